@@ -1,0 +1,45 @@
+# One environment, made from constraints.txt on the first call and left alone after it.
+# Any Python >= 3.11 will do: PYTHON=/path/to/python chooses one.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+WORKERS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test lint bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+
+run: $(VENV)/.installed-run ## train the main job; ARGS='experiment=digits_fast seed=1' changes it
+	$(BIN)/python -m runner $(ARGS)
+
+test: $(VENV)/.installed-test ## the whole suite in WORKERS processes; ARGS='-k time' chooses tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.installed-run ## what we claim, measured here
+	@set -e; for benchmark in benchmarks/[a-z]*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+
+clean: ## remove the environment and caches, keep outputs/
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed-run: EXTRAS :=
+$(VENV)/.installed-test: EXTRAS := [test]
+$(VENV)/.installed-dev: EXTRAS := [dev]
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found: install one, or say which with make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,67 @@
+"""What several algorithms do with a batch: reach its parts by key, replace them in a new one, read its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Key = int | str
+"""Where a part of a batch stands: an index of a tuple or list, or a key of a mapping."""
+
+IGNORED = -100  # the target that torch's own losses leave out
+
+
+def get_item(batch: Any, key: Key) -> Tensor:
+    """Return one tensor of a batch.
+
+    Raises:
+        TypeError: the batch has no parts, or the part is no tensor.
+    """
+    if not isinstance(batch, Mapping | tuple | list):
+        raise TypeError(f"part {key!r} of a batch of type {type(batch).__name__}: it must be (inputs, targets)")
+    item = batch[key]
+    if not isinstance(item, Tensor):
+        raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
+    return item
+
+
+def with_item(batch: Any, key: Key, value: Tensor) -> Any:
+    """Return a new batch of the same kind in which one part is replaced; the batch itself stays as it is."""
+    if isinstance(batch, Mapping):
+        return {**batch, key: value}
+    items = list(batch)
+    items[key] = value  # type: ignore[call-overload]
+    return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+
+
+def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
+    """Return targets as probabilities over classes, in the shape of the logits.
+
+    Targets of -100 become rows of zeros, and the others are scaled up so that a mean over all positions is the mean
+    over those that count, as in torch's own cross entropy. Nothing is read back from the device.
+
+    Args:
+        targets: class numbers (N, ...), or one-hot or probabilities (N, C, ...).
+        logits: (N, C, ...).
+
+    Returns:
+        (N, C, ...), in the logits' dtype, but at least float32.
+
+    Raises:
+        ValueError: the shapes do not belong together.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if targets.shape == logits.shape:
+        return targets.to(dtype)
+    if logits.ndim < 2 or targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} and {targets.dtype} do not belong to outputs of shape "
+            f"{tuple(logits.shape)}: give class numbers (N, ...) or probabilities (N, C, ...) for outputs (N, C, ...)"
+        )
+    counted = targets != IGNORED
+    ones = targets.numel() / counted.sum().clamp(min=1).to(dtype) * counted
+    index = targets.long().where(counted, 0).unsqueeze(1)
+    return torch.zeros(logits.shape, dtype=dtype, device=logits.device).scatter_(1, index, ones.unsqueeze(1))

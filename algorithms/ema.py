@@ -1,0 +1,161 @@
+"""EMA: evaluations and checkpoints see an exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner import Algorithm, Interval, Logger, State, Time, TimeUnit
+
+
+def smoothing_of(half_life: float, interval: float = 1.0) -> float:
+    """Return the factor that the old average keeps at an update, 2^(-interval / half_life), in [0, 1).
+
+    Args:
+        half_life: time after which a weight counts half, above 0.
+        interval: time between two updates, in the same unit.
+    """
+    return 2 ** -(interval / half_life)
+
+
+@torch.no_grad()
+def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothing: float) -> None:
+    """Set each average a to smoothing a + (1 - smoothing) v, in place, in one fused operation.
+
+    Args:
+        averages: floating-point tensors.
+        values: tensors of the same shapes, in the averages' precision or a lower one.
+        smoothing: in [0, 1).
+    """
+    values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
+    torch._foreach_lerp_(list(averages), values, 1 - smoothing)
+
+
+class EMA(Algorithm):
+    """Keeps an exponential moving average of parameters and floating-point buffers; other buffers are copied.
+
+    Training goes on with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, through
+    a context that puts the training weights back whatever happens inside. The average starts from the weights at
+    `start`; before that, evaluations see the training weights. Weights in 16 bits are averaged in 32, where a small
+    step is not rounded away.
+
+    Args:
+        half_life: time after which a weight counts half, in batches or epochs ('1000ba', '2ep'); None with `smoothing`.
+        smoothing: the factor that the old average keeps at an update, in [0, 1), in place of `half_life`.
+        start: when averaging begins, in any unit.
+        update_interval: time between two updates, in the unit of `half_life`; None: every batch, or every epoch when
+            the half life is in epochs.
+
+    Raises:
+        ValueError: not exactly one of `half_life` and `smoothing`; a value out of range; units that differ.
+
+    Evidence:
+        Strong for evaluation before the learning rate has decayed (Polyak and Juditsky 1992; Izmailov et al. 2018,
+        arXiv:1803.05407); small after a full decay.
+    """
+
+    conflicts_with = ("SWA", "LAWA", "ScheduleFree")
+
+    def __init__(
+        self,
+        half_life: str | Time | None = "1000ba",
+        smoothing: float | None = None,
+        start: str | Time = "0.0dur",
+        update_interval: str | Time | None = None,
+    ) -> None:
+        if (half_life is None) == (smoothing is None):
+            raise ValueError(
+                f"half_life={half_life!r} and smoothing={smoothing!r}: give exactly one, with the other set to None"
+            )
+        if smoothing is not None and not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing={smoothing!r}: must be a number from 0 to below 1")
+        life = None if half_life is None else _parse("half_life", half_life)
+        if update_interval is None:
+            update_interval = Time(1, TimeUnit.BATCH if life is None else life.unit)
+        interval = _parse("update_interval", update_interval)
+        if life is not None and life.unit is not interval.unit:
+            raise ValueError(f"update_interval={str(interval)!r}: must be in the unit of half_life={str(life)!r}")
+        self.half_life = half_life
+        self.start = Time.parse(start, "start")
+        self.update_interval = Interval(interval, "update_interval")
+        self.smoothing = smoothing_of(life.value, interval.value) if life is not None else smoothing or 0.0
+        self._average: dict[str, Tensor] = {}
+        self._live: dict[str, Tensor] = {}
+        self._floating: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._swapped = False
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        self._live = dict(chain(state.unwrapped_model.named_parameters(), state.unwrapped_model.named_buffers()))
+        if self._average:
+            if self._average.keys() != self._live.keys():
+                differing = sorted(self._average.keys() ^ self._live.keys())
+                raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
+            self._keep({name: self._average[name].to(live.device) for name, live in self._live.items()})
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if not self._average and state.progress.elapsed_in(self.start.unit) >= self.start.value:
+            self._keep({name: _copy_for_averaging(live) for name, live in self._live.items()})
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._update(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._update(state)
+
+    @contextmanager
+    def evaluation_weights(self, state: State) -> Iterator[None]:
+        if not self._average or self._swapped:
+            yield
+            return
+        live = list(self._live.values())
+        trained = [tensor.detach().clone() for tensor in live]
+        self._swapped = True
+        try:
+            _copy(live, list(self._average.values()))
+            yield
+        finally:
+            _copy(live, trained)
+            self._swapped = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self._average} if self._average else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._average = dict(state["average"])
+
+    def _update(self, state: State) -> None:
+        if self._average and state.is_due(self.update_interval):
+            update_average(*self._floating, self.smoothing)
+            _copy(*self._others)
+
+    def _keep(self, average: dict[str, Tensor]) -> None:
+        self._average = average
+        self._floating, self._others = ([], []), ([], [])
+        for name, live in self._live.items():
+            averages, values = self._floating if live.is_floating_point() else self._others
+            averages.append(average[name])
+            values.append(live)
+
+
+def _parse(name: str, value: str | Time) -> Time:
+    time = Time.parse(value, name)
+    if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
+        raise ValueError(f"{name}={str(time)!r}: must be batches or epochs, more than 0, such as '1000ba' or '2ep'")
+    return time
+
+
+def _copy_for_averaging(tensor: Tensor) -> Tensor:
+    wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(wide, copy=True)
+
+
+@torch.no_grad()
+def _copy(into: list[Tensor], values: list[Tensor]) -> None:
+    if into:
+        torch._foreach_copy_(into, values)

@@ -1,0 +1,71 @@
+"""Label smoothing: a little of each target's probability is spread over all classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from algorithms._batch import Key, class_probabilities, get_item, with_item
+from runner import Algorithm, Logger, State
+
+
+def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
+    """Return y (1 - s) + s / K for targets y over K classes.
+
+    Args:
+        targets: class numbers (N, ...), of which -100 is left out, or one-hot or probabilities (N, K, ...).
+        logits: (N, K, ...); gives the shape.
+        smoothing: s, in [0, 1].
+
+    Returns:
+        Probabilities (N, K, ...), at least float32.
+
+    Raises:
+        ValueError: the shapes of targets and logits do not belong together.
+    """
+    probabilities = class_probabilities(targets, logits)
+    # Each row keeps its sum, so that a target that is left out, a row of zeros, stays one.
+    return probabilities * (1 - smoothing) + probabilities.sum(dim=1, keepdim=True) * (smoothing / logits.shape[1])
+
+
+class LabelSmoothing(Algorithm):
+    """Trains on smoothed targets; metrics and everyone after the loss see the true ones.
+
+    The model's outputs must be logits (N, K, ...), and its loss must accept probabilities, as torch's cross entropy
+    does. With `MixUp` targets are mixed first and smoothed second, which is the same as the other way round, because
+    both are linear.
+
+    Args:
+        smoothing: share of the probability that is spread evenly over all classes, in [0, 1].
+        target_key: where the targets stand in a batch.
+
+    Raises:
+        ValueError: `smoothing` is out of range; while training, targets and outputs do not belong together.
+        TypeError: while training, the outputs are no tensor.
+
+    Evidence:
+        Strong for classification with enough epochs (Szegedy et al. 2016, arXiv:1512.00567; Müller et al. 2019,
+        arXiv:1906.02629); it can hurt distillation from the trained model.
+    """
+
+    runs_after = ("MixUp", "CutMix")
+
+    def __init__(self, smoothing: float = 0.1, target_key: Key = 1) -> None:
+        if not 0 <= smoothing <= 1:
+            raise ValueError(f"smoothing={smoothing!r}: must be a number from 0 to 1")
+        self.smoothing = smoothing
+        self.target_key = target_key
+        self._original: Any = None
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        if not isinstance(state.outputs, Tensor):
+            raise TypeError(
+                f"outputs of type {type(state.outputs).__name__}: LabelSmoothing needs a tensor (N, K, ...)"
+            )
+        self._original = state.microbatch
+        targets = smooth_labels(get_item(state.microbatch, self.target_key), state.outputs, self.smoothing)
+        state.microbatch = with_item(state.microbatch, self.target_key, targets)
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        state.microbatch, self._original = self._original, None

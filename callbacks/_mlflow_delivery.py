@@ -1,0 +1,180 @@
+"""The delivery of one run's spool to its MLflow store: in order, resumable at any line, each value exactly once."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from callbacks._mlflow_origin import origin_tags
+from callbacks._mlflow_spool import Sent, Spool, now_ms, read_entries, read_json, read_sent, try_lock, write_sent
+
+if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    from callbacks._mlflow_sink import RunSink
+
+SEND_INTERVAL = 1.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
+LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
+LONGEST_PAUSE = 60.0  # seconds between two attempts while the run trains
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Delivery:
+    """Sends what a spool holds, step by step, and the run's final status.
+
+    Args:
+        run_dir: the run's folder.
+        report: takes what the trainer is to know.
+        live: whether its trainer is this process's parent; otherwise the spool was left by an earlier one.
+
+    Raises:
+        FileNotFoundError: the folder holds no spool.
+        ValueError: its `run.json` cannot be read.
+    """
+
+    def __init__(self, run_dir: Path, report: Report, live: bool) -> None:
+        self.finished = False
+        self.complete = False
+        self._folder = run_dir / "mlflow"
+        self._spool = self._folder / "spool.jsonl"
+        self._order = read_json(self._folder / "run.json")
+        if not self._order:
+            raise FileNotFoundError(f"{run_dir} holds no mlflow/run.json: nothing was logged to MLflow there")
+        self._report: Report = lambda news: report({"run": str(run_dir), **news})
+        self._live = live
+        self._attempts = LAST_ATTEMPTS if live else 1
+        self._failures = 0
+        self._next_step = 0.0
+        self._lock: IO[bytes] | None = None
+        self._sent: Sent | None = None
+        self._sink: RunSink | None = None
+        self._monitor: SystemMetricsMonitor | None = None
+
+    def finish(self) -> None:
+        """Nothing more will come from the trainer, or there is no trainer any more: send the rest and stop."""
+        if self._live:
+            self._live = False
+            self._next_step = 0.0
+
+    def step(self) -> None:
+        """Send some of what there is, unless it is too early; never raises, but reports."""
+        if time.monotonic() < self._next_step:
+            return
+        try:
+            more = self._send()
+            self._failures = 0
+            self._next_step = time.monotonic() + (0.0 if more else SEND_INTERVAL)
+        except Exception as error:
+            traceback.print_exc()
+            self._failures += 1
+            self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
+            self._report({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
+            if not self._live and self._failures >= self._attempts:
+                self.stop()
+
+    def stop(self) -> None:
+        """Leave what is not sent yet to another writer."""
+        self._stop_watching()
+        if self._lock is not None:
+            self._lock.close()
+        self.finished = True
+        self._report({"stopped": True, "complete": self.complete})
+
+    def _send(self) -> bool:
+        """Send a chunk; whether there may be more."""
+        sink, sent = self._open()
+        entries = list(read_entries(self._spool, sent.offset))
+        for together, group in groupby(entries, key=lambda pair: pair[0] is not None and "m" in pair[0]):
+            chunk = list(group)
+            if together:
+                sink.send_metrics([entry for entry, _ in chunk if entry is not None])
+                self._mark(sent, len(chunk), chunk[-1][1], ended=False)
+                continue
+            for entry, end in chunk:
+                self._send_entry(sink, entry)
+                self._mark(sent, 1, end, ended=entry is not None and "status" in entry)
+                if entry is not None and "images" in entry:
+                    Path(entry["file"]).unlink(missing_ok=True)
+        if entries or self._live:
+            return bool(entries)
+        if not sent.ended:
+            return self._mark_failed()
+        Path(self._order["unsent"]).unlink(missing_ok=True)
+        self.complete = True
+        self.stop()
+        return False
+
+    def _open(self) -> tuple[RunSink, Sent]:
+        """The run, with the lock on its delivery."""
+        from callbacks._mlflow_sink import RunSink
+        from callbacks._mlflow_store import open_run
+
+        if self._lock is None:
+            self._lock = try_lock(self._folder / "writer.lock")
+            if self._lock is None:
+                raise BlockingIOError(f"another process is sending {self._spool}")
+        if self._sink is None or self._sent is None:
+            order = self._order
+            sent = read_sent(self._folder, order["tracking_uri"])
+            client, run = open_run(order, sent.run_id, lambda: origin_tags(order["command"], order["cwd"]))
+            if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
+                sent = Sent(order["tracking_uri"], run.info.run_id)
+                write_sent(self._folder, sent)
+            self._sent, self._sink = sent, RunSink(client, run, self._refuse)
+            self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "lines": sent.lines})
+        return self._sink, self._sent
+
+    def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
+        if entry is None:
+            self._refuse(f"a line of {self._spool} that was cut off is left out")
+            return
+        if "status" in entry:
+            self._stop_watching()
+        sink.send(entry)
+        if "start" in entry and self._live:
+            self._watch(sink.run_id)
+
+    def _mark(self, sent: Sent, lines: int, offset: int, ended: bool) -> None:
+        sent.lines, sent.offset, sent.ended = sent.lines + lines, offset, ended
+        write_sent(self._folder, sent)
+        self._report({"lines": sent.lines})
+
+    def _mark_failed(self) -> bool:
+        """Write the status of a trainer that ended without a word; whether there was such a one."""
+        spool = Spool(self._folder)
+        gone = spool.exclusive
+        if gone:
+            spool.append({"status": "FAILED", "t": now_ms()})
+        else:  # the run was resumed elsewhere: the writer of that trainer goes on
+            self.stop()
+        spool.close()
+        return gone
+
+    def _watch(self, run_id: str) -> None:
+        """Have MLflow's own monitor log the machine's load, until the run ends."""
+        interval = self._order["system_metrics_interval"]
+        if self._monitor is not None or not interval:
+            return
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            uri = self._order["tracking_uri"]
+            self._monitor = SystemMetricsMonitor(run_id, interval, resume_logging=True, tracking_uri=uri)
+            self._monitor.start()
+        except Exception as error:  # a driver that MLflow's probes do not expect must not keep the metrics away
+            self._refuse(f"system metrics are left out: {error}")
+
+    def _stop_watching(self) -> None:
+        if self._monitor is not None:
+            self._monitor.finish()
+            self._monitor = None
+
+    def _refuse(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._report({"refused": text})

@@ -1,0 +1,57 @@
+"""Where a run comes from: user, host, command, commit and versions, as tags of its MLflow run."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def origin_tags(command: Sequence[str], cwd: str) -> dict[str, str]:
+    """Return tags that MLflow's own `create_run` leaves out.
+
+    Args:
+        command: what the user typed, the interpreter first.
+        cwd: where it was typed; the commit is that of the repository around it.
+    """
+    command = [Path(command[0]).name, *command[1:]] if command else []
+    tags = {
+        "mlflow.source.name": shlex.join(command[1:]) or "python",
+        "mlflow.source.type": "LOCAL",
+        "command": shlex.join(command),
+        "host": platform.node(),
+        "python": platform.python_version(),
+    }
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):
+        pass  # a container may run under a number without a name
+    try:
+        tags["torch"] = version("torch")
+    except PackageNotFoundError:
+        pass  # a build from source that left no metadata
+    return tags | git_tags(cwd)
+
+
+def git_tags(cwd: str) -> dict[str, str]:
+    """Return commit, branch and whether tracked files differ from the commit; empty outside of a repository."""
+    try:
+        status = subprocess.run(
+            ["git", "--no-optional-locks", "-C", cwd, "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    heads = dict(line[2:].split(" ", 1) for line in status if line.startswith("# branch."))
+    return {
+        "mlflow.source.git.commit": heads["branch.oid"],
+        "mlflow.source.git.branch": heads["branch.head"],
+        "mlflow.source.git.dirty": str(any(not line.startswith("#") for line in status)).lower(),
+    }

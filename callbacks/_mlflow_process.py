@@ -1,0 +1,131 @@
+"""The trainer's side of the writer process: start it, name runs to it, hear how far it is. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+log = logging.getLogger("runner")
+
+# The folder of this very package comes first, because a `callbacks` folder where the user works would shadow it.
+_ROOT = str(Path(__file__).resolve().parent.parent)
+_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from callbacks._mlflow_writer import serve; serve()"
+
+
+class Progress:
+    """How far the writer is with one run, as far as it has said.
+
+    Args:
+        run_dir: the run's folder.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
+        self.lines = 0
+        """Lines of the spool that MLflow has."""
+        self.complete = False
+        """Whether MLflow has all of it, with the run's final status."""
+        self.stopped = threading.Event()
+        """Set when the writer does no more for this run: it is complete, was given up, or the writer ended."""
+        self._warned = False
+        self._refused = False
+
+    def update(self, report: dict[str, Any]) -> None:
+        """Take what the writer said about this run."""
+        for name in ("run_id", "experiment_id", "lines", "complete"):
+            setattr(self, name, report.get(name, getattr(self, name)))
+        if "error" in report:
+            self.warn(report["error"])
+        if "refused" in report and not self._refused:
+            self._refused = True
+            log.warning("MLflow: %s (any others are in %s)", report["refused"], self.run_dir / "mlflow" / "writer.log")
+        if report.get("stopped"):
+            self.stopped.set()
+
+    def warn(self, reason: str) -> None:
+        """Say once per run what is wrong and what to do."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "MLflow: %s. Training goes on; what is logged is kept in %s and sent when this works again, by the "
+                "next run, or by `python -m callbacks._mlflow_writer --sync %s`",
+                reason.strip().rstrip("."),
+                self.run_dir / "mlflow",
+                self.run_dir,
+            )
+
+
+class WriterProcess:
+    """A process that imports MLflow and sends spools; it outlives its trainer by the time to finish, at most a minute.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._runs: dict[str, Progress] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C reaches the trainer, which then says how the run ended
+        )
+        self.pid = self._process.pid
+        threading.Thread(target=self._listen, args=(self._process.stdout,), name="mlflow-writer", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as a child of this very process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def deliver(self, run_dir: Path) -> Progress:
+        """Have it send the spool of a run from now on."""
+        progress = self._runs[str(run_dir)] = Progress(run_dir)
+        self._tell(progress, "deliver")
+        return progress
+
+    def finish(self, progress: Progress) -> None:
+        """Have it send the rest at once: nothing will be added to the run's spool."""
+        self._tell(progress, "finish")
+
+    def _tell(self, progress: Progress, order: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({order: str(progress.run_dir)}) + "\n")
+        except OSError:
+            self._lose(progress)
+
+    def _listen(self, reports: IO[str]) -> None:
+        for line in reports:
+            report = json.loads(line)
+            self._runs[report["run"]].update(report)
+        for progress in list(self._runs.values()):
+            if not progress.stopped.is_set():
+                self._lose(progress)
+
+    def _lose(self, progress: Progress) -> None:
+        progress.warn("the process that sends to it has ended unexpectedly")
+        progress.stopped.set()
+
+
+_writer: WriterProcess | None = None
+
+
+def shared_writer() -> WriterProcess:
+    """The writer of this process, started when there is none; it serves one run after another."""
+    global _writer
+    if _writer is None or not _writer.alive:
+        _writer = WriterProcess()
+    return _writer

@@ -1,0 +1,139 @@
+"""Sends the entries of a spool to a run of MLflow, within its limits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+
+from callbacks._mlflow_limits import (
+    DATASET_NAME_LENGTH,
+    METRICS_PER_CALL,
+    PAIRS_PER_CALL,
+    PARAM_LENGTH,
+    TAG_LENGTH,
+    clean_key,
+    clean_path,
+    is_refusal,
+    shorten,
+)
+
+
+class RunSink:
+    """Sends the entries of a spool to one run.
+
+    SQL stores know a metric by (key, time, step, value): sent twice it is there once. A store that keeps no such key
+    may show the metrics of one call twice, when the writer was killed in that moment. Images have no key in any.
+
+    Args:
+        client: of the run's store.
+        run: the run.
+        refused: told about an entry that MLflow will never take, and that is therefore left out.
+    """
+
+    def __init__(self, client: MlflowClient, run: Run, refused: Callable[[str], None]) -> None:
+        self.run_id = run.info.run_id
+        self._client = client
+        self._refused = refused
+        self._params = dict(run.data.params)
+        self._tables: list[dict[str, str]] = json.loads(run.data.tags.get("mlflow.loggedArtifacts", "[]"))
+        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "start": self._start,
+            "params": self._log_params,
+            "tags": self._log_tags,
+            "artifact": lambda entry: client.log_artifact(self.run_id, entry["artifact"], entry["folder"]),
+            "text": lambda entry: client.log_text(self.run_id, entry["text"], entry["file"]),
+            "table": self._log_table,
+            "images": self._log_images,
+            "input": self._log_input,
+            "status": lambda entry: client.set_terminated(self.run_id, entry["status"], entry["t"]),
+        }
+
+    def send_metrics(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Send metrics in as few calls as MLflow allows."""
+        metrics = [Metric(clean_key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
+        for start in range(0, len(metrics), METRICS_PER_CALL):
+            batch = metrics[start : start + METRICS_PER_CALL]
+            try:
+                self._client.log_batch(self.run_id, metrics=batch)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                for metric in batch:
+                    self._attempt(f"metric {metric.key!r}", lambda one=metric: self._client.log_batch(self.run_id, [one]))
+
+    def send(self, entry: dict[str, Any]) -> None:
+        """Send an entry that is no metric.
+
+        Raises:
+            Exception: the store cannot be reached or written.
+        """
+        kind = next((kind for kind in self._handlers if kind in entry), None)
+        if kind is None:
+            self._refused(f"an entry of unknown kind {[*entry]} was left out")
+        else:
+            self._attempt(kind, lambda: self._handlers[kind](entry))
+
+    def _attempt(self, what: str, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self._refused(f"{what} was left out: {error}")
+
+    def _start(self, entry: dict[str, Any]) -> None:
+        self._client.update_run(self.run_id, status="RUNNING")
+
+    def _log_params(self, entry: dict[str, Any]) -> None:
+        new, changed = {}, {}
+        for key, value in entry["params"].items():
+            key, value = clean_key(key), shorten(value, PARAM_LENGTH)
+            if self._params.setdefault(key, value) == value:
+                new[key] = value
+            else:  # a parameter cannot change in MLflow
+                changed[f"param_changed.{key}"] = value
+        pairs = [Param(key, value) for key, value in new.items()]
+        for start in range(0, len(pairs), PAIRS_PER_CALL):
+            self._client.log_batch(self.run_id, params=pairs[start : start + PAIRS_PER_CALL])
+        if changed:
+            self._log_tags({"tags": changed})
+
+    def _log_tags(self, entry: dict[str, Any]) -> None:
+        tags = [RunTag(clean_key(key), shorten(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
+        for start in range(0, len(tags), PAIRS_PER_CALL):
+            self._client.log_batch(self.run_id, tags=tags[start : start + PAIRS_PER_CALL])
+
+    def _log_table(self, entry: dict[str, Any]) -> None:
+        file = f"tables/{clean_path(entry['table'])}.json"
+        # Not log_table, which appends to what an earlier call left, and imports pandas.
+        self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": entry["rows"]}), file)
+        if {"path": file, "type": "table"} not in self._tables:
+            self._tables.append({"path": file, "type": "table"})
+            self._client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps(self._tables))
+
+    def _log_images(self, entry: dict[str, Any]) -> None:
+        from callbacks._mlflow_images import read_images
+
+        images = read_images(Path(entry["file"]), entry["captions"])
+        for index, image in enumerate(images):
+            key = clean_path(entry["images"]) + (f"/{index:02d}" if len(images) > 1 else "")
+            self._client.log_image(self.run_id, image, key=key, step=entry["s"], timestamp=entry["t"])
+
+    def _log_input(self, entry: dict[str, Any]) -> None:
+        described = entry["input"]
+        digest = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=4).hexdigest()
+        dataset = Dataset(
+            name=shorten(described["name"], DATASET_NAME_LENGTH),
+            digest=digest,
+            source_type="code",
+            source=json.dumps({"tags": described["source"]}),
+            profile=json.dumps(described["profile"]),
+        )
+        context = InputTag("mlflow.data.context", described["context"])
+        self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])

@@ -1,0 +1,181 @@
+"""The spool of a run: JSON lines that the trainer appends and the writer process sends. Standard library only.
+
+`<run folder>/mlflow/` holds `spool.jsonl` (the truth), `run.json` (where it goes), `sent.json` (how much of it is
+there), `writer.log`, and the images that were not sent yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+CHUNK = 1 << 20  # bytes of spool that are read, sent and marked as sent together
+
+
+@dataclass
+class Sent:
+    """How much of a spool a store holds; written after each successful send."""
+
+    tracking_uri: str
+    run_id: str | None = None
+    offset: int = 0
+    lines: int = 0
+    ended: bool = False
+    """Whether the last entry sent was a final status."""
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, as MLflow counts."""
+    return time.time_ns() // 1_000_000
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file at once, readable by its owner only: an address of a store may hold a password."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_sent(folder: Path, tracking_uri: str) -> Sent:
+    """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store."""
+    saved = read_json(folder / "sent.json")
+    return Sent(**saved) if saved.get("tracking_uri") == tracking_uri else Sent(tracking_uri)
+
+
+def write_sent(folder: Path, sent: Sent) -> None:
+    """Keep what was sent, so that another writer can go on from there."""
+    write_json(folder / "sent.json", asdict(sent))
+
+
+def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield the complete lines after `offset`, about `limit` bytes of them, each with the offset of its end.
+
+    A line that is no JSON object (a write that was cut off) comes as None.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        end = offset
+        while (limit is None or end - offset < limit) and (line := file.readline()).endswith(b"\n"):
+            end += len(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = None
+            yield (entry if isinstance(entry, dict) else None), end
+
+
+def try_lock(path: Path) -> IO[bytes] | None:
+    """A file that is locked until it is closed or this process ends; None when another process holds the lock.
+
+    The lock is POSIX's, which forked data loader workers do not inherit.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        return None
+    except OSError:
+        pass  # a file system without locks: two writers of one run are then kept apart by nothing but habit
+    return file
+
+
+class Spool:
+    """The trainer's end of a spool, safe to use from several threads.
+
+    Args:
+        folder: made when it does not exist.
+
+    Raises:
+        OSError: the folder or the file cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "spool.jsonl"
+        self._alive = try_lock(folder / "trainer.lock")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = threading.Lock()
+        self._inherited = os.fstat(self._fd).st_size
+        self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
+        self._written: dict[int, frozenset[str]] | None = None
+        with self.path.open("rb") as file:
+            self.lines = sum(block.count(b"\n") for block in iter(lambda: file.read(CHUNK), b""))
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other trainer writes to it."""
+        return self._alive is not None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier session wrote to it."""
+        return self._inherited > 0
+
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Add entries with one write.
+
+        Raises:
+            OSError: the disk is full, or the spool is closed.
+        """
+        data = "".join(json.dumps(entry, separators=(",", ":"), default=str) + "\n" for entry in entries).encode()
+        with self._lock:
+            data = b"\n" + data if self._torn else data
+            written = os.write(self._fd, data)
+            self._torn = written < len(data)
+            self.lines += data[:written].count(b"\n")
+        if written < len(data):
+            raise OSError(f"only {written} of {len(data)} bytes could be written to {self.path}")
+
+    def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
+        """Add metrics, each with its step and its time in seconds, without those that an earlier session wrote.
+
+        A resumed run trains the batches since its checkpoint again: their keys and steps are here already.
+        """
+        entries = []
+        for metrics, step, seconds in records:
+            if self._inherited:
+                if self._written is None:
+                    self._written = self._read_written(step)
+                known = self._written.get(step, frozenset())
+                metrics = {key: value for key, value in metrics.items() if key not in known}
+            if metrics:
+                entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
+        if entries:
+            self.append(*entries)
+
+    def close(self) -> None:
+        """Close it and say so to other processes."""
+        with self._lock:
+            os.close(self._fd)
+            self._fd = -1
+            if self._alive is not None:
+                self._alive.close()
+
+    def _read_written(self, first_step: int) -> dict[int, frozenset[str]]:
+        """The keys that an earlier session wrote, by step, from a step on."""
+        written: dict[int, frozenset[str]] = {}
+        shared: dict[frozenset[str], frozenset[str]] = {}  # most steps have the same keys: one set serves them all
+        for entry, end in read_entries(self.path, limit=None):
+            if end > self._inherited:
+                break
+            if entry is not None and "m" in entry and entry["s"] >= first_step:
+                keys = written.get(entry["s"], frozenset()).union(entry["m"])
+                written[entry["s"]] = shared.setdefault(keys, keys)
+        return written

@@ -1,0 +1,100 @@
+"""Opens MLflow stores, experiments and runs, so that several processes may do it at once."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow.exceptions
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from callbacks._mlflow_limits import TAG_LENGTH, shorten
+
+LOCK_TIMEOUT = 60.0  # seconds
+
+_clients: dict[str, MlflowClient] = {}
+
+
+@contextmanager
+def store_lock(tracking_uri: str) -> Iterator[None]:
+    """Keeps other writers from making the same SQLite store at the same time, which breaks its schema migration.
+
+    Raises:
+        TimeoutError: another process holds it for a minute.
+    """
+    if not tracking_uri.startswith("sqlite:///"):
+        yield
+        return
+    path = Path(tracking_uri.removeprefix("sqlite:///") + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s") from None
+                time.sleep(0.05)
+        yield
+
+
+def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
+    """A client of the run's store, and the id of its experiment; both are made when they do not exist."""
+    uri, name = order["tracking_uri"], order["experiment_name"]
+    with store_lock(uri):
+        client = _clients[uri] if uri in _clients else MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            try:
+                experiment_id = client.create_experiment(name, artifact_location=order["artifact_location"])
+            except mlflow.exceptions.MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = client.get_experiment_by_name(name)  # of another machine, a moment ago
+                if experiment is None:
+                    raise
+    _clients[uri] = client  # only once it has worked
+    return client, experiment_id if experiment is None else experiment.experiment_id
+
+
+def open_run(order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]]) -> tuple[MlflowClient, Run]:
+    """A client, and the run of a spool, made when it does not exist.
+
+    A run that this spool has is found again by its `runner.spool` tag, so that a writer killed right after making it
+    leaves no second one; a deleted one is restored.
+
+    Args:
+        order: where the run goes.
+        run_id: the run's id, when it is known.
+        tags: computes the tags of a new run.
+    """
+    client, experiment_id = open_experiment(order)
+    run = None
+    if run_id is not None:
+        try:
+            run = client.get_run(run_id)
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    if run is None:
+        found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{order['spool']}'", max_results=1)
+        run = found[0] if found else None
+    if run is not None:
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run.info.run_id)
+        return client, run
+    marked = {**tags(), "runner.spool": order["spool"]}
+    run = client.create_run(
+        experiment_id,
+        start_time=order["start_time"],
+        run_name=order["run_name"],
+        tags={key: shorten(value, TAG_LENGTH) for key, value in marked.items()},
+    )
+    return client, run

@@ -1,0 +1,99 @@
+"""An experiment runner for PyTorch: an event engine, callbacks that watch, algorithms that change training."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.checkpoint import capture, save_checkpoint
+    from runner.checkpoint_files import discard, is_complete, write_checkpoint
+    from runner.destination import LoggerDestination, Record
+    from runner.distributed import get_global_rank, get_local_rank, get_world_size
+    from runner.engine import Engine, evaluation_weights
+    from runner.evaluator import Evaluator
+    from runner.event import Event
+    from runner.hooks import Algorithm, Callback
+    from runner.logger import Logger
+    from runner.model import ClassificationModel, LanguageModel, Model
+    from runner.randomness import stream_seed
+    from runner.state import Batch, State
+    from runner.time import Interval, Time, Timestamp, TimeUnit
+    from runner.trainer import Trainer
+
+__version__ = "0.1.0"
+
+# Loaded on first use: importing `runner` must stay cheap for `--help`, config errors and helper processes.
+_MODULES = {
+    "Algorithm": "hooks",
+    "Batch": "state",
+    "Callback": "hooks",
+    "ClassificationModel": "model",
+    "Engine": "engine",
+    "Evaluator": "evaluator",
+    "Event": "event",
+    "Interval": "time",
+    "LanguageModel": "model",
+    "Logger": "logger",
+    "LoggerDestination": "destination",
+    "Model": "model",
+    "Record": "destination",
+    "State": "state",
+    "Time": "time",
+    "TimeUnit": "time",
+    "Timestamp": "time",
+    "Trainer": "trainer",
+    "capture": "checkpoint",
+    "evaluation_weights": "engine",
+    "get_global_rank": "distributed",
+    "get_local_rank": "distributed",
+    "get_world_size": "distributed",
+    "discard": "checkpoint_files",
+    "is_complete": "checkpoint_files",
+    "save_checkpoint": "checkpoint",
+    "stream_seed": "randomness",
+    "write_checkpoint": "checkpoint_files",
+}
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Callback",
+    "ClassificationModel",
+    "Engine",
+    "Evaluator",
+    "Event",
+    "Interval",
+    "LanguageModel",
+    "Logger",
+    "LoggerDestination",
+    "Model",
+    "Record",
+    "State",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "Trainer",
+    "capture",
+    "discard",
+    "evaluation_weights",
+    "get_global_rank",
+    "get_local_rank",
+    "get_world_size",
+    "is_complete",
+    "save_checkpoint",
+    "stream_seed",
+    "write_checkpoint",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value = getattr(importlib.import_module(f"runner.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'runner' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

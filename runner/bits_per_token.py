@@ -1,0 +1,57 @@
+"""A metric for language models: the mean cross entropy in bits. Importing this file imports torchmetrics."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runner.torchmetrics_import import import_torchmetrics
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+else:
+    Metric = import_torchmetrics().Metric
+
+
+class BitsPerToken(Metric):
+    """The cross entropy of the targets under the model, in bits per target token; lower is better.
+
+    The mean is over all valid targets of all updates and all ranks, however they were split into batches. When the
+    vocabulary is the 256 bytes, this is the number of bits per byte. It is NaN before the first valid target.
+
+    Args:
+        ignore_index: targets with this value do not count.
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    is_differentiable = False
+
+    bits: Tensor
+    tokens: Tensor
+
+    def __init__(self, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.add_state("bits", default=torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("tokens", default=torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Adds one batch; nothing is read back from the device.
+
+        Args:
+            logits: scores before the softmax, ``(..., V)`` for a vocabulary of V tokens.
+            targets: token numbers in [0, V) or ``ignore_index``, ``(...)``.
+        """
+        logits = logits.reshape(-1, logits.shape[-1]).float()
+        nats = F.cross_entropy(logits, targets.reshape(-1), ignore_index=self.ignore_index, reduction="sum")
+        self.bits += nats / math.log(2)
+        self.tokens += (targets != self.ignore_index).sum()
+
+    def compute(self) -> Tensor:
+        """Returns the bits per target token over all updates and ranks, a 0-dim float tensor."""
+        return self.bits / self.tokens

@@ -1,0 +1,190 @@
+"""Checkpoints: what is in one, and how a run takes it back.
+
+A checkpoint is a folder:
+
+- `model.pt`: the weights that an evaluation measures (under an averaging algorithm, the average).
+- `state.pt`: everything else that a resumed run needs; under an averaging algorithm also the weights in training.
+- `manifest.json`: sizes and SHA-256 of both, and where training stood. A folder without a valid one is never used.
+
+All of it is tensors, numbers, strings, lists and dicts, and is loaded with `weights_only=True`: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runner.batch import map_tensors
+from runner.checkpoint_files import Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.distributed import get_global_rank, get_world_size
+from runner.engine import evaluation_weights
+from runner.hooks import Algorithm, Hooks
+from runner.state import State
+from runner.time import Timestamp
+
+log = logging.getLogger("runner")
+
+
+def save_checkpoint(state: State, path: str | Path, weights_only: bool = False) -> None:
+    """Write a checkpoint folder at `path`, complete or not at all. Call it on all ranks; rank 0 writes.
+
+    Args:
+        state: the run, between batches.
+        path: the folder to be; an existing one is replaced once the new one is complete.
+        weights_only: leave out `state.pt`: enough to evaluate and to start from, not to resume.
+
+    Raises:
+        OSError: the disk is full or the folder read-only; nothing is left under `path`.
+    """
+    write_checkpoint(capture(state, weights_only, copy=False), path)
+
+
+def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snapshot | None:
+    """Return what a checkpoint will hold, on the CPU; None on ranks other than 0. Call it on all ranks.
+
+    Args:
+        state: the run, between batches.
+        weights_only: leave out what only a resumed run needs.
+        copy: copy tensors, so that training may go on while they are written.
+    """
+    metrics = _metric_states(state)
+    if get_global_rank() != 0:
+        return None
+
+    def keep(value: Any) -> Any:
+        return map_tensors(value, lambda tensor: _to_cpu(tensor, copy))
+
+    averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
+    with evaluation_weights(state):
+        # Tensors that an average is swapped into for the moment must be copied before they are swapped back.
+        weights = map_tensors(
+            dict(state.unwrapped_model.state_dict()), lambda tensor: _to_cpu(tensor, copy or averaged)
+        )
+    snapshot: Snapshot = {"timestamp": state.timestamp.state_dict(), "model.pt": weights}
+    if weights_only:
+        return snapshot
+    snapshot["state.pt"] = keep(
+        {
+            "timestamp": state.timestamp.state_dict(),
+            "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
+            "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
+            "scaler": state.scaler.state_dict() if state.scaler is not None else None,
+            "algorithms": _states(state.algorithms),
+            "callbacks": _states([*state.callbacks, *state.loggers]),
+            "train_metrics": metrics,
+            "train_metric_values": state.train_metric_values,
+            "eval_metric_values": state.eval_metric_values,
+            "microbatch_size": state.microbatch_size,
+            "seed": state.rank_zero_seed,
+            "run_name": state.run_name,
+            "world_size": get_world_size(),
+        }
+    )
+    return snapshot
+
+
+def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
+    """Load the weights that a checkpoint's evaluations measured into the model.
+
+    Args:
+        state: the run; only the model is changed.
+        path: a checkpoint's or a run's folder.
+        strict: raise where names differ; otherwise load those that match and warn.
+
+    Raises:
+        ValueError: names or shapes differ; all of them are listed.
+        FileNotFoundError: there is no checkpoint.
+    """
+    weights = read_file(find_checkpoint(path), "model.pt")
+    own = state.unwrapped_model.state_dict()
+    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{k} {tuple(weights[k].shape)} into {tuple(own[k].shape)}"
+        for k in own.keys() & weights.keys()
+        if own[k].shape != weights[k].shape
+    ]
+    if shapes or (strict and (missing or unexpected)):
+        raise ValueError(
+            f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, of other shape {shapes}"
+        )
+    if missing or unexpected:
+        log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
+    state.unwrapped_model.load_state_dict(weights, strict=False)
+
+
+def restore(state: State, path: str | Path) -> None:
+    """Take back everything that a checkpoint holds, so that training goes on as if it had not stopped.
+
+    Raises:
+        ValueError: the checkpoint is of another experiment: other optimizers, weights, or only weights.
+        FileNotFoundError: there is no checkpoint.
+    """
+    path = find_checkpoint(path)
+    if not (path / "state.pt").exists():
+        raise ValueError(
+            f"checkpoint {str(path)!r} holds weights only: start from it with load_path, it cannot be resumed"
+        )
+    saved = read_file(path, "state.pt")
+    if saved["model"] is None:
+        load_weights(state, path)
+    else:
+        state.unwrapped_model.load_state_dict(saved["model"])
+    for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
+        if len(saved[kind]) != len(own):
+            raise ValueError(
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run {len(own)}: resume with the same"
+            )
+        for one, its in zip(own, saved[kind], strict=True):
+            one.load_state_dict(its)
+    if state.scaler is not None and saved["scaler"] is not None:
+        state.scaler.load_state_dict(saved["scaler"])
+    _load_states(state.algorithms, saved["algorithms"])
+    _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
+    _load_metric_states(state, saved["train_metrics"])
+    state.timestamp = state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
+    state.train_metric_values = saved["train_metric_values"]
+    state.eval_metric_values = saved["eval_metric_values"]
+    if state.auto_microbatching:
+        state.microbatch_size = saved["microbatch_size"]
+
+
+def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _states(hooks: Any) -> dict[str, Any]:
+    states = {one.config_key: one.state_dict() for one in hooks}
+    return {key: value for key, value in states.items() if value}
+
+
+def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:
+    for one in hooks:
+        if one.config_key in saved:
+            one.load_state_dict(saved[one.config_key])
+
+
+def _metric_states(state: State) -> dict[str, Any]:
+    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
+    states = {}
+    for name, metric in state.train_metrics.items():
+        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
+        if shared:
+            metric.sync()
+        states[name] = {key: value.clone() for key, value in metric.state_dict().items()}
+        if shared:
+            metric.unsync()
+    return states
+
+
+def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
+    """Give the accumulators of all ranks to rank 0; the others start from nothing."""
+    for name, metric in state.train_metrics.items():
+        if name in saved and get_global_rank() == 0:
+            metric.load_state_dict(saved[name])
+            metric._update_count = 1  # accumulators count as updated: compute() must not warn that they are not

@@ -1,0 +1,172 @@
+"""Checkpoints on disk: written so that a complete one can be told from a torn one, and never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+log = logging.getLogger("runner")
+
+FORMAT = 1
+Snapshot = dict[str, Any]
+"""Content by file name, and under 'timestamp' where training stood."""
+
+
+def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
+    """Write what `capture` returned; on ranks other than 0, where that is None, nothing is done.
+
+    Files go to a hidden folder beside `path`, are synced, and appear under `path` by one rename.
+
+    Raises:
+        OSError: the disk is full or the folder read-only; nothing is left under `path`.
+    """
+    if snapshot is None:
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        files = {
+            name: _write_file(partial / name, content) for name, content in snapshot.items() if name.endswith(".pt")
+        }
+        manifest = {"format": FORMAT, "timestamp": snapshot["timestamp"], "torch": torch.__version__, "files": files}
+        with (partial / "manifest.json").open("w") as file:
+            json.dump(manifest, file, indent=1)
+            _sync(file)
+        _sync_folder(partial)
+        _replace(path, partial)
+        _sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _replace(path: Path, by: Path) -> None:
+    if not path.exists():
+        os.rename(by, path)
+        return
+    old = path.parent / f".{path.name}.discarded-{os.getpid()}"
+    os.rename(path, old)
+    os.rename(by, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint folder so that no half of it is ever seen under its name."""
+    hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def verify(path: str | Path) -> str | None:
+    """Return why a folder is no complete checkpoint, or None if it is one: its manifest holds, file by file."""
+    path = Path(path)
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        for name, facts in manifest["files"].items():
+            if (path / name).stat().st_size != facts["size"]:
+                return f"{name} has another size than its manifest says"
+            with (path / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+                    return f"{name} was altered: its SHA-256 differs from its manifest's"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its manifest cannot be read ({error})"
+    return None
+
+
+def is_complete(path: str | Path) -> bool:
+    """Return whether a folder is a complete, unaltered checkpoint."""
+    return verify(path) is None
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return the checkpoint to use: `path` itself, or the newest complete one in a run's folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: `path` is a checkpoint that is torn or altered.
+    """
+    path = Path(path)
+    if (path / "manifest.json").exists():
+        fault = verify(path)
+        if fault is not None:
+            raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
+        return path.resolve()
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = {one.resolve() for one in folder.glob("*/manifest.json")} if folder.is_dir() else set()
+    for one in sorted(found, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+        fault = verify(one.parent)
+        if fault is None:
+            return one.parent
+        log.warning("checkpoint %s is not used: %s", one.parent, fault)
+    raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
+
+
+def read_file(path: str | Path, name: str) -> Any:
+    """Return a file of a checkpoint, tensors on the CPU.
+
+    Raises:
+        ValueError: it holds more than tensors, numbers, strings, lists and dicts.
+    """
+    try:
+        return torch.load(Path(path) / name, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{Path(path) / name} holds objects that would have to be unpickled, which could run code: refused. {error}"
+        ) from None
+
+
+class _HashingFile:
+    """A file that hashes what is written to it and remembers the OSError that torch.save would turn into another."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self.digest.update(data)
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_file(path: Path, content: Any) -> dict[str, Any]:
+    with path.open("wb") as raw:
+        file = _HashingFile(raw)
+        try:
+            torch.save(content, file)  # type: ignore[arg-type]
+            _sync(raw)
+        except Exception as error:
+            raise (file.error or error) from None
+        return {"size": raw.tell(), "sha256": file.digest.hexdigest()}
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

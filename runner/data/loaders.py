@@ -1,0 +1,244 @@
+"""Data loaders that start at any batch of any epoch, and give the same batches however many processes share them."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from runner.data.order import SampleOrder, derive_seed
+
+
+class OrderedLoader:
+    """What the loaders here share: a :class:`SampleOrder`, and the position at which the next iteration starts.
+
+    Every ``iter()`` runs to the end of one epoch; without a :meth:`seek` in between, the next one starts the epoch
+    after it.
+
+    Attributes:
+        order: says which samples make up each batch, and how many of them count.
+    """
+
+    def __init__(self, order: SampleOrder) -> None:
+        self.order = order
+        self._next = (0, 0)
+
+    def __len__(self) -> int:
+        """Returns the number of batches in an epoch, the same on all ranks."""
+        return len(self.order)
+
+    def seek(self, epoch: int, batch: int = 0) -> None:
+        """Makes the next ``iter()`` start at a batch of an epoch; nothing before it is read.
+
+        Args:
+            epoch: at least 0.
+            batch: number of the batch within the epoch, in [0, ``len(loader)``]; the last of these is an empty rest.
+
+        Raises:
+            ValueError: an epoch or a batch out of range.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch!r} must be at least 0")
+        if not 0 <= batch <= len(self.order):
+            raise ValueError(f"batch={batch!r} must be between 0 and {len(self.order)}, the number of batches an epoch")
+        self._next = (epoch, batch)
+
+    def _start(self) -> tuple[int, int]:
+        """Returns the (epoch, batch) to start at now, and moves on to the next epoch."""
+        epoch, batch = self._next
+        self._next = (epoch + 1, 0)
+        return epoch, batch
+
+
+class TensorLoader(OrderedLoader):
+    """Batches of data that lies in memory as tensors, on one device.
+
+    A batch is the tuple of what was picked from each tensor, or the bare tensor when there is only one. Without
+    shuffling it is a view of the data, not a copy: do not write into it.
+
+    Args:
+        *tensors: at least one, all of the same first dimension, the samples.
+        batch_size: samples in a global batch, all ranks together.
+        shuffle: whether each epoch has an order of its own.
+        drop_last: whether an incomplete last batch is left out.
+        seed: of the order, at least 0.
+        transform: ``transform(batch)`` -> what is yielded in its place; None is the batch itself.
+        rank: this process's number; None is the environment's ``RANK``, or 0.
+        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+
+    Raises:
+        ValueError: no tensor, tensors of different length, and all that :class:`SampleOrder` refuses.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool = False,
+        seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if not tensors or any(tensor.dim() == 0 for tensor in tensors):
+            raise ValueError(f"tensors={tensors!r}: give at least one tensor, with the samples along dimension 0")
+        lengths = [len(tensor) for tensor in tensors]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the tensors have {lengths!r} samples: they must all have the same number")
+        super().__init__(SampleOrder(lengths[0], batch_size, shuffle, drop_last, seed, rank, world_size))
+        self.tensors = tensors
+        self.transform = transform
+
+    def to(self, device: torch.device | str) -> TensorLoader:
+        """Moves the data to a device and returns this loader."""
+        self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        return self._batches(*self._start())
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        order, tensors, transform = self.order, self.tensors, self.transform
+        single = tensors[0] if len(tensors) == 1 else None
+        permutation = order.permutation(epoch).to(tensors[0].device) if order.shuffle else None
+        for number in range(first, len(order)):
+            start, stop = order.span(number)
+            if permutation is None:
+                batch = single[start:stop] if single is not None else tuple([t[start:stop] for t in tensors])
+            else:
+                index = permutation[start:stop]
+                if single is not None:
+                    batch = single.index_select(0, index)
+                else:
+                    batch = tuple([t.index_select(0, index) for t in tensors])
+            yield batch if transform is None else transform(batch)
+
+
+class DatasetLoader(OrderedLoader):
+    """Batches of a map-style data set that is read sample by sample, by worker processes if asked.
+
+    The reading is done by torchdata's ``StatefulDataLoader``; which samples, and when, is said by a
+    :class:`SampleOrder`. Reading starts exactly where :meth:`seek` points, for any number of workers.
+
+    Random augmentation is exact: before each sample is read, the generators of ``random``, ``numpy.random`` and torch's
+    CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
+    for any number of workers and ranks and after any resume, and reading it changes no other random number.
+
+    Args:
+        dataset: has ``len(dataset)`` and ``dataset[i]``.
+        batch_size: samples in a global batch, all ranks together.
+        shuffle: whether each epoch has an order of its own.
+        drop_last: whether an incomplete last batch is left out.
+        seed: of the order and of the augmentation, at least 0.
+        num_workers: processes that read on each rank; 0 reads in this process.
+        collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
+        rank: this process's number; None is the environment's ``RANK``, or 0.
+        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+        **loader_options: for ``StatefulDataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
+
+    Raises:
+        TypeError: an iterable-style data set, or an option that the order decides.
+        ValueError: what :class:`SampleOrder` or ``StatefulDataLoader`` refuses.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **loader_options: Any,
+    ) -> None:
+        from torchdata.stateful_dataloader import StatefulDataLoader  # costs a fifth of a second
+
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise TypeError(f"dataset={dataset!r} must have a length and be indexed by sample: dataset[i]")
+        decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
+        if decided:
+            raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
+        super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size))
+        self.dataset = dataset
+        self._keys = _BatchKeys(self.order)
+        with warnings.catch_warnings():
+            # torchdata 0.11 calls it whenever a loader is made, and users can do nothing about it.
+            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+            self._loader = StatefulDataLoader(
+                _SeededBatches(dataset, collate_fn or default_collate, seed),
+                batch_size=None,  # one item of _SeededBatches is a whole batch
+                sampler=self._keys,
+                num_workers=num_workers,
+                collate_fn=_unchanged,
+                # A generator of its own: the default would draw from torch's global one at every epoch.
+                generator=torch.Generator().manual_seed(seed),
+                **loader_options,
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        self._keys.start = self._start()
+        return iter(self._loader)
+
+
+class _BatchKeys:
+    """Says which batches are read in an iteration: (epoch, sample numbers) for each, from ``start`` on."""
+
+    def __init__(self, order: SampleOrder) -> None:
+        self.order = order
+        self.start: tuple[int, int] = (0, 0)  # (epoch, batch)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        epoch, first = self.start
+        for number in range(first, len(self.order)):
+            yield epoch, self.order.indices(epoch, number).tolist()
+
+
+class _SeededBatches(Dataset[Any]):
+    """Reads whole batches of a data set, each sample with generators seeded for it."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
+        epoch, indices = key
+        states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+        try:
+            return self.collate_fn([self._sample(epoch, index) for index in indices])
+        finally:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
+            torch.default_generator.set_state(states[2])
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        seed = derive_seed("sample", self.seed, epoch, index)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        # torch.manual_seed would also reseed every accelerator.
+        torch.default_generator.manual_seed(seed)
+        return self.dataset[index]
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,155 @@
+"""The order in which samples are seen, and who sees which: a function of (seed, epoch) alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+from torch import Tensor
+
+
+class SampleOrder:
+    """Says which samples make up each batch of each epoch, on each rank.
+
+    The order of an epoch depends on the seed and the epoch's number only: it is the same for any number of ranks and
+    workers, and any batch can be reached without going through those before it. Each rank takes a contiguous share of
+    every global batch; the shares differ by at most one sample, and one after another they are the global batch. So
+    each sample is seen exactly once in an epoch, or at most once with ``drop_last``.
+
+    A rank whose share is empty (an uneven last batch with fewer samples than ranks) is given the batch's first sample,
+    so that all ranks run the same number of steps; :meth:`counts` says 0 for it.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples in a global batch, all ranks together.
+        shuffle: whether each epoch has an order of its own; otherwise it is 0, 1, 2, ...
+        drop_last: whether an incomplete last batch is left out.
+        seed: at least 0.
+        rank: this process's number; None is the environment's ``RANK``, or 0.
+        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+
+    Raises:
+        TypeError: a number that is no integer.
+        ValueError: a number out of range, or a data set without a single batch.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        rank = _from_environment("RANK", 0) if rank is None else rank
+        world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
+        if num_samples == 0:
+            raise ValueError("num_samples=0: the data set is empty")
+        _require_int("num_samples", num_samples, 1)
+        _require_int("batch_size", batch_size, 1)
+        _require_int("seed", seed, 0)
+        _require_int("world_size", world_size, 1)
+        _require_int("rank", rank, 0)
+        if rank >= world_size:
+            raise ValueError(f"rank={rank!r} must be less than world_size={world_size!r}: ranks count from 0")
+        if drop_last and num_samples < batch_size:
+            raise ValueError(
+                f"batch_size={batch_size!r} with drop_last=True leaves no batch of num_samples={num_samples!r}: "
+                "lower batch_size, or set drop_last=False"
+            )
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self._num_batches = num_samples // batch_size if drop_last else -(-num_samples // batch_size)
+        self._epoch: int | None = None
+        self._permutation = torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        """Returns the number of batches in an epoch, the same on all ranks."""
+        return self._num_batches
+
+    def permutation(self, epoch: int) -> Tensor:
+        """Returns the whole order of an epoch: sample numbers ``(num_samples,)``, int64, on the CPU, all ranks'.
+
+        Raises:
+            ValueError: a negative epoch.
+        """
+        if epoch != self._epoch:
+            _require_int("epoch", epoch, 0)
+            if not self.shuffle:
+                self._permutation = torch.arange(self.num_samples)
+            else:
+                generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+                self._permutation = torch.randperm(self.num_samples, generator=generator)
+            self._epoch = epoch
+        return self._permutation
+
+    def span(self, batch: int) -> tuple[int, int]:
+        """Returns where this rank's share of a batch lies in the epoch's order: first position, and one past the last.
+
+        An empty share gives the batch's first position.
+
+        Raises:
+            IndexError: no batch of that number.
+        """
+        first, size = self._global_batch(batch)
+        start = first + size * self.rank // self.world_size
+        stop = first + size * (self.rank + 1) // self.world_size
+        return (start, stop) if stop > start else (first, first + 1)
+
+    def indices(self, epoch: int, batch: int) -> Tensor:
+        """Returns this rank's samples of a batch ``(n,)``, int64, n at least 1.
+
+        Args:
+            epoch: at least 0.
+            batch: number of the batch within the epoch, in [0, ``len(order)``).
+
+        Raises:
+            ValueError: a negative epoch.
+            IndexError: no batch of that number.
+        """
+        start, stop = self.span(batch)
+        return self.permutation(epoch)[start:stop]
+
+    def counts(self, batch: int) -> tuple[int, int]:
+        """Returns how many samples of a batch count on this rank, and how many on all ranks together.
+
+        Raises:
+            IndexError: no batch of that number.
+        """
+        _, size = self._global_batch(batch)
+        return size * (self.rank + 1) // self.world_size - size * self.rank // self.world_size, size
+
+    def _global_batch(self, batch: int) -> tuple[int, int]:
+        if not 0 <= batch < self._num_batches:
+            raise IndexError(f"batch={batch!r} is out of range: an epoch has batches 0 to {self._num_batches - 1}")
+        first = batch * self.batch_size
+        return first, min(self.batch_size, self.num_samples - first)
+
+
+def derive_seed(name: str, *numbers: int) -> int:
+    """Returns a seed in [0, 2**63) of its own for each name and tuple of numbers, the same on every machine."""
+    text = f"{name}:{':'.join(map(str, numbers))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} in the environment must be an integer") from None
+
+
+def _require_int(name: str, value: int, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name}={value!r} must be at least {minimum}")

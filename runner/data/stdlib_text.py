@@ -1,0 +1,85 @@
+"""A language modelling text that every Python has: the bytes of the standard library's own sources."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runner.data.loaders import TensorLoader
+
+# Tests, installed packages, and a library that the newer Pythons lack.
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})
+EVAL_SHARE = 16  # one file in sixteen, by the checksum of its path
+
+
+def load_stdlib_text(
+    batch_size: int = 8,
+    context: int = 128,
+    eval_batch_size: int = 64,
+    eval_bytes: int = 131_072,
+    seed: int = 0,
+) -> tuple[TensorLoader, TensorLoader]:
+    """Returns a training and an evaluation loader over the ``.py`` files of this Python's standard library.
+
+    The tokens are bytes. Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, 256); the targets are
+    the inputs one byte later. The text is cut into windows, so that every byte but the first is a target once an epoch;
+    a rest shorter than a window is left out. A file is for evaluation when the CRC-32 of its path in the library is a
+    multiple of 16. The text differs a little between versions of Python.
+
+    Args:
+        batch_size: windows in a training batch, all ranks together.
+        context: window length, in bytes.
+        eval_batch_size: windows in an evaluation batch, all ranks together.
+        eval_bytes: at most so many bytes are evaluated, in windows spread evenly over the evaluation text.
+        seed: of the order of the training windows.
+
+    Raises:
+        FileNotFoundError: this Python comes without the sources of its library.
+        ValueError: a context below 1 or longer than the text, or fewer eval_bytes than one window.
+    """
+    if context < 1:
+        raise ValueError(f"context={context!r} must be at least 1 byte")
+    if eval_bytes < context:
+        raise ValueError(f"eval_bytes={eval_bytes!r} must be at least one window of context={context!r} bytes")
+    train_text, eval_text = _read_stdlib()
+    eval_windows = _windows(eval_text, context)
+    num_windows = min(len(eval_windows), eval_bytes // context)
+    eval_windows = eval_windows[torch.arange(num_windows) * len(eval_windows) // num_windows]
+    train = TensorLoader(
+        _windows(train_text, context), batch_size=batch_size, shuffle=True, seed=seed, transform=_next_byte
+    )
+    evaluation = TensorLoader(eval_windows, batch_size=eval_batch_size, shuffle=False, transform=_next_byte)
+    return train, evaluation
+
+
+def _read_stdlib() -> tuple[Tensor, Tensor]:
+    """Returns the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in names if name.endswith(".py")]
+    texts = bytearray(), bytearray()
+    for path in sorted(paths):
+        texts[zlib.crc32(path.encode()) % EVAL_SHARE == 0].extend((root / path).read_bytes())
+    if not all(texts):
+        raise FileNotFoundError(f"no sources of the standard library in {root}: this Python comes without them")
+    train, evaluation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
+    return train, evaluation
+
+
+def _windows(text: Tensor, context: int) -> Tensor:
+    """Returns views ``(windows, context + 1)`` of a text; each starts with the last byte of the previous."""
+    if len(text) <= context:
+        raise ValueError(f"context={context!r} is longer than the text of {len(text)} bytes")
+    return text.unfold(0, context + 1, context)
+
+
+def _next_byte(windows: Tensor) -> tuple[Tensor, Tensor]:
+    tokens = windows.long()
+    return tokens[:, :-1], tokens[:, 1:]

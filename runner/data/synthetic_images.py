@@ -1,0 +1,53 @@
+"""Images made from a seed, of any size and number: for tests and for measuring speed."""
+
+from __future__ import annotations
+
+import torch
+
+from runner.data.loaders import TensorLoader
+from runner.data.order import derive_seed
+
+
+def load_synthetic_images(
+    num_samples: int = 1024,
+    num_classes: int = 10,
+    channels: int = 3,
+    size: int = 32,
+    noise: float = 1.0,
+    batch_size: int = 64,
+    eval_samples: int = 256,
+    eval_batch_size: int = 256,
+    seed: int = 0,
+) -> tuple[TensorLoader, TensorLoader]:
+    """Returns a training and an evaluation loader of images that can be learned: one random image a class, plus noise.
+
+    Batches are ``(images, labels)``: float32 ``(N, channels, size, size)`` and int64 ``(N,)``. The classes are equally
+    frequent up to one sample.
+
+    Args:
+        num_samples: training images.
+        num_classes: number of classes.
+        channels: channels of an image.
+        size: height and width, in pixels.
+        noise: standard deviation of the noise, at least 0; that of the classes' images is 1.
+        batch_size: samples in a training batch, all ranks together.
+        eval_samples: evaluation images, with noise of their own.
+        eval_batch_size: samples in an evaluation batch, all ranks together.
+        seed: of the images and of the order of the training samples.
+
+    Raises:
+        ValueError: a number below 1, or negative noise.
+    """
+    numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
+    for name, value in (numbers | {"eval_samples": eval_samples}).items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if noise < 0:
+        raise ValueError(f"noise={noise!r} must be at least 0")
+    generator = torch.Generator().manual_seed(derive_seed("images", seed))
+    class_images = torch.randn(num_classes, channels, size, size, generator=generator)
+    labels = torch.arange(num_samples + eval_samples) % num_classes
+    images = torch.randn(len(labels), channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])
+    train = TensorLoader(images[:num_samples], labels[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
+    evaluation = TensorLoader(images[num_samples:], labels[num_samples:], batch_size=eval_batch_size, shuffle=False)
+    return train, evaluation

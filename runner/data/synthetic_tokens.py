@@ -1,0 +1,73 @@
+"""Token sequences made from a seed, of any length and number: for tests and for measuring speed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.data.loaders import TensorLoader
+from runner.data.order import derive_seed
+
+
+def load_synthetic_tokens(
+    num_samples: int = 1024,
+    context: int = 128,
+    vocab_size: int = 64,
+    batch_size: int = 8,
+    eval_samples: int = 128,
+    eval_batch_size: int = 64,
+    seed: int = 0,
+) -> tuple[TensorLoader, TensorLoader]:
+    """Returns a training and an evaluation loader of sequences that can be learned: runs of one random Markov chain.
+
+    Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, vocab_size); the targets are the inputs one
+    token later. No model can do better than the chain's own entropy, :func:`entropy_rate` of
+    :func:`transition_matrix`.
+
+    Args:
+        num_samples: training sequences.
+        context: length of a sequence, in tokens.
+        vocab_size: number of different tokens.
+        batch_size: sequences in a training batch, all ranks together.
+        eval_samples: evaluation sequences, of the same chain.
+        eval_batch_size: sequences in an evaluation batch, all ranks together.
+        seed: of the chain, of the sequences and of the order of the training samples.
+
+    Raises:
+        ValueError: a number below 1, or fewer than two tokens.
+    """
+    for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    transitions = transition_matrix(vocab_size, seed)
+    generator = torch.Generator().manual_seed(derive_seed("sequences", seed))
+    tokens = torch.empty(num_samples + eval_samples, context + 1, dtype=torch.int64)
+    tokens[:, 0] = torch.randint(vocab_size, (len(tokens),), generator=generator)
+    for position in range(context):
+        likely = transitions[tokens[:, position]]
+        tokens[:, position + 1] = torch.multinomial(likely, 1, generator=generator).squeeze(1)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    train = TensorLoader(inputs[:num_samples], targets[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
+    evaluation = TensorLoader(inputs[num_samples:], targets[num_samples:], batch_size=eval_batch_size, shuffle=False)
+    return train, evaluation
+
+
+def transition_matrix(vocab_size: int, seed: int) -> Tensor:
+    """Returns the probabilities ``(V, V)`` of the next token (columns) after each token (rows).
+
+    Raises:
+        ValueError: fewer than two tokens.
+    """
+    if vocab_size < 2:
+        raise ValueError(f"vocab_size={vocab_size!r} must be at least 2")
+    generator = torch.Generator().manual_seed(derive_seed("chain", seed))
+    # The factor makes a few successors of each token likely, so that there is much to learn.
+    return torch.softmax(3.0 * torch.randn(vocab_size, vocab_size, generator=generator), dim=1)
+
+
+def entropy_rate(transitions: Tensor) -> float:
+    """Returns the entropy of a chain's next token in bits, in the long run, given its transition matrix ``(V, V)``."""
+    # Single precision leaves the rows a little off 1, which a high power would amplify.
+    transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
+    stationary = torch.linalg.matrix_power(transitions, 1024)[0]
+    return float((stationary @ torch.special.entr(transitions).sum(dim=1)) / torch.log(torch.tensor(2.0)))

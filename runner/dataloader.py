@@ -1,0 +1,99 @@
+"""One view of any dataloader: started at any batch of any epoch, on the device, with the counts of all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from runner.batch import to_device
+from runner.distributed import get_world_size
+from runner.precision import Precision
+
+
+class BatchStream:
+    """Reads a dataloader.
+
+    A loader of this project has `order` (a `SampleOrder`) and `seek`: it starts at any batch without reading those
+    before it, and knows how many samples each rank has. Anything else that yields batches works too: its sampler's
+    `set_epoch` is called, batches before the start are read and dropped, and with many ranks it must shard itself
+    (`DistributedSampler`), into shares of equal size.
+
+    Args:
+        loader: yields this rank's batches.
+        device: where batches are wanted.
+        precision: what floating tensors are cast to.
+        name: what the user calls it, for messages.
+
+    Raises:
+        TypeError: it cannot be iterated.
+        ValueError: it is empty, or it would give every rank the same samples.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: torch.device, precision: Precision, name: str) -> None:
+        if not hasattr(loader, "__iter__"):
+            raise TypeError(f"{name}={loader!r}: must be iterable, yielding batches")
+        if not hasattr(loader, "order"):
+            _refuse_unsharded(loader, name)
+        try:
+            self.length: int | None = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            self.length = None
+        if self.length == 0:
+            raise ValueError(
+                f"{name} has no batches: its data set is empty, or smaller than one batch with drop_last=True"
+            )
+        self.loader = loader
+        self.name = name
+        self._device = device
+        self._cast = precision.cast if precision.weight_dtype is not None else None
+        self._resident = hasattr(loader, "to")
+        if self._resident:
+            loader.to(device)  # type: ignore[attr-defined]
+
+    def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
+        """Return an iterator over the batches of an epoch from a given one on, on the device."""
+        loader: Any = self.loader
+        if hasattr(loader, "seek"):
+            loader.seek(epoch, batch)
+            batches = iter(loader)
+        else:
+            for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None), loader):
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(epoch)
+                    break
+            batches = itertools.islice(iter(loader), batch, None)
+        if not self._resident:
+            batches = (to_device(one, self._device) for one in batches)
+        return batches if self._cast is None else map(self._cast, batches)
+
+    def counts(self, batch: int, local: int) -> tuple[int, int]:
+        """Return the samples of a batch on this rank and on all.
+
+        Args:
+            batch: its index in the epoch.
+            local: samples that the batch at hand has; where a rank's share is empty it is given one that counts 0.
+        """
+        order = getattr(self.loader, "order", None)
+        return (local, local * get_world_size()) if order is None else order.counts(batch)
+
+
+def _refuse_unsharded(loader: Any, name: str) -> None:
+    """Raise where a plain torch DataLoader would give all ranks the same samples, or pad an evaluation with copies."""
+    world_size = get_world_size()
+    if world_size == 1 or not isinstance(loader, torch.utils.data.DataLoader):
+        return
+    remedy = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
+    sampler = loader.sampler
+    if isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler):
+        raise ValueError(
+            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {remedy}"
+        )
+    if name != "train_dataloader" and isinstance(sampler, torch.utils.data.DistributedSampler):
+        size = len(sampler.dataset)  # type: ignore[arg-type]
+        if size % world_size:
+            raise ValueError(
+                f"{name}: DistributedSampler repeats samples, because {size} are no multiple of {world_size} ranks; {remedy}"
+            )

@@ -1,0 +1,181 @@
+"""Ranks: who this process is, how a model is replicated, and what all ranks must agree on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+def get_global_rank() -> int:
+    """Return this process's rank among all, from the process group or else from the environment; 0 when alone."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def get_world_size() -> int:
+    """Return the number of ranks, from the process group or else from the environment; 1 when alone."""
+    return (
+        dist.get_world_size()
+        if dist.is_available() and dist.is_initialized()
+        else int(os.environ.get("WORLD_SIZE", "1"))
+    )
+
+
+def get_local_rank() -> int:
+    """Return this process's rank on its machine, which is also the index of its GPU; 0 when alone."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def init_process_group(device: torch.device) -> None:
+    """Join the other ranks where there are any and this was not done yet: gloo on the CPU, NCCL beside it on CUDA.
+
+    One process alone makes no process group.
+    """
+    if get_world_size() > 1 and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Return the device that a name asks for; 'auto': this rank's GPU, else Apple's, else the CPU.
+
+    Raises:
+        ValueError: the name is no device, or there is none of that kind here.
+    """
+    if str(device) == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(kind, get_local_rank()) if kind == "cuda" else torch.device(kind)
+    try:
+        picked = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device={device!r}: must be 'auto', 'cpu', 'mps', 'cuda' or 'cuda:0' and so on") from None
+    if picked.type == "cuda":
+        count = torch.cuda.device_count()
+        index = get_local_rank() if picked.index is None else picked.index
+        if index >= count:
+            raise ValueError(
+                f"device={str(device)!r}: this rank would use GPU {index}, but there are {count} here; use 'cpu' or 'auto'"
+            )
+        return torch.device("cuda", index)
+    return picked
+
+
+def replicate(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model wrapped for data-parallel training, or itself when this process is alone.
+
+    Buffers are not broadcast in each forward pass; rank 0's are handed to all by `broadcast_buffers`, where they are read.
+    """
+    if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers (running statistics of batch norm). All ranks."""
+    if get_world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def broadcast_object(value: T) -> T:
+    """Return rank 0's value on all ranks. All ranks."""
+    if get_world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Return a tensor summed over all ranks, in place. All ranks."""
+    if get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average gradients over all ranks, as DDP does within backward. All ranks; same parameters have gradients on each."""
+    handles = [(p.grad, dist.all_reduce(p.grad, async_op=True)) for p in parameters if p.grad is not None]
+    for grad, handle in handles:
+        handle.wait()
+        grad /= get_world_size()
+
+
+def any_rank(condition: bool) -> bool:
+    """Return whether a condition holds on at least one rank. All ranks; one host-device sync, so not on every batch."""
+    if get_world_size() == 1:
+        return condition
+    flag = torch.tensor(float(condition))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if get_world_size() > 1:
+        any_rank(False)
+
+
+class Pulse:
+    """What each rank sees by itself but all must agree on: how much time has passed, and whether a signal came.
+
+    Alone, every beat measures. With many ranks they agree about once a second, by one small all-reduce on the host
+    after a number of batches that rank 0 chooses; beats in between report no time and no signal. So wall-clock
+    durations, intervals and schedules hold at the same batch on all ranks, and nothing is exchanged per batch.
+
+    Args:
+        read_signal: returns the number of the signal that this process received, or 0.
+        period: seconds between two agreements.
+    """
+
+    def __init__(self, read_signal: Callable[[], int], period: float = 1.0) -> None:
+        self.signal = 0
+        self._read_signal = read_signal
+        self._period = period
+        self._alone = get_world_size() == 1
+        self._last = time.perf_counter()
+        self._elapsed = 0.0
+        self._batches = self._remaining = 1
+
+    def pause(self) -> None:
+        """Stop the clock, for an evaluation."""
+        self._elapsed += time.perf_counter() - self._last
+
+    def resume(self) -> None:
+        """Let the clock run on."""
+        self._last = time.perf_counter()
+
+    def beat(self) -> float:
+        """Return the seconds to add to the timestamp after a batch, equal on all ranks, and refresh `signal`."""
+        if self._alone:
+            self.signal = self._read_signal()
+        else:
+            self._remaining -= 1
+            if self._remaining:
+                return 0.0
+        now = time.perf_counter()
+        elapsed = self._elapsed + now - self._last
+        self._last, self._elapsed = now, 0.0
+        return elapsed if self._alone else self._agree(elapsed)
+
+    def _agree(self, elapsed: float) -> float:
+        rank_zero = get_global_rank() == 0
+        batches = min(1000, max(1, round(self._batches * self._period / max(elapsed, 1e-9)))) if rank_zero else 0
+        votes = torch.tensor(
+            [float(self._read_signal()), elapsed if rank_zero else 0.0, float(batches)], dtype=torch.float64
+        )
+        dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.
+        signal, elapsed, batches = votes.tolist()
+        self.signal, self._batches = int(signal), int(batches)
+        self._remaining = self._batches
+        return elapsed

@@ -1,0 +1,231 @@
+"""Dispatch of events to algorithms, callbacks and logger destinations, through a table that is made once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from runner.event import ALIASES, Event
+from runner.hooks import Algorithm, Hooks
+from runner.logger import Logger
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+Handler = Callable[["State", Logger], Any]
+H = TypeVar("H", bound=Hooks)
+
+
+class Engine:
+    """Runs whoever listens to an event, in order: algorithms, callbacks, logger destinations.
+
+    The table of handlers is made here once, from the methods that are overridden; an event to which nobody listens
+    costs one look-up. At INIT the order is destinations, callbacks, algorithms, so that everyone can log; on events
+    that close a bracket algorithms run in reverse.
+
+    Args:
+        state: the run's state, with `algorithms` (already ordered by `order_algorithms`) and `callbacks` in it.
+        logger: the run's logger with its destinations.
+    """
+
+    def __init__(self, state: State, logger: Logger) -> None:
+        self.state = state
+        self.logger = logger
+        self._closed = False
+        self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
+
+    def run_event(self, event: Event | str) -> None:
+        """Call every handler of an event, given as `Event` or by name in either case.
+
+        Raises:
+            RuntimeError: the engine is closed.
+            ValueError: there is no such event.
+        """
+        try:
+            handlers = self._table[event]
+        except KeyError:
+            handlers = self._table[Event(event)]
+        if handlers:
+            handler = None
+            try:
+                for handler in handlers:
+                    handler(self.state, self.logger)
+            except BaseException as error:
+                error.add_note(self._whereabouts(handler, Event(event)))
+                raise
+
+    def listeners(self, event: Event | str) -> list[Hooks]:
+        """Return who acts at an event, in the order in which they run."""
+        return [_owner(handler) for handler in self._table[Event(event)]]
+
+    def close(self) -> None:
+        """Close callbacks, then algorithms, then destinations, each once and all of them, whatever fails on the way.
+
+        With `state.error` set, failures here become notes on it; otherwise the first of them is raised at the end,
+        the others being its notes. A closed engine refuses events.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        state = self.state
+        first = state.error
+        everyone: list[Hooks] = [*state.callbacks, *state.algorithms, *self.logger.destinations]
+        steps: list[tuple[str, Callable[[], None]]] = [
+            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in state.callbacks),
+            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in state.algorithms),
+            ("logger.flush", self.logger.flush),
+            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
+            *((f"{one.config_key}.post_close", one.post_close) for one in everyone),
+            ("logger.close", self.logger.close),
+        ]
+        for name, step in steps:
+            try:
+                step()
+            except Exception as error:
+                if first is None:
+                    first = error
+                    error.add_note(f"raised by {name} while closing; everything else was closed all the same")
+                else:
+                    first.add_note(f"while closing, {name} raised {type(error).__name__}: {error}")
+        self._table = _ClosedTable()
+        if first is not None and first is not state.error:
+            raise first
+
+    def _handlers(self, event: Event) -> Iterator[Handler]:
+        algorithms: Sequence[Hooks] = self.state.algorithms
+        kinds = [algorithms, self.state.callbacks, self.logger.destinations]
+        if event.closes_bracket:
+            kinds[0] = algorithms[::-1]
+        if event is Event.INIT:
+            kinds.reverse()
+        for one in (one for kind in kinds for one in kind):
+            handler = _handler(one, event)
+            if handler is not None:
+                yield handler
+
+    def _whereabouts(self, handler: Handler | None, event: Event) -> str:
+        now = self.state.timestamp
+        name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
+        return (
+            f"raised by {name!r} at {event.name}, epoch {now.epoch}, batch {now.batch} ({now.batch_in_epoch} in epoch)"
+        )
+
+
+class _ClosedTable(dict[str, tuple[Handler, ...]]):
+    def __missing__(self, event: str) -> NoReturn:
+        raise RuntimeError(f"event={event!r} came after close(); make a new Trainer to go on")
+
+
+def overrides(one: Hooks, event: Event) -> bool:
+    """Whether an object has its own method for an event, under its name or an earlier one."""
+    return _method_name(one, event) is not None
+
+
+def _method_name(one: Hooks, event: Event) -> str | None:
+    names = [event.value, *(alias for alias, name in ALIASES.items() if name == event.value)]
+    for name in names:
+        if name in vars(one) or getattr(type(one), name, None) is not getattr(Hooks, name, None):
+            return name
+    return None
+
+
+def _handler(one: Hooks, event: Event) -> Handler | None:
+    """Return the method of an object that is to run at an event, or None when it overrides none."""
+    if type(one).run_event is not Hooks.run_event:
+        return partial(one.run_event, event)
+    name = _method_name(one, event)
+    return None if name is None else getattr(one, name)
+
+
+def _owner(handler: Handler) -> Hooks:
+    method = handler.func if isinstance(handler, partial) else handler
+    return getattr(method, "__self__", None) or Hooks()
+
+
+def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Return algorithms in the order in which they run: as given, except where they declare otherwise.
+
+    Raises:
+        ValueError: two of them conflict, or their declarations form a cycle; both are named.
+    """
+    names = [type(one).__name__ for one in algorithms]
+    for one in algorithms:
+        for other in one.conflicts_with:
+            if other in names and (other != type(one).__name__ or names.count(other) > 1):
+                raise ValueError(
+                    f"algorithms {type(one).__name__!r} and {other!r} conflict: they cannot be combined. Remove one of them."
+                )
+    before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
+    for index, one in enumerate(algorithms):
+        for other, name in enumerate(names):
+            if name in one.runs_before and other != index:
+                before[other].add(index)
+            if name in one.runs_after and other != index:
+                before[index].add(other)
+    try:
+        sorter = TopologicalSorter(before)
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " -> ".join(names[index] for index in error.args[1])
+        raise ValueError(f"algorithms form a cycle in runs_before/runs_after: {cycle}") from None
+    ordered: list[int] = []
+    ready = list(sorter.get_ready())
+    while ready:
+        ready.sort()
+        ordered.append(ready.pop(0))
+        sorter.done(ordered[-1])
+        ready += sorter.get_ready()
+    return [algorithms[index] for index in ordered]
+
+
+def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
+    """Give each object without a `config_key` one: its class name in snake case, numbered when it is taken.
+
+    Raises:
+        ValueError: two objects bear the same key, or one object is given twice.
+    """
+    taken = {one.config_key for one in hooks if one.config_key}
+    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
+        raise ValueError(f"callbacks={hooks!r}: the same object or config_key twice; each needs its own")
+    for one in hooks:
+        if not one.config_key:
+            stem = snake_case(type(one).__name__)
+            numbered = (f"{stem}_{number}" for number in range(2, len(hooks) + 2))
+            one.config_key = next(key for key in (stem, *numbered) if key not in taken)
+            taken.add(one.config_key)
+    return tuple(hooks)
+
+
+def snake_case(name: str) -> str:
+    """Return the config name of a class: `SpeedMonitor` -> `speed_monitor`, `MLflowLogger` -> `mlflow_logger`.
+
+    A capital starts a word when a lower-case letter follows it, or when it ends a run of lower-case letters; the few
+    names that read as one word (`MixUp`, `CutMix`, `MLflow`) are listed.
+    """
+    for whole in (
+        "MLflow",
+        "MixUp",
+        "CutMix",
+        "CutOut",
+        "ColOut",
+        "AugMix",
+        "BlurPool",
+        "ALiBi",
+        "InfoBatch",
+        "JSONLines",
+    ):
+        name = name.replace(whole, whole.capitalize() if whole != "JSONLines" else "JsonLines")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+@contextmanager
+def evaluation_weights(state: State) -> Iterator[None]:
+    """Inside, the model holds the weights to evaluate and to export: an algorithm's average, if one keeps it."""
+    with ExitStack() as stack:
+        for algorithm in state.algorithms:
+            stack.enter_context(algorithm.evaluation_weights(state))
+        yield

@@ -1,0 +1,76 @@
+"""A data set to evaluate on, with its metrics and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from runner.time import Interval, Time
+
+
+class Evaluator:
+    """A dataloader under a label, with the metrics to compute on it and the interval at which it is due.
+
+    Args:
+        label: names it in metric keys: `metrics/{label}/{name}`; not 'train'.
+        dataloader: yields batches; on many ranks each yields its share, every sample exactly once.
+        metric_names: which of `model.metrics(train=False)` to compute; None: all.
+        eval_interval: time string, or a number of epochs; 0: only when asked by `trainer.eval()`; None: the Trainer's.
+        subset_num_batches: stop after so many batches; None: all.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        dataloader: Iterable[Any],
+        metric_names: Sequence[str] | None = None,
+        eval_interval: str | int | Time | None = None,
+        subset_num_batches: int | None = None,
+    ) -> None:
+        if not label or label in ("train", "predict") or "/" in label:
+            raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
+        if subset_num_batches is not None and subset_num_batches < 1:
+            raise ValueError(f"subset_num_batches={subset_num_batches!r}: must be at least 1, or None for all")
+        if isinstance(metric_names, str):
+            raise ValueError(f"metric_names={metric_names!r}: must be a list of names, ['{metric_names}']")
+        self.label = label
+        self.dataloader = dataloader
+        self.metric_names = None if metric_names is None else list(metric_names)
+        self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.subset_num_batches = subset_num_batches
+
+    def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return those of the model's metrics that this evaluator computes.
+
+        Raises:
+            ValueError: a name is not among them.
+        """
+        if self.metric_names is None:
+            return metrics
+        for name in self.metric_names:
+            if name not in metrics:
+                raise ValueError(f"evaluator {self.label!r}: metric_names={name!r} is none of the model's {[*metrics]}")
+        return {name: metrics[name] for name in self.metric_names}
+
+
+def ensure_evaluators(eval_dataloader: Any) -> list[Evaluator]:
+    """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
+
+    Raises:
+        ValueError: two of them have one label, or a list mixes evaluators with other things.
+    """
+    if eval_dataloader is None:
+        return []
+    if isinstance(eval_dataloader, Evaluator):
+        return [eval_dataloader]
+    if isinstance(eval_dataloader, list | tuple) and any(isinstance(one, Evaluator) for one in eval_dataloader):
+        if not all(isinstance(one, Evaluator) for one in eval_dataloader):
+            raise ValueError("eval_dataloader: a list must hold Evaluators only, each with its label")
+        labels = [one.label for one in eval_dataloader]
+        if len({*labels}) < len(labels):
+            raise ValueError(f"eval_dataloader: evaluators must have different labels, not {labels}")
+        return list(eval_dataloader)
+    return [Evaluator("eval", eval_dataloader)]

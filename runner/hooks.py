@@ -1,0 +1,207 @@
+"""What a callback and an algorithm are: one method per event, called as `hook(state, logger)`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.event import ALIASES, Event
+
+if TYPE_CHECKING:
+    from runner.logger import Logger
+    from runner.state import State
+
+
+class Hooks:
+    """One no-op method per event; override those that you want, the rest cost nothing.
+
+    Hooks run on all ranks. Whoever reads a value from the device or writes a file does it at an interval, and on
+    rank 0 where one copy is enough. A public method `(self, state, logger)` whose name is close to an event's without
+    being one is refused when the class is made, so that a misspelt hook cannot be silently ignored.
+    """
+
+    config_key: str = ""
+    """Its name in the config, by which its state is saved; the Trainer fills it in where it is empty."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in vars(cls).items():
+            if name.startswith("_") or not inspect.isfunction(method) or name in _EVENT_METHODS:
+                continue
+            if list(inspect.signature(method).parameters) != ["self", "state", "logger"] or hasattr(Hooks, name):
+                continue
+            near = difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
+            if near:
+                raise TypeError(
+                    f"{cls.__name__}.{name}(state, logger) is no event and would never be called; "
+                    f"did you mean {near[0]!r}? A method that is meant to be no hook takes other arguments."
+                )
+
+    @classmethod
+    def warm_up(cls) -> None:
+        """Start what is slow to start; the command line calls this before it imports torch, on rank 0.
+
+        Must leave no trace when no run follows.
+        """
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Handle any event; the default calls the method named by it. Overridden, it is called at every event."""
+        getattr(self, event.value)(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Finish, after a run or after its failure (`state.error`). Called once for all, even when others fail."""
+
+    def post_close(self) -> None:
+        """Release what `close` of others may still have needed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """INIT: the model is on its device; optimizers given as factories do not exist yet. Change the model here."""
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """BEFORE_LOAD: optimizers exist; a checkpoint, if any, is about to be loaded."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """AFTER_LOAD: the checkpoint is loaded; the model is about to be wrapped and compiled."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """FIT_START: `fit` begins, also for the second time."""
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """ITERATION_START: an iteration of `iteration_length` begins."""
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """EPOCH_START: no batch of this epoch was trained yet."""
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """BEFORE_DATALOADER: before `next(dataloader)`, also before the one that finds the end."""
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """AFTER_DATALOADER: `state.batch` is on the device. Change the batch here."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """BATCH_START: the batch is about to be trained."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """BEFORE_TRAIN_BATCH: once per batch, before its first microbatch."""
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """BEFORE_FORWARD: `state.microbatch` is set."""
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """BEFORE_LOSS: change targets here."""
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """AFTER_LOSS: `state.loss` is set. Algorithms run in reverse."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """BEFORE_BACKWARD: the loss is final."""
+
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """AFTER_BACKWARD: gradients hold this microbatch's share. Algorithms run in reverse."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """AFTER_TRAIN_BATCH: gradients are final and unscaled, the optimizers step next. Algorithms run in reverse."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """BATCH_END: `state.timestamp` already counts this batch."""
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """BATCH_CHECKPOINT: after the evaluations that were due at this batch."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """EPOCH_END: `state.timestamp` already counts this epoch."""
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """EPOCH_CHECKPOINT: after the evaluations that were due at this epoch."""
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """ITERATION_END: `state.timestamp` already counts this iteration."""
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """ITERATION_CHECKPOINT: after ITERATION_END."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """FIT_END: training and its final evaluation are done."""
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """EVAL_BEFORE_ALL: before the evaluators that are due during training."""
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """EVAL_START: one evaluator begins; `state.dataloader_label` is its label."""
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """EVAL_BATCH_START: `state.batch` is the evaluator's batch, on the device."""
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """EVAL_BEFORE_FORWARD: before the model sees the batch."""
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """EVAL_AFTER_FORWARD: `state.outputs` is set, metrics come next. Algorithms run in reverse."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """EVAL_BATCH_END: the metrics have seen the batch."""
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """EVAL_END: `state.eval_metric_values[label]` is complete, over all ranks."""
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """EVAL_AFTER_ALL: all evaluators that were due have run."""
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """EVAL_STANDALONE_START: `trainer.eval()` begins."""
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """EVAL_STANDALONE_END: `trainer.eval()` ends."""
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """PREDICT_START: `trainer.predict()` begins."""
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """PREDICT_BATCH_START: `state.batch` is on the device."""
+
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
+        """PREDICT_BEFORE_FORWARD: before the model sees the batch."""
+
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
+        """PREDICT_AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """PREDICT_BATCH_END: the outputs are on their way to the CPU."""
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """PREDICT_END: all batches were predicted."""
+
+
+_EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
+
+
+class Callback(Hooks):
+    """An observer: reads the state and never writes to it, so that adding one changes no number of a run."""
+
+
+class Algorithm(Hooks):
+    """A change of training: may write to the state, and says how it composes with others.
+
+    `runs_before`, `runs_after` and `conflicts_with` hold class names of other algorithms.
+    """
+
+    runs_before: ClassVar[Iterable[str]] = ()
+    runs_after: ClassVar[Iterable[str]] = ()
+    conflicts_with: ClassVar[Iterable[str]] = ()
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[None]:
+        """Return a context inside which the model holds the weights to evaluate and to export (an average, say)."""
+        return nullcontext()

@@ -1,0 +1,157 @@
+"""The way of a value from training to its destinations, off the per-batch path."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runner.destination import LoggerDestination, Record
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+log = logging.getLogger("runner")
+
+Number = bool | int | float
+
+
+class Logger:
+    """Fans out what is logged to destinations.
+
+    `log_metrics` keeps references and returns at once; a background thread reads values back from the device in
+    one transfer per batch of records and hands them on. It never waits for a device or a disk.
+
+    Args:
+        state: gives the step and the timestamp.
+        destinations: those that work on this rank.
+        interval: seconds between two read-backs.
+    """
+
+    def __init__(self, state: State, destinations: Sequence[LoggerDestination] = (), interval: float = 0.25) -> None:
+        self.destinations = tuple(destinations)
+        self._state = state
+        self._interval = interval
+        self._pending: deque[Record] = deque()
+        self._draining = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._warned: set[int] = set()
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Log parameters of the run: a nested mapping of plain values."""
+        for destination in self.destinations:
+            destination.log_hyperparameters(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
+        """Log numbers or zero-dimensional tensors on any device, without a host-device sync.
+
+        Args:
+            metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, so they may change later.
+            step: the batch to log at; default `state.timestamp.batch`.
+
+        Raises:
+            ValueError: a tensor has more than one element.
+        """
+        if not self.destinations:
+            return
+        if self._error is not None:
+            self.flush()
+        timestamp = self._state.timestamp
+        record = {key: _keep(key, value) for key, value in metrics.items()}
+        self._pending.append(Record(record, timestamp.batch if step is None else step, timestamp, time.time()))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
+            self._thread.start()
+
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int | None = None
+    ) -> None:
+        """Log a table of plain values; a later one of the same name replaces it."""
+        step = self._state.timestamp.batch if step is None else step
+        for destination in self.destinations:
+            destination.log_table(columns, rows, name, step)
+
+    def log_images(
+        self, images: Any, name: str, step: int | None = None, captions: Sequence[str] | None = None
+    ) -> None:
+        """Log images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
+        step = self._state.timestamp.batch if step is None else step
+        for destination in self.destinations:
+            destination.log_images(images, name, step, captions)
+
+    def log_artifact(self, path: str | Path, name: str | None = None) -> None:
+        """Log a file that is complete at `path`."""
+        for destination in self.destinations:
+            destination.log_artifact(Path(path), name)
+
+    def flush(self) -> None:
+        """Wait until everything logged so far has reached the destinations.
+
+        Raises:
+            Exception: what a destination raised in the background, unless it was an OSError, which is only reported.
+        """
+        self._drain()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """Stop the background thread; what is still pending is handed on first."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.flush()
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._drain()
+
+    def _drain(self) -> None:
+        with self._draining:
+            records = [self._pending.popleft() for _ in range(len(self._pending))]
+            if not records:
+                return
+            records = read_back(records)
+            for destination in self.destinations:
+                try:
+                    destination.log_records(records)
+                except OSError as error:
+                    if id(destination) not in self._warned:
+                        self._warned.add(id(destination))
+                        log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
+                except Exception as error:
+                    self._error = self._error or error
+
+
+def _keep(key: str, value: Tensor | Number) -> Tensor | float:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
+        return value.detach().clone()
+    return float(value)
+
+
+def read_back(records: Sequence[Record]) -> list[Record]:
+    """Return records with every value as a float, read with one host-device sync per device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
+    plain = [record._replace(metrics=dict(record.metrics)) for record in records]
+    for record in plain:
+        for key, value in record.metrics.items():
+            if isinstance(value, Tensor):
+                groups.setdefault((value.device, value.dtype), []).append((record.metrics, key))
+    for places in groups.values():
+        # The intended host-device sync: on the logger's own thread.
+        values = torch.stack([metrics[key].reshape(()) for metrics, key in places]).tolist()
+        for (metrics, key), value in zip(places, values, strict=True):
+            metrics[key] = float(value)
+    return plain

@@ -1,0 +1,72 @@
+"""Losses: what is minimized, and how much each microbatch and each rank counts.
+
+The gradient of a batch is the mean over all that its loss averages over (samples; target tokens, say, where a model
+overrides `loss_weight`), however it is cut into microbatches and spread over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.distributed import all_reduce_sum, get_world_size
+from runner.model import Model
+
+Weight = float | Tensor
+
+
+def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
+    """Return what is minimized: the loss itself, or of several the one named 'total', or else their sum."""
+    if isinstance(loss, Tensor):
+        return loss
+    return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
+
+
+def detach(loss: Tensor | dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the total of a loss and its parts by name, without their graph."""
+    if isinstance(loss, Tensor):
+        return loss.detach(), {}
+    return total_of(loss).detach(), {name: value.detach() for name, value in loss.items() if name != "total"}
+
+
+def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
+    """Return the part of this rank's batch that each microbatch makes up; they add up to 1."""
+    weights = [_exact(model.loss_weight(microbatch)) for microbatch in microbatches]
+    total = sum(weights)
+    total = torch.where(total > 0, total, 1) if isinstance(total, Tensor) else total or 1.0
+    return [weight / total for weight in weights]
+
+
+def rank_share(model: Model, batch: Any, samples: int, all_samples: int) -> Weight:
+    """Return the part of all ranks' batch that this rank's makes up, times the number of ranks.
+
+    DDP averages gradients over ranks, so 1 is right where all ranks have equally much. Samples are counted by the
+    sampler; what else a loss averages over only the ranks know, and one number is summed over them, on the device.
+
+    Args:
+        model: whose loss it is.
+        batch: this rank's.
+        samples: on this rank; 0 where the batch only stands in for an empty share.
+        all_samples: on all ranks.
+    """
+    if get_world_size() == 1:
+        return 1.0
+    if type(model).loss_weight is Model.loss_weight:
+        return samples * get_world_size() / all_samples
+    mine = _exact(model.loss_weight(batch)) if samples else 0.0
+    device = next(model.parameters()).device
+    mine = mine if isinstance(mine, Tensor) else torch.tensor(mine, dtype=_float(device), device=device)
+    everyones = all_reduce_sum(mine.clone())
+    return mine * get_world_size() / torch.where(everyones > 0, everyones, 1)
+
+
+def _exact(weight: float | Tensor) -> Weight:
+    """Return a weight in a type that holds counts and their ratios without rounding to 24 bits."""
+    return weight.detach().to(_float(weight.device)) if isinstance(weight, Tensor) else float(weight)
+
+
+def _float(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,90 @@
+"""What the trainer itself measures and logs while training: callbacks like any other, in front of the user's.
+
+Logs:
+    loss/train/total, loss/train/{name}: mean loss of this rank's batch, in the loss's unit.
+    metrics/train/{name}: over the epoch and all ranks.
+    loss/{evaluator}/total, metrics/{evaluator}/{name}: over the evaluator's data and all ranks.
+    time/epoch, time/batch, time/sample, time/token: counts so far, over all ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.distributed import all_reduce_sum
+from runner.hooks import Callback
+from runner.logger import Logger
+from runner.state import State
+
+
+class TrainMetrics(Callback):
+    """Keeps the model's training metrics: updated with each microbatch, computed and started anew at each EPOCH_END."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] | None = None
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        if state.auto_microbatching:  # the batch may be done again with smaller microbatches
+            self._before = copy.deepcopy(state.train_metrics)
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        if self._before is not None and state.microbatch_start == 0:
+            state.train_metrics.update(copy.deepcopy(self._before))
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        if state.batch_is_padding:
+            return
+        for metric in state.train_metrics.values():
+            state.unwrapped_model.update_metric(state.microbatch, state.outputs, metric)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        state.train_metric_values = {name: metric.compute() for name, metric in state.train_metrics.items()}
+        for metric in state.train_metrics.values():
+            metric.reset()
+        logger.log_metrics({f"metrics/train/{name}": value for name, value in state.train_metric_values.items()})
+
+
+class TrainerLog(Callback):
+    """Logs the loss of each batch, the counts of time, and what evaluators found."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        now = state.timestamp
+        metrics: dict[str, Any] = {"loss/train/total": state.total_loss}
+        for name, value in state.loss_parts.items():
+            metrics[f"loss/train/{name}"] = value
+        metrics["time/epoch"] = now.epoch
+        metrics["time/batch"] = now.batch
+        metrics["time/sample"] = now.sample
+        if now.token:
+            metrics["time/token"] = now.token
+        logger.log_metrics(metrics)
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        label = state.dataloader_label or ""
+        values = state.eval_metric_values[label].items()
+        logger.log_metrics({f"loss/{label}/total" if k == "loss" else f"metrics/{label}/{k}": v for k, v in values})
+
+
+class WeightedMean:
+    """A mean over batches and ranks, kept on the device.
+
+    Args:
+        device: where the values are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+    def add(self, value: Tensor, weight: float | Tensor) -> None:
+        """Take in a zero-dimensional value with its weight."""
+        self._sums[0] += value * weight
+        self._sums[1] += weight
+
+    def compute(self) -> Tensor:
+        """Return the mean over all ranks. All ranks."""
+        total, weight = all_reduce_sum(self._sums.clone())
+        return total / weight

@@ -1,0 +1,7 @@
+"""Networks that ship: plain modules, to be wrapped by ``runner.ClassificationModel`` or ``runner.LanguageModel``."""
+
+from runner.models.gpt import GPT
+from runner.models.mlp import MLP
+from runner.models.resnet8 import BasicBlock, ResNet8
+
+__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8"]

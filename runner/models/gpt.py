@@ -1,0 +1,180 @@
+"""A plain GPT: pre-norm transformer decoder with GELU, learned positions and a tied head."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Causal self-attention over ``(N, T, D)``.
+
+    Args:
+        d_model: D, a multiple of n_heads.
+        n_heads: number of heads H.
+        dropout: probability with which an attention weight is dropped in training.
+
+    Attributes:
+        qkv: makes queries, keys and values, ``(N, T, D)`` -> ``(N, T, 3 D)``.
+        q_norm: applied to the queries ``(N, H, T, D / H)`` before the attention; the identity.
+        k_norm: applied to the keys likewise.
+        out: maps the joined heads back, ``(N, T, D)`` -> ``(N, T, D)``.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns what each position gathers from itself and those before it, ``(N, T, D)``."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, dropout_p=dropout, is_causal=True)
+        return self.out(heads.transpose(1, 2).flatten(start_dim=2))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with GELU in between, over ``(N, T, D)``.
+
+    Args:
+        d_model: D; the hidden layer is four times as wide.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, 4 * d_model)
+        self.activation: nn.Module = nn.GELU()
+        self.down = nn.Linear(4 * d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns ``down(gelu(up(x)))``, ``(N, T, D)``."""
+        return self.down(self.activation(self.up(x)))
+
+
+class TransformerBlock(nn.Module):
+    """``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``, over ``(N, T, D)``.
+
+    Args:
+        d_model: D, a multiple of n_heads.
+        n_heads: number of attention heads.
+        dropout: probability in training, for attention weights and for what each half adds.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1: nn.Module = nn.LayerNorm(d_model)
+        self.attention = Attention(d_model, n_heads, dropout)
+        self.norm2: nn.Module = nn.LayerNorm(d_model)
+        self.mlp = FeedForward(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the block's output ``(N, T, D)``."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer language model.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), whose initialization it
+    has too: normal with deviation 0.02, divided by the root of the number of residual additions where one is made.
+
+    Args:
+        vocab_size: V, number of different tokens.
+        context: the longest sequence, in tokens.
+        d_model: width D of the residual stream, a multiple of n_heads.
+        n_layers: number of blocks.
+        n_heads: attention heads in each block.
+        dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
+
+    Attributes:
+        position_embedding: the learned positions, or None when something else (rotary, ALiBi) tells positions.
+        head: the linear layer to the logits; its weight is the token embedding's.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        context: int = 128,
+        d_model: int = 64,
+        n_layers: int = 2,
+        n_heads: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        sizes = {"vocab_size": vocab_size, "context": context, "d_model": d_model}
+        for name, value in (sizes | {"n_layers": n_layers, "n_heads": n_heads}).items():
+            if value < 1:
+                raise ValueError(f"{name}={value!r} must be at least 1")
+        if d_model % n_heads:
+            raise ValueError(f"d_model={d_model!r} must be a multiple of n_heads={n_heads!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout!r} must be a probability in [0, 1)")
+        self.context = context
+        self.d_model = d_model
+        self.token_embedding = nn.Embedding(vocab_size, d_model)
+        self.position_embedding: nn.Embedding | None = nn.Embedding(context, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(d_model, n_heads, dropout) for _ in range(n_layers))
+        self.norm: nn.Module = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self._initialize()
+        self.head.weight = self.token_embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns the logits of each position's next token, ``(N, T, V)``.
+
+        Args:
+            tokens: int64 ``(N, T)``, T at most ``context``.
+
+        Raises:
+            ValueError: a sequence longer than ``context``.
+        """
+        length = tokens.shape[1]
+        x = self.token_embedding(tokens)
+        if self.position_embedding is not None:
+            if length > self.context:
+                raise ValueError(f"a sequence of {length} tokens is longer than context={self.context!r}")
+            x = x + self.position_embedding(torch.arange(length, device=tokens.device))
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def flops_per_token(self, context: int) -> float:
+        """Returns the floating-point operations of forward and backward for one token of a sequence.
+
+        Six for each weight that multiplies, and 12 x layers x D x context for the attention, not counting that half of
+        it is masked. Source: Chowdhery et al. 2022, "PaLM", appendix B, https://arxiv.org/abs/2204.02311.
+
+        Args:
+            context: length of the sequence, in tokens.
+        """
+        return 6.0 * self._num_multiplied + 12.0 * len(self.blocks) * self.d_model * context
+
+    @cached_property
+    def _num_multiplied(self) -> int:
+        """The number of weights without embeddings, which are looked up; a tied one multiplies as the head."""
+        looked_up = {id(embedding.weight) for embedding in self.modules() if isinstance(embedding, nn.Embedding)}
+        looked_up.discard(id(self.head.weight))
+        return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)
+
+    def _initialize(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                adds_to_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * len(self.blocks)) ** 0.5 if adds_to_residual else 0.02)

@@ -1,0 +1,43 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU, and dropout where asked, between them.
+
+    Args:
+        in_features: numbers in one input, after flattening.
+        hidden: width of each hidden layer, from input to output; empty is a linear model.
+        num_classes: C of the logits ``(N, C)``.
+        dropout: probability in [0, 1) with which a hidden unit is dropped in training.
+
+    Raises:
+        ValueError: a width below 1, or a probability out of range.
+    """
+
+    def __init__(self, in_features: int, hidden: Sequence[int], num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        widths = [in_features, *hidden]
+        if min(*widths, num_classes) < 1:
+            raise ValueError(
+                f"in_features={in_features!r}, hidden={list(hidden)!r}, num_classes={num_classes!r}: "
+                "each width must be at least 1"
+            )
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout!r} must be a probability in [0, 1)")
+        self.layers = nn.Sequential()
+        for fan_in, fan_out in pairwise(widths):
+            self.layers.extend([nn.Linear(fan_in, fan_out), nn.ReLU()])
+            if dropout > 0.0:
+                self.layers.append(nn.Dropout(dropout))
+        self.layers.append(nn.Linear(widths[-1], num_classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the logits ``(N, C)`` of inputs ``(N, ...)``."""
+        return self.layers(inputs.flatten(start_dim=1))

@@ -1,0 +1,70 @@
+"""A residual network small enough for a CPU: 78,000 weights at width 16."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm and a shortcut around them: ``relu(norm(conv(relu(norm(conv(x))))) + x)``.
+
+    Where the shape changes, the shortcut is a 1x1 convolution with batch norm. Source: He et al. 2015,
+    "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385.
+
+    Args:
+        in_channels: channels of the input ``(N, in_channels, H, W)``.
+        out_channels: channels of the output ``(N, out_channels, H / stride, W / stride)``, sizes rounded up.
+        stride: of the first convolution.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the block's output ``(N, out_channels, H / stride, W / stride)``."""
+        residual = F.relu(self.norm1(self.conv1(x)))
+        residual = self.norm2(self.conv2(residual))
+        return F.relu(residual + self.shortcut(x))
+
+
+class ResNet8(nn.Module):
+    """A stem, three residual blocks of rising width, global average pooling and a linear layer.
+
+    Args:
+        in_channels: channels of the images ``(N, in_channels, H, W)``, of any size.
+        num_classes: C of the logits ``(N, C)``.
+        width: channels of the stem and the first block; the others have twice and four times as many.
+
+    Raises:
+        ValueError: an argument below 1.
+    """
+
+    def __init__(self, in_channels: int = 1, num_classes: int = 10, width: int = 16) -> None:
+        super().__init__()
+        for name, value in {"in_channels": in_channels, "num_classes": num_classes, "width": width}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value!r} must be at least 1")
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        self.blocks = nn.Sequential(
+            BasicBlock(width, width), BasicBlock(width, 2 * width, stride=2), BasicBlock(2 * width, 4 * width, stride=2)
+        )
+        self.head = nn.Linear(4 * width, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the logits ``(N, C)``."""
+        return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))

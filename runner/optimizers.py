@@ -1,0 +1,126 @@
+"""From what the user gave as optimizers and schedulers to the ones that a run steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from runner.schedulers import Schedule, ScheduledRates
+from runner.time import Progress
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory] | Sequence[Optimizer] | None
+
+
+def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
+    """Return a list of optimizers over the model's parameters as they are now, in the order given.
+
+    Args:
+        optimizers: a factory from parameters to an optimizer, an optimizer or a list of them, a dict of factories by
+            the name of the submodule whose parameters they get, or None.
+        model: after INIT.
+
+    Raises:
+        TypeError: something is neither an optimizer nor a factory of one, or needs a closure to step.
+        ValueError: an optimizer holds parameters that the model does not, or a key names no submodule.
+    """
+    if optimizers is None:
+        return []
+    if isinstance(optimizers, Mapping):
+        made = [
+            _make(factory, _submodule(model, name), f"optimizers[{name!r}]") for name, factory in optimizers.items()
+        ]
+    elif isinstance(optimizers, list | tuple):
+        made = [_make(one, model, "optimizers") for one in optimizers]
+    else:
+        made = [_make(optimizers, model, "optimizers")]
+    for one in made:
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise TypeError(
+                f"optimizers={type(one).__name__}: needs a closure to step, which a step with callbacks cannot give"
+            )
+        _check_parameters(one, model)
+    return made
+
+
+def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
+    if isinstance(source, Optimizer):
+        return source
+    if not callable(source):
+        raise TypeError(
+            f"{name}={source!r}: must be an optimizer, or a factory such as `lambda params: AdamW(params, lr=1e-3)`"
+        )
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError(f"{name}: the model has no trainable parameter to optimize")
+    optimizer = source(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"{name}: the factory returned a {type(optimizer).__name__}; it must return a torch optimizer")
+    return optimizer
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    children = dict(model.named_children())
+    if name not in children:
+        raise ValueError(f"optimizers={name!r}: the keys must name submodules of the model, which are {[*children]}")
+    return children[name]
+
+
+def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise ValueError(
+            f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm may have "
+            "replaced them at INIT). Give a factory, `lambda params: ...`, which is called after INIT."
+        )
+
+
+class Schedulers(NamedTuple):
+    """What sets learning rates, by when it acts."""
+
+    rates: list[ScheduledRates]
+    """Set the rate before each batch, from the batch's own timestamp."""
+    stepped: list[Any]
+    """torch's own, stepped after each batch or epoch."""
+
+
+def make_schedulers(
+    schedulers: Any, optimizers: Sequence[Optimizer], progress: Progress, ratio: float, scale_warmup: bool
+) -> Schedulers:
+    """Return schedulers bound to every optimizer.
+
+    Args:
+        schedulers: a schedule of `runner.schedulers`, a factory from an optimizer to a torch scheduler, a list of
+            those, or None.
+        optimizers: whose rates to set.
+        progress: to check the schedules' lengths against the run's.
+        ratio: `scale_schedule_ratio`.
+        scale_warmup: whether it applies to warm-ups.
+
+    Raises:
+        TypeError: something is neither.
+        ValueError: a schedule does not fit into the run.
+    """
+    given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+    schedules = [one.scaled(ratio, scale_warmup) for one in given if isinstance(one, Schedule)]
+    for schedule in schedules:
+        schedule.validate(progress)
+    stepped = []
+    for one in given:
+        if isinstance(one, Schedule):
+            continue
+        if not callable(one):
+            raise TypeError(
+                f"schedulers={one!r}: must be a schedule of runner.schedulers, or a factory from an optimizer to a torch "
+                "scheduler, such as `lambda optimizer: StepLR(optimizer, 10)`"
+            )
+        stepped += [one(optimizer) for optimizer in optimizers]
+        if not hasattr(stepped[-1], "step"):
+            raise TypeError(f"schedulers={one!r} returned a {type(stepped[-1]).__name__}, which has no step()")
+    return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

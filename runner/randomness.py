@@ -1,0 +1,79 @@
+"""Streams of randomness: each consumer has its own, a pure function of the seed, its name and where it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def stream_seed(seed: int, name: str, *counters: int) -> int:
+    """Return a seed in [0, 2^63) for one draw of one consumer, the same on every platform.
+
+    Two streams with different arguments are independent for all practical purposes; nothing needs to be saved to
+    resume one, since (seed, name, batch) say it all.
+
+    Args:
+        seed: the run's seed, or a rank's.
+        name: of the consumer: 'order', 'model', an algorithm's config key.
+        counters: epoch, batch, microbatch, ...
+    """
+    value = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+    for counter in counters:
+        value = _mix(value ^ _mix(counter & _MASK))
+    return value >> 1
+
+
+def _mix(value: int) -> int:
+    """Return the SplitMix64 output for a state (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class ForwardStream:
+    """The stream that dropout and the like draw from: torch's global generators, seeded anew for each forward pass.
+
+    What was drawn before a batch, by whomever, does not change what is drawn in it.
+
+    Args:
+        seed: of this rank.
+        device: the device whose generator is seeded beside the CPU's.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._base = stream_seed(seed, "forward")
+        self._seeders = [torch.default_generator.manual_seed]
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._seeders.append(torch.cuda.default_generators[index].manual_seed)
+        elif device.type != "cpu":
+            self._seeders.append(getattr(torch, device.type).manual_seed)
+
+    def start(self, batch: int, microbatch: int) -> None:
+        """Seed for the forward pass of a microbatch; `batch` counts from the start of training."""
+        seed = _mix(self._base + (batch << 20) + microbatch) >> 1
+        for manual_seed in self._seeders:
+            manual_seed(seed)
+
+
+def set_determinism(deterministic: bool) -> tuple[bool, bool] | None:
+    """Switch torch's deterministic algorithms on, and return what was before; None when there is nothing to do."""
+    if not deterministic:
+        return None
+    before = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    return before
+
+
+def restore_determinism(before: tuple[bool, bool] | None) -> None:
+    """Undo `set_determinism`."""
+    if before is not None:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]

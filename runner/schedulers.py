@@ -1,0 +1,309 @@
+"""Learning-rate schedules: pure functions from time to a multiplier of the base rate, and what applies them.
+
+Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup of the value that the schedule
+starts with (1, but for `constant` and `linear`). In the formulas t is the time since the start of training and
+x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. Epochs count in fractions where the number of batches
+in an epoch is known, else in whole epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.time import Progress, Time, Timestamp, TimeUnit, convert
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Length = Callable[[str | Time], Fraction]
+Curve = Callable[[float], float]
+
+
+def _axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
+    """The exact length of a time on one axis, and a timestamp's position on it; epochs are counted in their batches."""
+    per_epoch = (batches or None) if unit is TimeUnit.EPOCH else None
+
+    def length(time: str | Time) -> Fraction:
+        time = Time.parse(time)
+        return convert(time, unit, max_duration, batches) * (per_epoch or 1) if time.value else Fraction(0)
+
+    def position(timestamp: Timestamp) -> float:
+        if per_epoch is None:
+            return timestamp.count(unit)
+        return timestamp.epoch * per_epoch + timestamp.batch_in_epoch
+
+    return length, position
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A multiplier of the learning rate, 0 or more, as a function of time: `schedule(progress)`.
+
+    Schedules are equal when their arguments are, and can be pickled. Times other than `t_warmup` are above 0, numbers
+    at least 0; anything else is a ValueError, and what is neither time string nor number a TypeError.
+    """
+
+    t_warmup: str | Time = field(default="0ba", kw_only=True)
+
+    # Which fields are lengths of time above 0; the first decides the unit in which the schedule counts.
+    _lengths: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "t_warmup", Time.parse(self.t_warmup, "t_warmup"))
+        for name in (entry.name for entry in fields(self) if entry.name != "t_warmup"):
+            value, minimum = getattr(self, name), 1 if name == "t_mult" else 0
+            if name in self._lengths:
+                several = name == "milestones" and not isinstance(value, str | Time)
+                times = tuple(Time.parse(time, name) for time in (value if several else (value,)))
+                if not times or not all(time.value for time in times):
+                    raise ValueError(f"{name}={value!r} must be a time above 0")
+                object.__setattr__(self, name, times if name == "milestones" else times[0])
+            elif not isinstance(value, int | float) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} must be a number of at least {minimum}")
+            elif not minimum <= value < math.inf:
+                raise ValueError(f"{name}={value!r} must be a finite number of at least {minimum}")
+
+    def __call__(self, progress: Progress) -> float:
+        """The multiplier at this point of training; raises as `bind`."""
+        return self.bind(progress.max_duration, progress.batches_per_epoch)(progress.timestamp)
+
+    def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
+        """The multiplier as a function of the timestamp alone, with every conversion done: also the check at the start.
+
+        Raises:
+            ValueError: The warm-up is longer than the schedule, or its times cannot be put in one unit.
+        """
+        leading: Any = getattr(self, self._lengths[0]) if self._lengths else self.t_warmup
+        unit = (leading[0] if isinstance(leading, tuple) else leading).unit
+        unit = max_duration.unit if unit is TimeUnit.DURATION else unit
+        length, position = _axis(unit, max_duration, batches_per_epoch)
+        curve = self._curve(length, length(self.t_warmup))
+        warmup, initial = float(length(self.t_warmup)), curve(0)
+
+        def multiplier(timestamp: Timestamp) -> float:
+            t = position(timestamp)
+            return curve(t) if t >= warmup else initial * t / warmup
+
+        return multiplier
+
+    def scaled(self, ratio: float, scale_warmup: bool = False) -> Schedule:
+        """The schedule with its lengths, the warm-up only with `scale_warmup`, times `ratio`, as by `Time.scaled`."""
+        names = (*self._lengths, "t_warmup") if scale_warmup else self._lengths
+        return replace(self, **{name: _scaled(getattr(self, name), ratio) for name in names})
+
+    @abstractmethod
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        """The multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
+
+
+def _scaled(value: Time | tuple[Time, ...], ratio: float) -> Time | tuple[Time, ...]:
+    return value.scaled(ratio) if isinstance(value, Time) else tuple(time.scaled(ratio) for time in value)
+
+
+@dataclass(frozen=True)
+class constant(Schedule):
+    """`alpha` throughout."""
+
+    alpha: float = 1.0
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        return lambda t: self.alpha
+
+
+@dataclass(frozen=True)
+class step(Schedule):
+    """gamma ^ floor(t / step_size): steps count from the start of training, warm-up included."""
+
+    step_size: str | Time
+    gamma: float = 0.1
+    _lengths: ClassVar = ("step_size",)
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        # In whole numbers, so that no rounding moves a step to the next batch.
+        numerator, denominator = length(self.step_size).as_integer_ratio()
+        return lambda t: self.gamma ** (t * denominator // numerator)
+
+
+@dataclass(frozen=True)
+class multi_step(Schedule):
+    """gamma ^ (number of milestones at or before t): they count from the start of training, warm-up included."""
+
+    milestones: Sequence[str | Time]
+    gamma: float = 0.1
+    _lengths: ClassVar = ("milestones",)
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        passed = sorted(float(length(milestone)) for milestone in self.milestones)
+        return lambda t: self.gamma ** bisect_right(passed, t)
+
+
+@dataclass(frozen=True)
+class exponential(Schedule):
+    """gamma ^ ((t - t_warmup) / decay_period), continuous: it falls in every batch, not once a period."""
+
+    gamma: float
+    decay_period: str | Time = "1ep"
+    _lengths: ClassVar = ("decay_period",)
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        start, period = float(warmup), float(length(self.decay_period))
+        return lambda t: self.gamma ** (max(0.0, t - start) / period)
+
+
+@dataclass(frozen=True)
+class cosine_annealing_warm_restarts(Schedule):
+    """alpha_f + (1 - alpha_f) * (1 + cos(pi * y)) / 2, where y rises from 0 to 1 in each cycle.
+
+    The first cycle starts at t_warmup and lasts `t_0`, each next one `t_mult` times as long as the one before.
+    Source: Loshchilov and Hutter, SGDR, 2017.
+    """
+
+    t_0: str | Time
+    t_mult: float = 1.0
+    alpha_f: float = 0.0
+    _lengths: ClassVar = ("t_0",)
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        start, first_cycle = float(warmup), float(length(self.t_0))
+
+        def curve(t: float) -> float:
+            since, cycle = max(0.0, t - start), first_cycle
+            if self.t_mult == 1:
+                since %= cycle
+            while since >= cycle:
+                since, cycle = since - cycle, cycle * self.t_mult
+            return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * since / cycle)) / 2
+
+        return curve
+
+
+@dataclass(frozen=True)
+class _Ending(Schedule):
+    """A schedule that reaches its final value at `t_max`."""
+
+    t_max: str | Time = field(default="1dur", kw_only=True)
+    _lengths: ClassVar = ("t_max",)
+
+    @abstractmethod
+    def _value(self, x: float) -> float:
+        """The multiplier when the fraction x of the way from the warm-up to `t_max` is done."""
+
+    def _start(self, length: Length, warmup: Fraction) -> Fraction:
+        """Where the way to the final value starts."""
+        return warmup
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        start, end = self._start(length, warmup), length(self.t_max)
+        if not warmup <= start <= end:
+            times = " + ".join(f"{name}={str(getattr(self, name))!r}" for name in ("t_warmup", *self._lengths[1:]))
+            raise ValueError(f"{times} is longer than t_max={str(self.t_max)!r}: shorten it, or train longer")
+        first, last, way = float(start), float(end), float(end - start) or 1.0
+        return lambda t: self._value(1.0 if t >= last else max(0.0, t - first) / way)
+
+
+@dataclass(frozen=True)
+class linear(_Ending):
+    """alpha_i + (alpha_f - alpha_i) * x."""
+
+    alpha_i: float = 1.0
+    alpha_f: float = 0.0
+
+    def _value(self, x: float) -> float:
+        return self.alpha_i + (self.alpha_f - self.alpha_i) * x
+
+
+@dataclass(frozen=True)
+class cosine_annealing(_Ending):
+    """alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2."""
+
+    alpha_f: float = 0.0
+
+    def _value(self, x: float) -> float:
+        return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * x)) / 2
+
+
+@dataclass(frozen=True)
+class polynomial(_Ending):
+    """alpha_f + (1 - alpha_f) * (1 - x) ^ power."""
+
+    power: float
+    alpha_f: float = 0.0
+
+    def _value(self, x: float) -> float:
+        return self.alpha_f + (1 - self.alpha_f) * (1 - x) ** self.power
+
+
+@dataclass(frozen=True)
+class warmup_stable_decay(_Ending):
+    """1 until t_max - t_decay, then linear to `alpha_f` at t_max. Source: Hu et al., MiniCPM, 2024."""
+
+    t_decay: str | Time = "0.4dur"
+    alpha_f: float = 0.0
+    _lengths: ClassVar = ("t_max", "t_decay")
+
+    def _start(self, length: Length, warmup: Fraction) -> Fraction:
+        return length(self.t_max) - length(self.t_decay)
+
+    def _value(self, x: float) -> float:
+        return 1 + (self.alpha_f - 1) * x
+
+
+def _base_rate(group: dict[str, Any]) -> float:
+    if "initial_lr" not in group:
+        # A rate that is a tensor is read back here, once and before training.
+        group["initial_lr"] = float(group["lr"])
+    return group["initial_lr"]
+
+
+class ScheduledRates:
+    """What sets an optimizer's learning rates: each group's base rate times the product of the schedules.
+
+    The base rate is the group's `initial_lr`, set to its `lr` where it is missing, as torch's schedulers do. A rate
+    that is a tensor is filled in place. Without schedules the rates are left alone.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:
+        self.optimizer = optimizer
+        self.schedules = tuple(schedules)
+        self._multipliers: list[Callable[[Timestamp], float]] = []
+        self._bound_to: tuple[Time | None, int | None] = (None, None)
+        for group in optimizer.param_groups:
+            _base_rate(group)
+
+    def step(self, progress: Progress) -> None:
+        """Sets the rates for the batch that comes at `progress`; raises as `Schedule.bind`."""
+        timestamp, max_duration, batches_per_epoch = progress
+        if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
+            self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
+            self._bound_to = max_duration, batches_per_epoch
+        if not self.schedules:
+            return
+        multiplier = math.prod([multiplier_at(timestamp) for multiplier_at in self._multipliers])
+        for group in self.optimizer.param_groups:
+            rate = _base_rate(group) * multiplier
+            if isinstance(group["lr"], float | int):
+                group["lr"] = rate
+            else:
+                group["lr"].fill_(rate)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """The base rate of each group."""
+        return {"base_rates": [_base_rate(group) for group in self.optimizer.param_groups]}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Takes over the base rates; the rates themselves follow at the next `step`.
+
+        Raises:
+            ValueError: The optimizer has another number of groups.
+        """
+        groups, base_rates = self.optimizer.param_groups, state["base_rates"]
+        if len(groups) != len(base_rates):
+            raise ValueError(f"base_rates={base_rates!r} must have one rate for each of the {len(groups)} groups")
+        for group, base_rate in zip(groups, base_rates, strict=True):
+            group["initial_lr"] = base_rate

@@ -1,0 +1,299 @@
+"""Training time: lengths (`Time`), positions (`Timestamp`), recurrences (`Interval`) and how far along (`Progress`)."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+
+class TimeUnit(StrEnum):
+    """What a `Time` counts; the value is the suffix in a time string."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"
+    SECOND = "sec"
+
+
+_NUMBER = "[0-9]+(?:[.][0-9]+)?"
+_COUNT = re.compile(f"([0-9]+)(iter|ep|ba|sp|tok)|({_NUMBER})(dur|sec)")
+_CLOCK = re.compile(f"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?")
+_TYPED = re.compile(r"-?\s*([0-9]*[.]?[0-9]+(?:e-?[0-9]{1,2})?)\s*([a-z%]*)")
+_ALLOWED = (
+    "a whole number with a unit ('10ep', '100ba'; also iter, sp, tok), "
+    "a fraction of max_duration from 0 to 1 ('0.5dur'), or wall-clock time ('90s', '1h30m')"
+)
+_UNIT_OF_WORD = {word: unit.value for unit in TimeUnit for word in (unit.value, unit.name.lower())}
+_UNIT_OF_WORD |= {"%": "dur", "step": "ba", "h": "h", "hour": "h", "m": "m", "minute": "m", "s": "s"}
+
+
+def _operator(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The binary method of `Time` or `Timestamp` that applies `operate` to the two numbers behind the operands."""
+
+    def method(self: Time | Timestamp, other: Time | str) -> Any:
+        if not isinstance(other, Time | str):
+            return NotImplemented
+        return operate(*self._numbers(Time.parse(other) if isinstance(other, str) else other))
+
+    return method
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Time:
+    """A length of training in one unit: an int, but a float for `dur` (a fraction of max_duration) and `sec`.
+
+    Lengths of one unit add, subtract, divide (to a float) and compare, also with time strings. Differences may be
+    negative; what `parse` returns never is.
+
+    Raises:
+        TypeError: `value` is no finite number, or no int where the unit is counted in whole numbers.
+        ValueError: `unit` does not exist.
+    """
+
+    value: int | float
+    unit: TimeUnit
+
+    def __init__(self, value: int | float, unit: TimeUnit | str) -> None:
+        unit = TimeUnit(unit)
+        kinds, kind = ((int, float), "a finite number") if unit in ("dur", "sec") else (int, "an int")
+        if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+            raise TypeError(f"value={value!r} in unit {unit.value!r} must be {kind}")
+        object.__setattr__(self, "value", value if kinds is int else float(value))
+        object.__setattr__(self, "unit", unit)
+
+    @classmethod
+    def parse(cls, value: str | Time, name: str = "time") -> Time:
+        """The length that a time string such as `'10ba'`, `'0.5dur'` or `'1h30m'` names; a `Time` is range-checked.
+
+        Raises:
+            TypeError: `value` is neither a string nor a `Time`; the message calls it `name`, as the user does.
+            ValueError: The string is no time, or the time is negative or above `'1dur'`.
+        """
+        time = _read(value) if isinstance(value, str) else value
+        if isinstance(time, Time) and 0 <= time.value <= (1 if time.unit is TimeUnit.DURATION else math.inf):
+            return time
+        error = ValueError if isinstance(value, str | Time) else TypeError
+        raise error(f"{name}={value!r} is not a time: give {_ALLOWED}.{_suggestion(str(value))}")
+
+    @classmethod
+    def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
+        """As `parse`, for the fields in which a plain int is a number of epochs."""
+        return cls.parse(cls(value, TimeUnit.EPOCH) if type(value) is int else value, name)  # type: ignore[arg-type]
+
+    @property
+    def exact(self) -> Fraction:
+        """The value as the decimal number that was written: `'0.1dur'` is 1/10, not the float next to it."""
+        return Fraction(repr(self.value))
+
+    def scaled(self, ratio: float) -> Time:
+        """This length times `ratio`, rounded down to whole counts; `dur` stays, since max_duration itself is scaled.
+
+        Raises:
+            ValueError: `ratio` is not above 0, or leaves nothing of a length.
+        """
+        if not 0 < ratio < math.inf:
+            raise ValueError(f"ratio={ratio!r} must be a finite number above 0")
+        exact = self.exact * (1 if self.unit is TimeUnit.DURATION else Fraction(repr(float(ratio))))
+        value = math.floor(exact) if isinstance(self.value, int) else float(exact)
+        if self.value and not value:
+            raise ValueError(f"ratio={ratio!r} leaves nothing of {str(self)!r}: give a larger ratio or a longer time")
+        return Time(value, self.unit)
+
+    def _numbers(self, other: Time) -> tuple[int | float, int | float]:
+        if other.unit is not self.unit:
+            raise ValueError(f"{str(self)!r} and {str(other)!r} are in different units: give both in one unit")
+        return self.value, other.value
+
+    __lt__, __le__, __gt__, __ge__ = map(_operator, (operator.lt, operator.le, operator.gt, operator.ge))
+    __truediv__ = _operator(operator.truediv)
+
+    def __add__(self, other: Time | str) -> Time:
+        return Time(sum(self._numbers(Time.parse(other))), self.unit)
+
+    def __sub__(self, other: Time | str) -> Time:
+        return Time(operator.sub(*self._numbers(Time.parse(other))), self.unit)
+
+    def __eq__(self, other: object) -> bool:
+        time = _read(other) if isinstance(other, str) else other
+        return isinstance(time, Time) and (self.value, self.unit) == (time.value, time.unit)
+
+    def __str__(self) -> str:
+        return f"{Decimal(repr(self.value)):f}".removesuffix(".0") + self.unit
+
+    def __repr__(self) -> str:
+        return f"Time({self.value!r}, {str(self.unit)!r})"
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> Time | None:
+    """The time that a string names, or None; cached, because strings are compared with the clock in every batch."""
+    if match := _COUNT.fullmatch(text):
+        count, unit, real, real_unit = match.groups()
+        return Time(int(count), unit) if count else Time(float(real), real_unit)
+    if text and (match := _CLOCK.fullmatch(text)):
+        hours, minutes, seconds = (Fraction(part or 0) for part in match.groups())
+        return Time(float(3600 * hours + 60 * minutes + seconds), TimeUnit.SECOND)
+    return None
+
+
+def _suggestion(text: str) -> str:
+    """A sentence with the times nearest to what was typed, or nothing."""
+    match = _TYPED.fullmatch(text.strip().lower())
+    words = get_close_matches(match[2] or "ep", _UNIT_OF_WORD, n=1) if match else []
+    if not match or not words:
+        return ""
+    number, unit = Decimal(match[1]) / (100 if match[2] == "%" else 1), _UNIT_OF_WORD[words[0]]
+    if unit == "dur" or (number < 1 and not match[2]):
+        number, unit = min(number, Decimal(1)), "dur"
+    numbers = (number,) if unit in ("dur", "sec", "h", "m", "s") else (math.floor(number), math.ceil(number))
+    guesses = dict.fromkeys(f"'{Decimal(number).normalize():f}{unit}'" for number in numbers if number)
+    return f" Did you mean {' or '.join(guesses)}?" if guesses else ""
+
+
+_FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}
+
+
+class Timestamp(NamedTuple):
+    """A position in training: counts over all ranks, wall-clock seconds of this rank without evaluation.
+
+    It never changes; `to_next_*` return the next one. It is ordered against a `Time` or a time string by that unit's
+    count (`timestamp >= "10ba"`) and equals another timestamp when all fields do. A tuple is the fastest to make.
+    """
+
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    token: int = 0
+    epoch_in_iteration: int = 0
+    batch_in_epoch: int = 0
+    sample_in_epoch: int = 0
+    token_in_epoch: int = 0
+    total_wct: float = 0.0
+    epoch_wct: float = 0.0
+    batch_wct: float = 0.0
+
+    def to_next_batch(self, samples: int = 0, tokens: int = 0, duration: float = 0.0) -> Timestamp:
+        """The position after one more batch of `samples` and `tokens` over all ranks, which took `duration` seconds."""
+        return Timestamp(
+            self.iteration, self.epoch, self.batch + 1, self.sample + samples, self.token + tokens,
+            self.epoch_in_iteration, self.batch_in_epoch + 1, self.sample_in_epoch + samples,
+            self.token_in_epoch + tokens, self.total_wct + duration, self.epoch_wct + duration, duration,
+        )  # fmt: skip
+
+    def to_next_epoch(self, duration: float = 0.0) -> Timestamp:
+        """The position at the start of the next epoch, `duration` seconds later."""
+        return Timestamp(
+            self.iteration, self.epoch + 1, self.batch, self.sample, self.token, self.epoch_in_iteration + 1,
+            total_wct=self.total_wct + duration, batch_wct=self.batch_wct,
+        )  # fmt: skip
+
+    def to_next_iteration(self) -> Timestamp:
+        """The position at the start of the next iteration."""
+        return self._replace(iteration=self.iteration + 1, epoch_in_iteration=0)
+
+    def count(self, unit: TimeUnit | str) -> int | float:
+        """How many of `unit` (not `dur`: see `Progress`) have passed since the start of training, a plain number."""
+        if unit not in _FIELD_OF_UNIT:
+            raise ValueError(f"{str(TimeUnit(unit))!r} is a fraction of max_duration, unknown here: give another unit")
+        return self[_FIELD_OF_UNIT[unit]]
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """As `count`, as a `Time`."""
+        return Time(self.count(unit), unit)
+
+    def _numbers(self, other: Time) -> tuple[int | float, int | float]:
+        return self.count(other.unit), other.value
+
+    __lt__, __le__, __gt__, __ge__ = map(_operator, (operator.lt, operator.le, operator.gt, operator.ge))
+
+    def state_dict(self) -> dict[str, int | float]:
+        """The fields by name, as plain numbers."""
+        return self._asdict()
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
+        """The timestamp whose `state_dict()` this is; a missing or unknown field is a ValueError."""
+        if state.keys() != set(cls._fields):
+            raise ValueError(f"state={dict(state)!r} must have exactly the keys {', '.join(cls._fields)}")
+        return cls(**state)  # type: ignore[arg-type]
+
+
+def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches_per_epoch: int | None) -> Fraction:
+    """The exact length of `time` in another unit: `dur` through max_duration, epochs and batches through each other.
+
+    Raises:
+        ValueError: Nothing links the two units, or the batches of an epoch are not known.
+    """
+    if time.unit == unit:
+        return time.exact
+    if max_duration is not None and max_duration.unit is not TimeUnit.DURATION:
+        if time.unit is TimeUnit.DURATION:
+            return time.exact * convert(max_duration, unit, max_duration, batches_per_epoch)
+        if unit == TimeUnit.DURATION:
+            return convert(time, max_duration.unit, max_duration, batches_per_epoch) / max_duration.exact
+    if batches_per_epoch and {time.unit, unit} == {"ep", "ba"}:
+        return time.exact * batches_per_epoch if unit == TimeUnit.BATCH else time.exact / batches_per_epoch
+    raise ValueError(
+        f"{str(time)!r} cannot be expressed in {str(TimeUnit(unit))!r} with max_duration={str(max_duration)!r} and "
+        f"batches_per_epoch={batches_per_epoch!r}: give all times in one unit"
+    )
+
+
+@dataclass(frozen=True, init=False)
+class Interval:
+    """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never."""
+
+    time: Time
+    _period: tuple[Time | None, TimeUnit, int, int] | None = field(compare=False, repr=False)
+
+    def __init__(self, value: int | str | Time, name: str = "interval") -> None:
+        object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
+        object.__setattr__(self, "_period", None)
+
+    def is_due(self, previous: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
+        """Whether a multiple of the interval lies in (previous, now], by the interval's own count.
+
+        The positions are those before and after one `to_next_*`. A `dur` interval raises without a max_duration.
+        """
+        if not self.time.value:
+            return False
+        if self._period is None or self._period[0] is not max_duration:
+            unit = max_duration.unit if max_duration and self.time.unit is TimeUnit.DURATION else self.time.unit
+            ratio = convert(self.time, unit, max_duration, None).as_integer_ratio()
+            # Kept for this max_duration: every interval is asked after every batch.
+            object.__setattr__(self, "_period", (max_duration, unit, *ratio))
+        _, unit, numerator, denominator = self._period  # type: ignore[misc]
+        return now.count(unit) * denominator // numerator > previous.count(unit) * denominator // numerator
+
+
+class Progress(NamedTuple):
+    """Where training is and how long it will be; `batches_per_epoch` is None where the loader has no length."""
+
+    timestamp: Timestamp
+    max_duration: Time
+    batches_per_epoch: int | None = None
+
+    def elapsed_in(self, unit: TimeUnit | str) -> float:
+        """How many of `unit` have passed; epochs in fractions where their batches are known, `dur` as a fraction."""
+        if unit == TimeUnit.DURATION:
+            return self.elapsed_in(self.max_duration.unit) / self.max_duration.value
+        if unit == TimeUnit.EPOCH and self.batches_per_epoch:
+            return self.timestamp.epoch + self.timestamp.batch_in_epoch / self.batches_per_epoch
+        return float(self.timestamp.count(unit))
+
+    def convert(self, time: Time | str, unit: TimeUnit | str) -> float:
+        """The length of `time` in another unit, see the function `convert`; a ValueError where nothing links them."""
+        return float(convert(Time.parse(time), unit, self.max_duration, self.batches_per_epoch))

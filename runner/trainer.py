@@ -1,0 +1,321 @@
+"""The Trainer: puts a run together, loads it, and hands it to the loops."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner import checkpoint, evaluation, loop
+from runner.arguments import check_duration, check_iteration_length, check_microbatches, listed, refuse_unseen_hooks
+from runner.dataloader import BatchStream
+from runner.destination import LoggerDestination
+from runner.distributed import (
+    Pulse,
+    broadcast_object,
+    get_global_rank,
+    init_process_group,
+    pick_device,
+    replicate,
+)
+from runner.engine import Engine, name_hooks, order_algorithms
+from runner.evaluator import Evaluator, ensure_evaluators
+from runner.event import Event
+from runner.hooks import Algorithm, Callback
+from runner.interrupt import Interrupt
+from runner.logger import Logger
+from runner.metrics import TrainerLog, TrainMetrics
+from runner.model import Model
+from runner.optimizers import Optimizers, make_optimizers, make_schedulers
+from runner.precision import Precision
+from runner.randomness import ForwardStream, restore_determinism, set_determinism
+from runner.state import State
+from runner.time import Interval, Time
+
+log = logging.getLogger("runner")
+
+
+class Trainer:
+    """Trains, evaluates and predicts with a model, through an event engine.
+
+    The constructor trains nothing and opens no connection but the process group's; it validates all that can be
+    validated. Use it as a context manager, or call `close()`, so that callbacks and destinations can finish.
+
+    Args:
+        model: what to train.
+        train_dataloader: yields this rank's batches; needed by `fit`. Its `len()`, where it has one, is an epoch.
+        eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of those.
+        optimizers: a factory from parameters to an optimizer, an optimizer, or a dict of factories by the name of the
+            submodule whose parameters they get (for a model with its own `training_step`). Factories are called after
+            INIT, when algorithms have changed the model.
+        schedulers: schedules of `runner.schedulers`, whose product multiplies the learning rates at each batch;
+            and/or factories from an optimizer to a torch scheduler. One or a list.
+        max_duration: a time string, or epochs as an int.
+        eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
+        iteration_length: epochs in an iteration ('2ep'); None: the whole run.
+        algorithms: what changes training; ordered by their declarations, otherwise as given.
+        callbacks: what watches training, in the order in which it is called. Destinations are welcome here too.
+        loggers: destinations of what is logged.
+        precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8' where supported.
+        grad_accum: microbatches per batch, at least 1.
+        microbatch_size: samples per microbatch on each rank, in place of `grad_accum`; 'auto' starts with the whole
+            batch and halves when the device is out of memory, doing the batch again with the same random numbers.
+        device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
+        seed: of all streams of randomness.
+        deterministic: let torch refuse operations that may differ between two equal runs.
+        compile: compile the model with `torch.compile`.
+        scale_schedule_ratio: multiplies max_duration and the lengths in schedules (not those in 'dur').
+        scale_warmup: whether warm-ups are multiplied as well.
+        step_schedulers_every_batch: step torch's own schedulers per batch rather than per epoch.
+        load_path: a checkpoint or a run's folder to take only the weights from.
+        load_strict: whether the names of weights must match one to one.
+        resume_path: a checkpoint or a run's folder to go on from, to the bit.
+        run_name: default: the date and time.
+        run_dir: the run's folder; default: `outputs/{run_name}`. Made when something is first written to it.
+        config: the resolved config that made this run, for the record.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        train_dataloader: Iterable[Any] | None = None,
+        eval_dataloader: Any = None,
+        optimizers: Optimizers = None,
+        schedulers: Any = None,
+        max_duration: str | int | Time = "1ep",
+        eval_interval: str | int | Time = "1ep",
+        iteration_length: str | int | Time | None = None,
+        algorithms: Sequence[Algorithm] | Algorithm = (),
+        callbacks: Sequence[Callback] | Callback = (),
+        loggers: Sequence[LoggerDestination] | LoggerDestination = (),
+        precision: str = "fp32",
+        grad_accum: int = 1,
+        microbatch_size: int | str | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        deterministic: bool = False,
+        compile: bool = False,
+        scale_schedule_ratio: float = 1.0,
+        scale_warmup: bool = False,
+        step_schedulers_every_batch: bool = False,
+        load_path: str | Path | None = None,
+        load_strict: bool = True,
+        resume_path: str | Path | None = None,
+        run_name: str | None = None,
+        run_dir: str | Path | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(model, Model):
+            raise TypeError(
+                f"model={type(model).__name__}: must be a runner.Model; ClassificationModel or LanguageModel wrap a module"
+            )
+        self._interval = Interval(eval_interval, name="eval_interval")
+        self._iteration_length = check_iteration_length(iteration_length)
+        self._scaling = (scale_schedule_ratio, scale_warmup)
+        self._step_every_batch = step_schedulers_every_batch
+        self.state = State(
+            unwrapped_model=model,
+            model=model,
+            device=pick_device(device),
+            precision=Precision(precision),
+            seed=seed + get_global_rank(),
+            rank_zero_seed=seed,
+            run_name=run_name or "",
+            config=dict(config or {}),
+            max_duration=check_duration(max_duration).scaled(scale_schedule_ratio),
+        )
+        self._set_microbatches(grad_accum, microbatch_size)
+        self._set_hooks(algorithms, callbacks, loggers)
+        self.state.precision.check(self.state.device)
+        self._before = set_determinism(deterministic)
+        init_process_group(self.state.device)
+        self._name_run(run_dir)
+        self._open_data(train_dataloader, ensure_evaluators(eval_dataloader))
+        self.logger = Logger(self.state, self.state.loggers)
+        self.engine = Engine(self.state, self.logger)
+        with self._closing_on_error():
+            self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
+
+    def fit(self, duration: str | int | Time | None = None) -> None:
+        """Train until `max_duration`, or for `duration` more; again to go on from where training stands. All ranks.
+
+        SIGTERM and Ctrl-C let the batch in flight finish, then end training as the signal asks, after `close`.
+
+        Raises:
+            ValueError: there is nothing to train with, or nothing left to train.
+        """
+        state = self.state
+        if state.train_dataloader is None or not state.optimizers:
+            missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
+            raise ValueError(f"{missing}=None: fit() needs it; give it to the Trainer")
+        if duration is not None:
+            more = check_duration(duration, "duration")
+            state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
+        if state.timestamp >= state.max_duration:
+            raise ValueError(
+                f"max_duration={str(state.max_duration)!r} is reached: nothing is left to train. "
+                "Go on with fit(duration='1ep'), or raise max_duration."
+            )
+        state.stop_requested = False
+        with self._closing_on_error(), self._interrupt.listening():
+            loop.fit(self)
+
+    def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
+        """Evaluate now, and return metric values by evaluator label and name. All ranks.
+
+        Args:
+            eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
+        """
+        evaluators = list(self.state.evaluators) if eval_dataloader is None else ensure_evaluators(eval_dataloader)
+        if not evaluators:
+            raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
+        with self._closing_on_error():
+            if eval_dataloader is not None:
+                self._open_evaluators(evaluators)
+            evaluation.evaluate_standalone(self, evaluators)
+        return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
+
+    def predict(self, dataloader: Iterable[Any]) -> list[Any]:
+        """Return this rank's outputs for each batch of a dataloader, on the CPU. All ranks."""
+        with self._closing_on_error():
+            return evaluation.predict(self, self._open(dataloader, "dataloader"))
+
+    def close(self) -> None:
+        """Let callbacks and destinations finish; the Trainer cannot be used afterwards. May be called again."""
+        try:
+            self.engine.close()
+        finally:
+            restore_determinism(self._before)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self.state.error is None:
+            self.state.error = error
+        self.close()
+
+    def owes(self, evaluator: Evaluator) -> bool:
+        """Whether an evaluator runs at the end of training: it is not off, and has not run at this very batch."""
+        interval = evaluator.eval_interval or self._interval
+        return interval.time.value > 0 and self.state.evaluated_at.get(evaluator.label) != self.state.timestamp.batch
+
+    def is_due(self, evaluator: Evaluator) -> bool:
+        """Whether the last step of time reached an evaluator's interval."""
+        return self.state.is_due(evaluator.eval_interval or self._interval)
+
+    def iteration_is_complete(self) -> bool:
+        """Whether the epoch that just ended completes an iteration."""
+        state = self.state
+        if self._iteration_length is None:
+            return state.stop_requested or state.timestamp >= state.max_duration
+        return state.timestamp.epoch_in_iteration >= self._iteration_length.value
+
+    def shrink_microbatches(self) -> None:
+        """Halve `microbatch_size` after a device ran out of memory, and free what the attempt left there."""
+        size = self.state.microbatch_size or 2
+        self.state.microbatch_size = max(1, size // 2)
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if self.state.device.type == "cuda":
+            torch.cuda.empty_cache()
+        log.warning(
+            "out of memory with microbatches of %d samples: this batch is done again with %d",
+            size,
+            self.state.microbatch_size,
+        )
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.state.error = error
+            self.close()
+            raise
+
+    def _set_microbatches(self, grad_accum: int, microbatch_size: int | str | None) -> None:
+        check_microbatches(grad_accum, microbatch_size)
+        self.state.grad_accum = grad_accum
+        self.state.microbatch_size = microbatch_size if isinstance(microbatch_size, int) else None
+        self.state.auto_microbatching = microbatch_size == "auto"
+
+    def _set_hooks(self, algorithms: Any, callbacks: Any, loggers: Any) -> None:
+        state, hooks = self.state, name_hooks([*listed(callbacks), *listed(loggers)])
+        state.algorithms = tuple(order_algorithms(name_hooks(listed(algorithms))))
+        state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
+        destinations = (one for one in hooks if isinstance(one, LoggerDestination))
+        state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)
+
+    def _name_run(self, run_dir: str | Path | None) -> None:
+        state = self.state
+        state.run_name = broadcast_object(state.run_name or f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3])
+        state.run_dir = Path(run_dir if run_dir is not None else Path("outputs") / state.run_name)
+
+    def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
+        state, model = self.state, self.state.unwrapped_model
+        state.train_dataloader, state.evaluators = train_dataloader, tuple(evaluators)
+        if train_dataloader is not None:
+            self.train_stream = self._open(train_dataloader, "train_dataloader")
+            state.train_dataloader_len = self.train_stream.length
+        state.train_metrics = self._place(model.metrics(train=True))
+        self.eval_streams: dict[str, BatchStream] = {}
+        self._open_evaluators(state.evaluators)
+        own = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]
+        state.callbacks = (*name_hooks(own), *state.callbacks)
+
+    def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
+        for one in evaluators:
+            self.eval_streams[one.label] = self._open(one.dataloader, f"dataloader of evaluator {one.label!r}")
+            self.state.eval_metrics[one.label] = one.select(
+                self._place(self.state.unwrapped_model.metrics(train=False))
+            )
+
+    def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
+        return BatchStream(loader, self.state.device, self.state.precision, name)
+
+    def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        for metric in metrics.values():
+            metric.to(self.state.device).persistent(True)  # so that state_dict() holds the accumulators
+        return metrics
+
+    def _prepare(
+        self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
+    ) -> None:
+        """Fire the events of construction, and make what stands between them."""
+        state, fire = self.state, self.engine.run_event
+        model = state.unwrapped_model
+        self._interrupt = Interrupt()
+        self.pulse = Pulse(self._interrupt.read)
+        self.forward_stream = ForwardStream(state.seed, state.device)
+        self.has_loss = type(model).loss is not Model.loss
+        context = state.precision.context(state.device) or nullcontext()
+        self.autocast: Callable[[], AbstractContextManager[Any]] = lambda: context
+        refuse_unseen_hooks(state)
+        model.to(state.device, state.precision.weight_dtype)
+        fire(Event.INIT)
+        model.to(state.device, state.precision.weight_dtype)  # modules that algorithms put in
+        state.optimizers = make_optimizers(optimizers, model)
+        self.rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
+        self.batch_schedulers, self.epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
+        state.schedulers = [*self.rates, *stepped]
+        state.scaler = state.precision.scaler(state.device)
+        fire(Event.BEFORE_LOAD)
+        if load_path is not None:
+            checkpoint.load_weights(state, load_path, strict)
+        if resume_path is not None:
+            checkpoint.restore(state, resume_path)
+        fire(Event.AFTER_LOAD)
+        if compile:
+            model.compile()
+        state.model = replicate(model, state.device)
+        self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(state.model, "no_sync", nullcontext)

@@ -1,0 +1,226 @@
+"""What the tests share: an environment of their own, free ports, the application and ranks as bounded processes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+GRACE = 10.0  # seconds that ranks have to notice that another has failed
+
+Finished = subprocess.CompletedProcess[str]
+
+
+def isolate_environment() -> None:
+    """Leaves nothing of the user's configuration to read or to write, here and in child processes.
+
+    Runs before torch is imported: it reads the number of threads once.
+    """
+    for name in list(os.environ):
+        if name in LAUNCHED or name.startswith(("MLFLOW_", "HYDRA_", "TORCHELASTIC_", "WANDB_")):
+            del os.environ[name]
+    matplotlib_folder = ROOT / ".pytest_cache" / "matplotlib"  # kept: its font list takes seconds to make
+    matplotlib_folder.mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": str(matplotlib_folder),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    if "PYTHONPATH" in os.environ:  # children run in other folders
+        entries = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
+
+
+isolate_environment()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where there is none; the reason is in the summary."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch  # here, so that collecting other tests does not wait for it
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def find_free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
+    return find_free_port()
+
+
+def run_processes(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str | None]],
+    *,
+    folder: Path,
+    logs: Path,
+    timeout: float,
+) -> list[Finished]:
+    """What `command` gave, once in each environment, all at the same time.
+
+    Each process leads a group of its own, which is killed after `timeout` seconds (the test fails then), or `GRACE`
+    seconds after another of them failed. An environment's None removes a variable.
+    """
+    with contextlib.ExitStack() as stack:
+        processes: list[subprocess.Popen[bytes]] = []
+        for index, changes in enumerate(environments):
+            # Files, not pipes: a pipe ends only when the last grandchild that holds it has ended.
+            out, err = (stack.enter_context((logs / f"{index}.{kind}").open("wb")) for kind in ("out", "err"))
+            env = {name: value for name, value in (os.environ | changes).items() if value is not None}
+            processes.append(
+                stack.enter_context(
+                    subprocess.Popen(
+                        command,
+                        cwd=folder,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                        start_new_session=True,
+                    )
+                )
+            )
+        started = time.monotonic()
+        deadline = started + timeout
+        try:
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if any(process.returncode for process in processes):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                time.sleep(0.02)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    finished = [
+        Finished(command, process.returncode, (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
+        for i, process in enumerate(processes)
+    ]
+    if time.monotonic() - started >= timeout:
+        pytest.fail(f"not finished after {timeout} s\n{describe(finished)}")
+    return finished
+
+
+def describe(finished: Sequence[Finished]) -> str:
+    """The exit status and output of processes, to read."""
+    return "\n".join(
+        f"--- process {index}: exit {one.returncode}\n{one.stdout}\n--- its stderr\n{one.stderr}"
+        for index, one in enumerate(finished)
+    )
+
+
+class RunApp(Protocol):
+    """Runs `python -m runner ARGUMENTS` to its end."""
+
+    def __call__(
+        self,
+        *arguments: str,
+        exit_code: int | None = 0,
+        timeout: float = 120.0,
+        env: Mapping[str, str | None] = ...,
+        folder: Path | None = None,
+    ) -> Finished:
+        """What it gave; fails the test when its exit code is another than `exit_code` (None: any will do)."""
+        ...
+
+
+@pytest.fixture
+def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
+    """Runs `python -m runner ARGUMENTS` in the test's `tmp_path`, or in `folder`, within `timeout` seconds."""
+
+    def run(
+        *arguments: str,
+        exit_code: int | None = 0,
+        timeout: float = 120.0,
+        env: Mapping[str, str | None] = {},
+        folder: Path | None = None,
+    ) -> Finished:
+        command = [sys.executable, "-m", "runner", *arguments]
+        logs = tmp_path_factory.mktemp("app")
+        (finished,) = run_processes(command, [env], folder=folder or tmp_path, logs=logs, timeout=timeout)
+        if exit_code is not None and finished.returncode != exit_code:
+            pytest.fail(f"expected exit code {exit_code}\n{describe([finished])}")
+        return finished
+
+    return run
+
+
+class RunRanks(Protocol):
+    """Runs one program as several ranks to their end."""
+
+    def __call__(
+        self,
+        program: Callable[[], object] | str,
+        world_size: int = 2,
+        *arguments: str,
+        check: bool = True,
+        timeout: float = 60.0,
+        env: Mapping[str, str | None] = ...,
+    ) -> list[Finished]:
+        """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
+        ...
+
+
+@pytest.fixture
+def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+    """Runs a program as `world_size` processes in the test's `tmp_path`, with the environment that torchrun gives.
+
+    The program is source text, or a function without arguments that imports what it uses: only its source is taken.
+    """
+
+    def run(
+        program: Callable[[], object] | str,
+        world_size: int = 2,
+        *arguments: str,
+        check: bool = True,
+        timeout: float = 60.0,
+        env: Mapping[str, str | None] = {},
+    ) -> list[Finished]:
+        if callable(program):
+            source = f"{textwrap.dedent(inspect.getsource(program))}\n\n{program.__name__}()\n"
+        else:
+            source = textwrap.dedent(program)
+        logs = tmp_path_factory.mktemp("ranks")
+        script = logs / "program.py"
+        script.write_text(source)
+        shared = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(find_free_port()),
+            "GLOO_SOCKET_IFNAME": LOOPBACK,
+        }
+        environments = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r), **env} for r in range(world_size)]
+        command = [sys.executable, str(script), *arguments]
+        finished = run_processes(command, environments, folder=tmp_path, logs=logs, timeout=timeout)
+        if check and any(one.returncode for one in finished):
+            pytest.fail(describe(finished))
+        return finished
+
+    return run

@@ -1,0 +1,238 @@
+import random
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from runner.data import DatasetLoader, SampleOrder, TensorLoader
+
+
+class Augmented(Dataset):
+    """Returns (number, three random draws) and keeps which samples this process read."""
+
+    def __init__(self, size=23):
+        self.size = size
+        self.read = []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        noise = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+        return index, torch.tensor(noise, dtype=torch.float64)
+
+
+def numbers(batches):
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.fixture(params=["tensors", "dataset"])
+def make_loader(request):
+    """Makes a loader of the numbers 0 to n - 1."""
+
+    def make(n, **options):
+        if request.param == "tensors":
+            return TensorLoader(torch.arange(n), **options)
+        return DatasetLoader(range(n), **options)
+
+    return make
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_batches_are_those_of_the_order_on_each_rank(make_loader, shuffle, world_size):
+    for rank in range(world_size):
+        options = {"shuffle": shuffle, "seed": 4, "rank": rank, "world_size": world_size}
+        loader = make_loader(10, batch_size=4, **options)
+        order = SampleOrder(10, 4, **options)
+        assert len(loader) == len(order) == 3
+        for epoch in range(2):
+            assert numbers(loader) == [order.indices(epoch, batch).tolist() for batch in range(3)]
+
+
+def test_seeking_equals_reading_on(make_loader):
+    reader = make_loader(11, batch_size=3, shuffle=True, seed=2)
+    epochs = [numbers(reader) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch in (0, 1, 2):
+        for batch in range(5):
+            loader = make_loader(11, batch_size=3, shuffle=True, seed=2)
+            loader.seek(epoch, batch)
+            assert numbers(loader) == epochs[epoch][batch:]
+            if epoch < 2:
+                assert numbers(loader) == epochs[epoch + 1]
+
+
+def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
+    reader = make_loader(11, batch_size=3, shuffle=True)
+    next(iter(reader))
+    second = make_loader(11, batch_size=3, shuffle=True)
+    second.seek(1)
+    assert numbers(reader) == numbers(second)
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 5)])
+def test_positions_that_do_not_exist_are_errors(make_loader, epoch, batch):
+    with pytest.raises(ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch} must be between 0 and 4"):
+        make_loader(11, batch_size=3, shuffle=True).seek(epoch, batch)
+
+
+def test_an_empty_data_set_is_an_error(make_loader):
+    with pytest.raises(ValueError, match="the data set is empty"):
+        make_loader(0, batch_size=3, shuffle=True)
+
+
+def test_drop_last(make_loader):
+    assert numbers(make_loader(7, batch_size=3, shuffle=False, drop_last=True)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_iterating_draws_no_global_random_number(make_loader):
+    before = torch.get_rng_state()
+    list(make_loader(7, batch_size=3, shuffle=True))
+    torch.testing.assert_close(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tensors_stay_together(shuffle):
+    x, y = torch.arange(20).view(10, 2), torch.arange(10)
+    loader = TensorLoader(x, y, batch_size=4, shuffle=shuffle)
+    for inputs, targets in loader:
+        torch.testing.assert_close(inputs[:, 0], 2 * targets)
+    (batch, *_) = loader
+    assert isinstance(batch, tuple)
+
+
+def test_a_transform_sees_each_batch():
+    loader = TensorLoader(torch.arange(5), batch_size=2, shuffle=False, transform=lambda batch: (batch, -batch))
+    assert [(a.tolist(), b.tolist()) for a, b in loader][-1] == ([4], [-4])
+    pairs = TensorLoader(torch.arange(2), torch.ones(2), batch_size=2, shuffle=False, transform=lambda pair: sum(pair))
+    assert numbers(pairs) == [[1, 2]]
+
+
+def test_unshuffled_batches_are_views_and_shuffled_ones_are_not():
+    data = torch.arange(6)
+    assert next(iter(TensorLoader(data, batch_size=3, shuffle=False))).data_ptr() == data.data_ptr()
+    next(iter(TensorLoader(data, batch_size=3, shuffle=True))).zero_()
+    assert data.tolist() == list(range(6))
+
+
+def test_to_moves_the_data_and_returns_the_loader():
+    loader = TensorLoader(torch.arange(6), torch.zeros(6), batch_size=3, shuffle=False)
+    assert loader.to("meta") is loader
+    assert all(tensor.device.type == "meta" for batch in loader for tensor in batch)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((), "at least one tensor"),
+        ((torch.tensor(1.0),), "at least one tensor, with the samples along dimension 0"),
+        ((torch.zeros(3), torch.zeros(4)), r"\[3, 4\] samples: they must all have the same number"),
+    ],
+)
+def test_tensors_that_are_no_data_set(tensors, message):
+    with pytest.raises(ValueError, match=message):
+        TensorLoader(*tensors, batch_size=1, shuffle=False)
+
+
+# Forked workers need not import this file; Python 3.12 and later warn that torch's threads are not forked along.
+with_workers = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def contents(loader):
+    return [(index.tolist(), noise.tolist()) for index, noise in loader]
+
+
+@with_workers
+@pytest.mark.parametrize("persistent", [False, True])
+def test_samples_and_their_augmentation_are_the_same_for_any_number_of_workers_and_after_a_seek(persistent):
+    alone = DatasetLoader(Augmented(), batch_size=4, shuffle=True, seed=1)
+    epochs = [contents(alone) for _ in range(2)]
+    workers = DatasetLoader(
+        Augmented(),
+        batch_size=4,
+        shuffle=True,
+        seed=1,
+        num_workers=2,
+        multiprocessing_context="fork",
+        persistent_workers=persistent,
+    )
+    assert [contents(workers) for _ in range(2)] == epochs
+    workers.seek(1, 3)
+    assert contents(workers) == epochs[1][3:]
+
+
+def test_augmentation_differs_between_samples_and_epochs_and_seeds_and_not_between_ranks():
+    def draws(epoch, seed=0, rank=0, world_size=1):
+        loader = DatasetLoader(Augmented(), 8, shuffle=True, seed=seed, rank=rank, world_size=world_size)
+        loader.seek(epoch)
+        return {int(i): tuple(n.tolist()) for index, noise in loader for i, n in zip(index, noise, strict=True)}
+
+    alone = draws(0)
+    assert len({value for noise in alone.values() for value in noise}) == 3 * 23
+    shares = [draws(0, rank=rank, world_size=2) for rank in range(2)]
+    assert shares[0] | shares[1] == alone
+    for other in (draws(1), draws(0, seed=1)):
+        assert other.keys() == alone.keys()
+        assert not {*other.values()} & {*alone.values()}
+
+
+def test_seeking_reads_nothing_before_the_batch():
+    dataset = Augmented()
+    loader = DatasetLoader(dataset, batch_size=4, shuffle=False)
+    loader.seek(3, 4)
+    assert dataset.read == []
+    list(loader)
+    assert dataset.read == list(range(16, 23))
+
+
+def test_reading_leaves_the_global_generators_as_they_were():
+    def states():
+        return random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()
+
+    numpy.random.seed(0)
+    before = states()
+    list(DatasetLoader(Augmented(), batch_size=4, shuffle=True))
+    assert states() == before
+
+
+@with_workers
+def test_a_collate_function_that_draws_is_exact_too():
+    def noisy(samples):
+        return torch.rand(3).tolist(), [index for index, _ in samples]
+
+    here = [DatasetLoader(Augmented(), 4, shuffle=True, collate_fn=noisy) for _ in range(2)]
+    workers = DatasetLoader(
+        Augmented(), 4, shuffle=True, collate_fn=noisy, num_workers=2, multiprocessing_context="fork"
+    )
+    batches = [list(loader) for loader in (*here, workers)]
+    assert batches[0] == batches[1] == batches[2]
+    assert len({tuple(noise) for noise, _ in batches[0]}) == 6
+
+
+def test_an_error_in_a_data_set_comes_through_unchanged():
+    class Broken(Augmented):
+        def __getitem__(self, index):
+            raise OSError(f"sample {index} cannot be read")
+
+    state = random.getstate()
+    with pytest.raises(OSError, match="sample 0 cannot be read"):
+        list(DatasetLoader(Broken(), 4, shuffle=False))
+    assert random.getstate() == state
+
+
+def test_what_is_no_map_style_data_set_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    for dataset in (Stream(), iter([1, 2])):
+        with pytest.raises(TypeError, match="must have a length and be indexed by sample"):
+            DatasetLoader(dataset, batch_size=1, shuffle=False)
+
+
+def test_options_that_the_order_decides_are_refused():
+    with pytest.raises(TypeError, match="generator, sampler: the order of samples is decided by shuffle and seed"):
+        DatasetLoader(range(3), batch_size=1, shuffle=False, sampler=[2, 1], generator=None)

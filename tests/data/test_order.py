@@ -1,0 +1,137 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from runner.data import SampleOrder
+from runner.data.order import derive_seed
+
+
+def orders(world_size, num_samples, batch_size, **options):
+    return [
+        SampleOrder(num_samples, batch_size, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
+
+
+def counted(order, epoch, batch):
+    """The samples of this rank's share that count."""
+    indices = order.indices(epoch, batch)
+    count = order.counts(batch)[0]
+    assert len(indices) == max(count, 1)
+    return indices[:count].tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_sample_is_seen_exactly_once_in_batches_that_no_number_of_ranks_changes(world_size, shuffle):
+    for num_samples in range(1, 41):
+        for batch_size in (1, 2, 3, 5, 7, 8, 16, 39, 40, 64):
+            (alone,) = orders(1, num_samples, batch_size, shuffle=shuffle, seed=3)
+            ranks = orders(world_size, num_samples, batch_size, shuffle=shuffle, seed=3)
+            assert {len(order) for order in ranks} == {len(alone)} == {-(-num_samples // batch_size)}
+            seen = []
+            for batch in range(len(alone)):
+                shares = [counted(order, 1, batch) for order in ranks]
+                together = [sample for share in shares for sample in share]
+                assert together == alone.indices(1, batch).tolist()
+                assert len(together) == (batch_size if batch < len(alone) - 1 else num_samples - batch * batch_size)
+                sizes = [len(share) for share in shares]
+                assert max(sizes) - min(sizes) <= 1
+                assert {order.counts(batch)[1] for order in ranks} == {len(together)}
+                seen += together
+            assert sorted(seen) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_drop_last_leaves_out_the_incomplete_batch_and_nothing_else(world_size):
+    for num_samples in range(5, 41):
+        ranks = orders(world_size, num_samples, 5, drop_last=True)
+        seen = [i for batch in range(len(ranks[0])) for order in ranks for i in counted(order, 0, batch)]
+        assert len(seen) == len(set(seen)) == num_samples // 5 * 5
+
+
+def test_a_rank_with_an_empty_share_gets_the_first_sample_of_the_batch_which_does_not_count():
+    ranks = orders(4, 9, 8, seed=1)
+    (alone,) = orders(1, 9, 8, seed=1)
+    last = alone.indices(0, 1)
+    assert len(last) == 1
+    for order in ranks:
+        torch.testing.assert_close(order.indices(0, 1), last)
+    assert sorted(order.counts(1) for order in ranks) == [(0, 1), (0, 1), (0, 1), (1, 1)]
+
+
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    order = SampleOrder(1000, 10, seed=5)
+    first = order.permutation(2).tolist()
+    order.permutation(0)
+    torch.manual_seed(1)
+    assert order.permutation(2).tolist() == first == SampleOrder(1000, 77, seed=5).permutation(2).tolist()
+    different = [SampleOrder(1000, 10, seed=seed).permutation(epoch).tolist() for seed in (4, 5, 6) for epoch in (1, 3)]
+    assert first not in different
+    assert len({tuple(permutation) for permutation in different}) == 6
+    assert SampleOrder(6, 4, shuffle=False).permutation(9).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_making_an_order_draws_no_global_random_number():
+    before = torch.get_rng_state()
+    SampleOrder(100, 10).indices(0, 3)
+    torch.testing.assert_close(torch.get_rng_state(), before)
+
+
+def test_indices_are_int64():
+    for shuffle in (True, False):
+        assert SampleOrder(10, 3, shuffle=shuffle).indices(0, 3).dtype == torch.int64
+
+
+def test_rank_and_world_size_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (SampleOrder(8, 4).rank, SampleOrder(8, 4).world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert (SampleOrder(8, 4).rank, SampleOrder(8, 4).world_size) == (2, 3)
+    assert (SampleOrder(8, 4, rank=0, world_size=1).rank, SampleOrder(8, 4, rank=0, world_size=1).world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK='first' in the environment must be an integer"):
+        SampleOrder(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_samples": 0}, ValueError, "num_samples=0: the data set is empty"),
+        ({"num_samples": -1}, ValueError, "num_samples=-1 must be at least 1"),
+        ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1"),
+        ({"batch_size": 2.0}, TypeError, "batch_size=2.0 must be an integer, not float"),
+        ({"batch_size": True}, TypeError, "batch_size=True must be an integer, not bool"),
+        ({"seed": -3}, ValueError, "seed=-3 must be at least 0"),
+        ({"rank": 2}, ValueError, "rank=2 must be less than world_size=2"),
+        ({"rank": -1}, ValueError, "rank=-1 must be at least 0"),
+        ({"world_size": 0}, ValueError, "world_size=0 must be at least 1"),
+        ({"batch_size": 9, "drop_last": True}, ValueError, "batch_size=9 with drop_last=True leaves no batch"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SampleOrder(**({"num_samples": 8, "batch_size": 4, "rank": 0, "world_size": 2} | arguments))
+
+
+def test_batches_and_epochs_that_do_not_exist_are_errors():
+    order = SampleOrder(8, 4)
+    for batch in (-1, 2):
+        with pytest.raises(IndexError, match=f"batch={batch} is out of range: an epoch has batches 0 to 1"):
+            order.indices(0, batch)
+        with pytest.raises(IndexError, match=f"batch={batch} is out of range"):
+            order.counts(batch)
+    with pytest.raises(ValueError, match="epoch=-1 must be at least 0"):
+        order.indices(-1, 0)
+
+
+def test_derived_seeds_differ_by_name_and_number_and_are_the_same_in_another_process():
+    seeds = {derive_seed(name, a, b) for name in ("x", "y") for a in range(30) for b in range(30)}
+    assert len(seeds) == 1800
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    code = "from runner.data.order import derive_seed; print(derive_seed('x', 1, 23))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(other) == derive_seed("x", 1, 23) != derive_seed("x", 12, 3)

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from runner.data import load_synthetic_images
+
+
+def test_shapes_and_equally_frequent_classes():
+    train, evaluation = load_synthetic_images(
+        num_samples=50, num_classes=4, channels=2, size=6, batch_size=8, eval_samples=12, eval_batch_size=5
+    )
+    images, labels = next(iter(train))
+    assert (images.shape, images.dtype, labels.shape, labels.dtype) == ((8, 2, 6, 6), torch.float32, (8,), torch.int64)
+    assert sorted(train.tensors[1].bincount().tolist()) == [12, 12, 13, 13]
+    assert [len(labels) for _, labels in evaluation] == [5, 5, 2]
+
+
+def test_the_class_means_of_the_training_images_classify_the_others():
+    train, evaluation = load_synthetic_images(num_samples=200, eval_samples=100, noise=2.0)
+    images, labels = train.tensors
+    means = torch.stack([images[labels == number].mean(dim=0) for number in range(10)]).flatten(1)
+    nearest = torch.cdist(evaluation.tensors[0].flatten(1), means).argmin(dim=1)
+    assert (nearest == evaluation.tensors[1]).double().mean() > 0.99
+
+
+def test_the_noise_has_the_asked_deviation():
+    images, labels = load_synthetic_images(num_samples=400, num_classes=2, noise=0.5)[0].tensors
+    assert images[labels == 0].std(dim=0).mean().item() == pytest.approx(0.5, rel=0.02)
+
+
+def test_the_seed_decides():
+    first, again, other = (load_synthetic_images(num_samples=10, seed=seed)[0].tensors[0] for seed in (0, 0, 1))
+    torch.testing.assert_close(first, again)
+    assert not torch.allclose(first, other)
+
+
+@pytest.mark.parametrize(
+    "argument", [{"num_samples": 0}, {"num_classes": 0}, {"size": -1}, {"noise": -1.0}, {"eval_samples": 0}], ids=str
+)
+def test_wrong_arguments_are_named(argument):
+    ((name, value),) = argument.items()
+    with pytest.raises(ValueError, match=f"{name}={value} must be at least"):
+        load_synthetic_images(**argument)

@@ -1,0 +1,151 @@
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.models import GPT
+
+
+def torchs_encoder_layer(block, d_model, n_heads):
+    """The same block as torch's own pre-norm encoder layer with the same weights."""
+    layer = nn.TransformerEncoderLayer(
+        d_model, n_heads, 4 * d_model, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    pairs = {
+        layer.self_attn.in_proj_weight: block.attention.qkv.weight,
+        layer.self_attn.in_proj_bias: block.attention.qkv.bias,
+        layer.self_attn.out_proj.weight: block.attention.out.weight,
+        layer.self_attn.out_proj.bias: block.attention.out.bias,
+        layer.linear1.weight: block.mlp.up.weight,
+        layer.linear1.bias: block.mlp.up.bias,
+        layer.linear2.weight: block.mlp.down.weight,
+        layer.linear2.bias: block.mlp.down.bias,
+    }
+    with torch.no_grad():
+        for parameter, value in pairs.items():
+            parameter.copy_(value)
+    return layer
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = GPT(vocab_size=11, context=10, d_model=16, n_layers=2, n_heads=4)
+    for parameter in model.parameters():  # the small initial weights would hide a wrong attention
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def test_the_logits_are_those_of_torchs_own_transformer_layers(model):
+    tokens = torch.randint(11, (3, 7))
+    x = model.token_embedding.weight[tokens] + model.position_embedding.weight[:7]
+    mask = nn.Transformer.generate_square_subsequent_mask(7)
+    for block in model.blocks:
+        layer = torchs_encoder_layer(block, 16, 4)
+        layer.norm1, layer.norm2 = block.norm1, block.norm2
+        x = layer(x, src_mask=mask, is_causal=True)
+    expected = model.norm(x) @ model.token_embedding.weight.T
+    torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_no_position_sees_a_later_token(model):
+    tokens = torch.randint(11, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 11
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert (before[:, 5:] != after[:, 5:]).any(dim=2).all()
+
+
+def test_the_head_is_the_token_embedding_also_in_a_copy(model):
+    assert model.head.weight is model.token_embedding.weight
+    twin = copy.deepcopy(model)
+    assert twin.head.weight is twin.token_embedding.weight
+    assert twin.head.weight is not model.head.weight
+
+
+def test_a_new_model_guesses_evenly():
+    torch.manual_seed(0)
+    model = GPT()
+    tokens = torch.randint(256, (4, 128))
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), torch.randint(256, (512,)))
+    assert loss.item() == pytest.approx(math.log(256), rel=0.02)
+    stds = {name: parameter.std().item() for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    for name, std in stds.items():
+        residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        assert std == pytest.approx(0.01 if residual else 0.02, rel=0.1), name
+
+
+def test_the_names_that_surgery_looks_for(model):
+    names = {name for name, _ in model.blocks[0].named_modules()}
+    assert {"attention.qkv", "attention.out", "mlp.up", "mlp.down", "norm1", "norm2"} <= names
+
+
+def test_queries_and_keys_pass_through_replaceable_modules(model):
+    class Permute(nn.Module):  # the same orthogonal map of queries and keys leaves their products as they are
+        def forward(self, x):
+            assert x.shape == (2, 4, 6, 4)
+            return x.flip(-1)
+
+    tokens = torch.randint(11, (2, 6))
+    before = model(tokens)
+    for block in model.blocks:
+        block.attention.q_norm = Permute()
+    assert not torch.allclose(model(tokens), before, atol=1e-3)
+    for block in model.blocks:
+        block.attention.k_norm = Permute()
+    torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=1e-4)
+
+
+def test_without_learned_positions_any_length_works_and_the_first_tokens_order_does_not_matter(model):
+    tokens = torch.randint(11, (1, 11))
+    with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than context=10"):
+        model(tokens)
+    model.position_embedding = None
+    swapped = tokens[:, [1, 0, *range(2, 11)]]
+    one_layer = GPT(vocab_size=11, context=10, d_model=16, n_layers=1, n_heads=4)
+    one_layer.position_embedding = None
+    assert model(tokens).shape == (1, 11, 11)
+    torch.testing.assert_close(one_layer(tokens)[:, 2:], one_layer(swapped)[:, 2:])
+
+
+def test_the_operations_are_those_that_torch_counts():
+    tokens = torch.randint(256, (2, 32))
+    model = GPT(context=32)
+    with FlopCounterMode(display=False) as counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        model(tokens).sum().backward()
+    assert model.flops_per_token(32) * tokens.numel() == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_an_untied_head_and_missing_positions_are_no_extra_operations():
+    model = GPT()
+    tied = model.flops_per_token(128)
+    untied = GPT()
+    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    untied.position_embedding = None
+    assert untied.flops_per_token(128) == tied
+
+
+def test_dropout_works_in_training_only():
+    model = GPT(dropout=0.3)
+    tokens = torch.randint(256, (2, 16))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    torch.testing.assert_close(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
+        ({"n_layers": 0}, "n_layers=0 must be at least 1"),
+        ({"n_heads": 3}, "d_model=64 must be a multiple of n_heads=3"),
+        ({"dropout": 1.0}, r"dropout=1.0 must be a probability in \[0, 1\)"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GPT(**arguments)

@@ -1,0 +1,44 @@
+import pytest
+import torch
+from torch import nn
+
+from runner.models import MLP
+
+
+def test_it_is_linear_layers_with_relu_between_them():
+    model = MLP(in_features=12, hidden=[8, 5], num_classes=3)
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linears] == [(12, 8), (8, 5), (5, 3)]
+    x = torch.randn(4, 3, 2, 2)
+    expected = x.reshape(4, 12)
+    for number, layer in enumerate(linears):
+        expected = expected @ layer.weight.T + layer.bias
+        expected = expected.clamp(min=0) if number < 2 else expected
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_without_hidden_layers_it_is_linear():
+    model = MLP(6, [], 2)
+    x, y = torch.randn(2, 3, 6)
+    torch.testing.assert_close(model(x) + model(y), model(x + y) + model(torch.zeros(3, 6)))
+
+
+def test_dropout_works_in_training_only():
+    model = MLP(10, [64], 2, dropout=0.5)
+    x = torch.randn(3, 10)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    torch.testing.assert_close(model(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden": [4, 0]}, r"hidden=\[4, 0\].*at least 1"),
+        ({"in_features": 0}, "in_features=0.*at least 1"),
+        ({"dropout": 1.0}, r"dropout=1.0 must be a probability in \[0, 1\)"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MLP(**({"in_features": 4, "hidden": [4], "num_classes": 2} | arguments))

@@ -1,0 +1,360 @@
+"""The shape of the code, read from its source: who may import whom, how long things are, what is documented.
+
+Nothing here imports the packages: what happens to be installed or loaded changes no result.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import io
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A file in runner/ or a folder of it, and its layer: an import only points to the same layer or down.
+LAYERS = {
+    0: {"event", "time"},
+    1: {
+        "batch",
+        "bits_per_token",
+        "dataloader",
+        "destination",
+        "distributed",
+        "evaluator",
+        "hooks",
+        "interrupt",
+        "logger",
+        "loss",
+        "metrics",
+        "model",
+        "optimizers",
+        "precision",
+        "randomness",
+        "schedulers",
+        "state",
+        "surgery",
+        "torchmetrics_import",
+    },
+    2: {"engine"},
+    3: {"checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
+    # 4 is callbacks/ and algorithms/
+    5: {"__main__", "build", "launch"},
+}
+LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
+FOLDERS = {"data", "models"}
+PLUGINS = ("callbacks", "algorithms")
+CONFIG_LIBRARIES = {"hydra", "omegaconf"}
+
+MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
+MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
+MAX_FUNCTION_LINES = 60
+MAX_ENGINE_CODE_LINES = 2500  # runner/*.py, not counting blank lines, comments and docstrings
+
+
+@dataclass(frozen=True)
+class Source:
+    """One parsed file of the project."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def module(self) -> str:
+        """Its dotted name; a package's is the folder's."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def at(self, node: ast.stmt | ast.expr) -> str:
+        """Where a node stands, as editors understand it."""
+        return f"{self.path.relative_to(ROOT)}:{node.lineno}"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that is imported, wherever in the file that happens."""
+
+    target: str  # 'runner.event.Event' for `from runner.event import Event`
+    where: str
+
+    @property
+    def top(self) -> str:
+        """The package it comes from."""
+        return self.target.partition(".")[0]
+
+
+@functools.cache
+def sources(package: str) -> tuple[Source, ...]:
+    """Every Python file of a package, by path."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files, f"{package}/ has no Python file"
+    texts = [(file, file.read_text(encoding="utf-8")) for file in files]
+    return tuple(Source(file, text, ast.parse(text, str(file))) for file, text in texts)
+
+
+def all_sources() -> tuple[Source, ...]:
+    """Every Python file of the three packages."""
+    return sources("runner") + sources("callbacks") + sources("algorithms")
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below `node` that exists at run time: the body of `if TYPE_CHECKING` does not."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in child.orelse:
+                yield other
+                yield from statements(other)
+        else:
+            yield child
+            yield from statements(child)
+
+
+def imports(source: Source) -> Iterator[Import]:
+    """What a file imports at run time, in functions too, and through `import_module` with a constant name."""
+    package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    for node in statements(source.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (Import(name.name, source.at(node)) for name in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
+                origin = ".".join(part for part in (base, module) if part)
+                yield from (Import(f"{origin}.{name.name}", source.at(node)) for name in names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield Import(name, source.at(node))
+
+
+def runner_part(target: str) -> str:
+    """The file or folder of runner/ that an import names; empty for a name of the package itself."""
+    _, _, rest = target.partition(".")
+    part = rest.partition(".")[0]
+    return part if part in LAYER or (ROOT / "runner" / f"{part}.py").exists() else ""
+
+
+def layer_of(part: str, where: str) -> int:
+    """The layer of a file or folder of runner/; an unknown one fails the test."""
+    if part not in LAYER:
+        pytest.fail(f"{where}: runner/{part} has no layer; place it in LAYERS in {Path(__file__).relative_to(ROOT)}")
+    return LAYER[part]
+
+
+def report(problems: list[str]) -> None:
+    """Fails with every problem, one a line."""
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_every_file_in_runner_has_a_layer():
+    for source in sources("runner"):
+        if source.module != "runner":
+            layer_of(source.module.split(".")[1], str(source.path.relative_to(ROOT)))
+    gone = [name for name in sorted(LAYER) if not (ROOT / "runner" / f"{name}.py").exists() and name not in FOLDERS]
+    assert not gone, f"runner/ has none of {gone}; remove them from LAYERS"
+
+
+def test_an_import_in_runner_only_points_down():
+    problems = []
+    for source in sources("runner"):
+        if source.module == "runner":
+            continue
+        own = source.module.split(".")[1]
+        for found in imports(source):
+            if found.top != "runner":
+                continue
+            part = runner_part(found.target)
+            if not part:
+                problems.append(f"{found.where}: imports {found.target}; name the file that has it")
+            elif layer_of(part, found.where) > layer_of(own, found.where):
+                problems.append(f"{found.where}: layer {LAYER[own]} imports {found.target} of layer {LAYER[part]}")
+    report(problems)
+
+
+def test_imports_in_runner_have_no_cycle():
+    graph: dict[str, set[str]] = {}
+    modules = {source.module for source in sources("runner")}
+    for source in sources("runner"):
+        targets = {found.target for found in imports(source) if found.top == "runner"}
+        named = {target if target in modules else target.rpartition(".")[0] for target in targets}
+        graph[source.module] = named - {source.module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("import cycle: " + " <- ".join(error.args[1]))
+
+
+def test_the_package_itself_imports_nothing_of_the_project():
+    (init,) = (source for source in sources("runner") if source.module == "runner")
+    eager = [found for found in imports(init) if found.top == "runner"]
+    report([f"{found.where}: imports {found.target}; load it lazily" for found in eager])
+
+
+def test_runner_never_imports_callbacks_or_algorithms():
+    report(
+        [
+            f"{found.where}: imports {found.target}; only a _target_ in conf/ knows both"
+            for source in sources("runner")
+            for found in imports(source)
+            if found.top in PLUGINS
+        ]
+    )
+
+
+@pytest.mark.parametrize("package", PLUGINS)
+def test_callbacks_and_algorithms_import_only_public_names_of_runner(package: str):
+    problems = []
+    for source in sources(package):
+        for found in imports(source):
+            parts = found.target.split(".")
+            if found.top == "runner":
+                if any(part.startswith("_") for part in parts):
+                    problems.append(f"{found.where}: imports {found.target}, which is private")
+                part = runner_part(found.target)
+                if part and layer_of(part, found.where) > 3:
+                    problems.append(f"{found.where}: imports {found.target} of layer {LAYER[part]}")
+            elif found.top == package and (source.module == package or (parts[1:] and parts[1].startswith("_"))):
+                continue  # the package exports its files; a file may use what its package shares
+            elif found.top in PLUGINS:
+                problems.append(f"{found.where}: imports {found.target}; only {package}/_*.py is shared")
+    report(problems)
+
+
+def test_only_the_top_layer_imports_the_configuration_libraries():
+    report(
+        [
+            f"{found.where}: imports {found.target}; only runner/{{{','.join(sorted(LAYERS[5]))}}}.py may"
+            for source in all_sources()
+            if source.module not in {f"runner.{part}" for part in LAYERS[5]}
+            for found in imports(source)
+            if found.top in CONFIG_LIBRARIES
+        ]
+    )
+
+
+def test_only_build_calls_instantiate():
+    places = []
+    for source in all_sources():
+        if source.module == "runner.build":
+            continue
+        places += [found.where for found in imports(source) if "instantiate" in found.target.split(".")]
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Attribute) and node.attr == "instantiate":
+                places.append(source.at(node))
+    report([f"{where}: instantiate belongs to runner/build.py" for where in places])
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS[0]))
+def test_the_lowest_layer_needs_the_standard_library_only(name: str):
+    (source,) = (source for source in sources("runner") if source.module == f"runner.{name}")
+    allowed = sys.stdlib_module_names | {"runner"}
+    report([f"{found.where}: imports {found.target}" for found in imports(source) if found.top not in allowed])
+
+
+@pytest.mark.parametrize("package", MAX_LINES)
+def test_no_file_is_long(package: str):
+    problems = []
+    for source in sources(package):
+        shared = source.path.name.startswith("_") and source.path.name != "__init__.py" and package in PLUGINS
+        limit = MAX_SHARED_LINES if shared else MAX_LINES[package]
+        lines = len(source.text.splitlines())
+        if lines > limit:
+            problems.append(f"{source.path.relative_to(ROOT)}: {lines} lines, at most {limit}")
+    report(problems)
+
+
+def test_no_function_is_long():
+    problems = []
+    for source in all_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    problems.append(f"{source.at(node)}: {node.name} has {lines} lines, at most {MAX_FUNCTION_LINES}")
+    report(problems)
+
+
+def code_lines(text: str) -> int:
+    """The number of lines that hold code: not blank, no comment, no docstring."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def test_code_lines_counts_code_only():
+    documented = '"""Doc."""\n\n# reason\ndef f(\n    a,  # why\n):\n    """Doc.\n\n    More.\n    """\n'
+    assert code_lines(documented) == 3
+    assert code_lines(documented + '    return """x\n\ny"""\n') == 6
+
+
+def test_the_engine_stays_small():
+    counts = {s.path.name: code_lines(s.text) for s in sources("runner") if s.path.parent == ROOT / "runner"}
+    listing = "\n".join(f"{lines:5} {name}" for name, lines in sorted(counts.items(), key=lambda item: -item[1]))
+    assert sum(counts.values()) <= MAX_ENGINE_CODE_LINES, f"{sum(counts.values())} lines of code:\n{listing}"
+
+
+def test_everything_public_is_documented():
+    classes = {
+        node.name: node for source in all_sources() for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)
+    }
+    problems = []
+    for source in all_sources():
+        if ast.get_docstring(source.tree) is None:
+            problems.append(f"{source.path.relative_to(ROOT)}: the file has no docstring")
+        for node in source.tree.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            if ast.get_docstring(node) is None:
+                problems.append(f"{source.at(node)}: {node.name} has no docstring")
+            if isinstance(node, ast.ClassDef):
+                problems += [
+                    f"{source.at(method)}: {node.name}.{method.name} has no docstring, nor has a base's"
+                    for method in node.body
+                    if isinstance(method, ast.FunctionDef)
+                    and not method.name.startswith("_")
+                    and not is_setter(method)
+                    and not is_documented(method.name, node, classes)
+                ]
+    report(problems)
+
+
+def is_setter(method: ast.FunctionDef) -> bool:
+    """Whether a method only sets the property that its getter documents."""
+    return any(isinstance(mark, ast.Attribute) and mark.attr == "setter" for mark in method.decorator_list)
+
+
+def is_documented(method: str, owner: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether a method has a docstring in `owner` or in a base; bases of other libraries document their own."""
+    for node in owner.body:
+        if isinstance(node, ast.FunctionDef) and node.name == method and ast.get_docstring(node) is not None:
+            return True
+    silent = {"Enum", "StrEnum", "NamedTuple", "Protocol", "Generic", "ABC", "object"}
+    for base in owner.bases:
+        name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+        if name in silent or name == owner.name:
+            continue
+        if name not in classes or is_documented(method, classes[name], classes):
+            return True
+    return False
+
+
+def test_the_tests_are_no_package():
+    packages = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("__init__.py")]
+    assert not packages, f"{packages} would shadow the packages under test"

@@ -1,0 +1,163 @@
+"""One name in five places: class, file, config, test and README, for every callback and every algorithm."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from runner.engine import snake_case
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+PACKAGES = ("callbacks", "algorithms")
+PLUGINS = [
+    (package, file.stem) for package in PACKAGES for file in sorted((ROOT / package).glob("[!_]*.py")) if file.is_file()
+]
+CONFIGS = sorted(CONF.rglob("*.yaml"))
+
+
+def public_class(package: str, name: str) -> str:
+    """The one public class of a file."""
+    tree = ast.parse((ROOT / package / f"{name}.py").read_text(encoding="utf-8"))
+    (found,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A default as YAML would write it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, tuple | list | set | frozenset):
+        return [plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("SpeedMonitor", "speed_monitor"),
+        ("LRMonitor", "lr_monitor"),
+        ("JSONLinesLogger", "json_lines_logger"),
+        ("InMemoryLogger", "in_memory_logger"),
+        ("OOMObserver", "oom_observer"),
+        ("MLflowLogger", "mlflow_logger"),
+        ("MLPerfCallback", "mlperf_callback"),
+        ("NaNMonitor", "nan_monitor"),
+        ("WandBLogger", "wandb_logger"),
+        ("MixUp", "mixup"),
+        ("CutMix", "cutmix"),
+        ("EMA", "ema"),
+        ("QKNorm", "qk_norm"),
+        ("NGramEmbedding", "ngram_embedding"),
+    ],
+)
+def test_snake_case(name: str, file: str):
+    assert snake_case(name) == file
+
+
+@pytest.mark.parametrize(("package", "name"), PLUGINS)
+def test_a_file_has_the_name_of_its_class(package: str, name: str):
+    assert snake_case(public_class(package, name)) == name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_exports_the_class_of_each_file(package: str):
+    exported = importlib.import_module(package)
+    classes = {public_class(package, name) for owner, name in PLUGINS if owner == package}
+    assert set(exported.__all__) == classes
+    assert {getattr(exported, name).__name__ for name in classes} == classes
+    assert classes <= set(dir(exported))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_config_has_the_name_of_a_file(package: str):
+    names = {name for owner, name in PLUGINS if owner == package}
+    assert {file.stem for file in (CONF / package).glob("*.yaml")} == names | {"none"}
+    assert OmegaConf.load(CONF / package / "none.yaml") == {}
+
+
+@pytest.mark.parametrize(("package", "name"), PLUGINS)
+def test_a_config_has_the_arguments_and_defaults_of_its_class(package: str, name: str):
+    class_name = public_class(package, name)
+    content = OmegaConf.to_container(OmegaConf.load(CONF / package / f"{name}.yaml"))
+    assert isinstance(content, dict)
+    assert list(content) == [name]
+    assert content[name].pop("_target_") == f"{package}.{class_name}"
+
+    parameters = inspect.signature(getattr(importlib.import_module(package), class_name)).parameters
+    assert list(content[name]) == list(parameters)
+    for key, value in content[name].items():
+        interpolated = isinstance(value, str) and value.startswith("${")
+        if parameters[key].default is not inspect.Parameter.empty and not interpolated:
+            assert value == plain(parameters[key].default), key
+
+
+@pytest.mark.parametrize(("package", "name"), PLUGINS)
+def test_a_test_has_the_name_of_a_file(package: str, name: str):
+    assert (ROOT / "tests" / package / f"test_{name}.py").is_file()
+
+
+@pytest.mark.parametrize(("package", "name"), PLUGINS)
+def test_the_readme_lists_it(package: str, name: str):
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    spellings = (f"`{public_class(package, name)}`", f"`{name}`")
+    assert any(spelling in row for row in rows for spelling in spellings), f"no table row has {spellings[0]}"
+
+
+def uncommented_keys(text: str) -> list[str]:
+    """Keys with a value but no comment: neither beside them, nor where the value ends, nor on the line above."""
+    lines = text.splitlines()
+    found: list[str] = []
+    pending = [yaml.compose(text)]
+    while pending:
+        node = pending.pop()
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(value, yaml.MappingNode) and value.value:
+                pending.append(value)
+            elif not key.value.startswith("_") and key.value != "defaults":
+                first, last = int(key.start_mark.line), int(value.end_mark.line)
+                near = "\n".join([lines[first], *lines[last : last + 1]])
+                if " #" not in near and not (first and lines[first - 1].lstrip().startswith("#")):
+                    found.append(f"line {first + 1}: {key.value}")
+    return found
+
+
+def test_uncommented_keys_are_found():
+    text = "# a header\n\na: 1\nb: 2 # unit\n# unit\nc: 3\nd:\n  _target_: x\n  e: [1,\n    2] # unit\n  f: 4\n"
+    assert uncommented_keys(text) == ["line 3: a", "line 11: f"]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(CONF)))
+def test_a_config_says_what_its_keys_mean(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert "#" in text, "no comment says what this file is"
+    if file.parent.name == "experiment":  # its keys are explained where they are defined
+        header = re.match(r"(#.*\n)+", text)
+        assert header, "a recipe opens with a comment"
+        assert f"python -m runner experiment={file.stem}" in header[0], "a recipe opens with its command"
+    else:
+        assert uncommented_keys(text) == []
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(CONF)))
+def test_only_experiments_and_sweeps_choose_their_package(file: Path):
+    assert file.parent.name in ("experiment", "sweep") or "@package" not in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["runner", *PACKAGES])
+def test_importing_a_package_imports_nothing_slow(package: str):
+    slow = {"torch", "mlflow", "torchmetrics", "hydra", "matplotlib", "sklearn", "pandas"}
+    program = f"import sys, {package}; print(*sorted({slow!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []

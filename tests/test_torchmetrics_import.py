@@ -1,0 +1,42 @@
+import subprocess
+import sys
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_imported_afterwards():
+    out = run_python(
+        "import sys\n"
+        "from runner.torchmetrics_import import import_torchmetrics\n"
+        "torchmetrics = import_torchmetrics()\n"
+        "print('scipy.signal' in sys.modules, 'scipy.signal._signaltools' in sys.modules)\n"
+        "assert torchmetrics is sys.modules['torchmetrics']\n"
+        "assert torchmetrics.MeanMetric()(2.0) == 2.0\n"
+        "import scipy, scipy.signal\n"
+        "print(scipy.signal.convolve([1, 2], [1, 1]).tolist(), scipy.signal is sys.modules['scipy.signal'])\n"
+    )
+    assert out.splitlines() == ["False False", "[1, 3, 2] True"]
+
+
+def test_a_real_scipy_signal_that_is_loaded_already_stays():
+    out = run_python(
+        "import sys, scipy.signal\n"
+        "before = sys.modules['scipy.signal']\n"
+        "from runner.torchmetrics_import import import_torchmetrics\n"
+        "import_torchmetrics()\n"
+        "print(sys.modules['scipy.signal'] is before)\n"
+    )
+    assert out == "True"
+
+
+def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
+    out = run_python(
+        "import sys, runner.model, runner.data, runner.models\n"
+        "runner.data.load_digits()\n"
+        "print([name for name in ('torchmetrics', 'sklearn', 'scipy', 'torchdata', 'mlflow') if name in sys.modules])\n"
+    )
+    assert out == "[]"

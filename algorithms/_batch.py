@@ -22,7 +22,7 @@ def get_item(batch: Any, key: Key) -> Tensor:
     """
     if not isinstance(batch, Mapping | tuple | list):
         raise TypeError(f"part {key!r} of a batch of type {type(batch).__name__}: it must be (inputs, targets)")
-    item = batch[key]
+    item = batch[key]  # type: ignore[index]
     if not isinstance(item, Tensor):
         raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
     return item

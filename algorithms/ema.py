@@ -33,7 +33,7 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
         smoothing: in [0, 1).
     """
     values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
-    torch._foreach_lerp_(list(averages), values, 1 - smoothing)
+    torch._foreach_lerp_(list(averages), values, 1 - smoothing)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class EMA(Algorithm):
@@ -158,4 +158,4 @@ def _copy_for_averaging(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def _copy(into: list[Tensor], values: list[Tensor]) -> None:
     if into:
-        torch._foreach_copy_(into, values)
+        torch._foreach_copy_(into, values)  # pyright: ignore[reportPrivateImportUsage]

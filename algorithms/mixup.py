@@ -96,15 +96,16 @@ class MixUp(Algorithm):
             raise TypeError(f"outputs of type {type(state.outputs).__name__}: MixUp needs a tensor (N, C, ...)")
         targets = get_item(state.microbatch, self.target_key)
         partners = self._partners(state, self.target_key, targets.shape[0])
-        probabilities = (class_probabilities(one, state.outputs) for one in (targets, partners))
-        state.microbatch = with_item(state.microbatch, self.target_key, mix(*probabilities, self._weight))
+        own, other = (class_probabilities(one, state.outputs) for one in (targets, partners))
+        state.microbatch = with_item(state.microbatch, self.target_key, mix(own, other, self._weight))
 
     def after_loss(self, state: State, logger: Logger) -> None:
         if self.interpolate_loss:
             targets = get_item(state.microbatch, self.target_key)
             partners = self._partners(state, self.target_key, targets.shape[0])
             swapped = with_item(state.microbatch, self.target_key, partners)
-            state.loss = _interpolate(state.loss, state.unwrapped_model.loss(state.outputs, swapped), self._weight)
+            compute_loss = state.precision.autocast(state.device)(state.unwrapped_model.loss)
+            state.loss = _interpolate(state.loss, compute_loss(state.outputs, swapped), self._weight)
         state.microbatch, self._original = self._original, None
 
     def _partners(self, state: State, key: Key, num_samples: int) -> Tensor:

@@ -47,6 +47,7 @@ class Delivery:
         if not self._order:
             raise FileNotFoundError(f"{run_dir} holds no mlflow/run.json: nothing was logged to MLflow there")
         self._report: Report = lambda news: report({"run": str(run_dir), **news})
+        self.unsent = Path(self._order["unsent"])
         self._live = live
         self._attempts = LAST_ATTEMPTS if live else 1
         self._failures = 0
@@ -62,9 +63,14 @@ class Delivery:
             self._live = False
             self._next_step = 0.0
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a step."""
+        return time.monotonic() >= self._next_step
+
     def step(self) -> None:
         """Send some of what there is, unless it is too early; never raises, but reports."""
-        if time.monotonic() < self._next_step:
+        if not self.due:
             return
         try:
             more = self._send()
@@ -88,6 +94,11 @@ class Delivery:
 
     def _send(self) -> bool:
         """Send a chunk; whether there may be more."""
+        self._lock = self._lock or try_lock(self._folder / "writer.lock")
+        if self._lock is None:
+            if self._live:
+                return False  # another run's writer sends what this one's earlier session left: wait
+            raise BlockingIOError(f"another process is sending {self._spool}")
         sink, sent = self._open()
         entries = list(read_entries(self._spool, sent.offset))
         for together, group in groupby(entries, key=lambda pair: pair[0] is not None and "m" in pair[0]):
@@ -105,20 +116,16 @@ class Delivery:
             return bool(entries)
         if not sent.ended:
             return self._mark_failed()
-        Path(self._order["unsent"]).unlink(missing_ok=True)
+        self.unsent.unlink(missing_ok=True)
         self.complete = True
         self.stop()
         return False
 
     def _open(self) -> tuple[RunSink, Sent]:
-        """The run, with the lock on its delivery."""
+        """The run, and how much of it is there."""
         from callbacks._mlflow_sink import RunSink
         from callbacks._mlflow_store import open_run
 
-        if self._lock is None:
-            self._lock = try_lock(self._folder / "writer.lock")
-            if self._lock is None:
-                raise BlockingIOError(f"another process is sending {self._spool}")
         if self._sink is None or self._sent is None:
             order = self._order
             sent = read_sent(self._folder, order["tracking_uri"])

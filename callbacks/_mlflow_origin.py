@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import platform
 import shlex
@@ -26,14 +27,10 @@ def origin_tags(command: Sequence[str], cwd: str) -> dict[str, str]:
         "host": platform.node(),
         "python": platform.python_version(),
     }
-    try:
+    with contextlib.suppress(KeyError, OSError):  # a container may run under a number without a name
         tags["mlflow.user"] = getpass.getuser()
-    except (KeyError, OSError):
-        pass  # a container may run under a number without a name
-    try:
+    with contextlib.suppress(PackageNotFoundError):  # a build from source may leave no metadata
         tags["torch"] = version("torch")
-    except PackageNotFoundError:
-        pass  # a build from source that left no metadata
     return tags | git_tags(cwd)
 
 

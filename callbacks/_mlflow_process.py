@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,17 +52,40 @@ class Progress:
         if report.get("stopped"):
             self.stopped.set()
 
+    def wait(self, lines: int, timeout: float) -> None:
+        """Wait until the writer has stopped; after a second, say on stderr how far it is.
+
+        Args:
+            lines: lines of the finished spool.
+            timeout: seconds.
+        """
+        deadline = time.monotonic() + timeout
+        if not self.stopped.wait(min(1.0, timeout)):
+            terminal = sys.stderr.isatty()
+            start, end = ("\r", "") if terminal else ("", "\n")
+            while True:
+                print(f"{start}sending to MLflow: {self.lines} of {lines} lines", end=end, file=sys.stderr, flush=True)
+                pause = 0.5 if terminal else 10.0  # a log file does not want a line each moment
+                if self.stopped.wait(max(0.0, min(pause, deadline - time.monotonic()))) or time.monotonic() >= deadline:
+                    break
+            if terminal:
+                print(file=sys.stderr)
+        if not self.complete:
+            self.warn(f"{self.lines} of {lines} lines were sent when the run ended")
+
     def warn(self, reason: str) -> None:
         """Say once per run what is wrong and what to do."""
         if not self._warned:
             self._warned = True
-            log.warning(
-                "MLflow: %s. Training goes on; what is logged is kept in %s and sent when this works again, by the "
-                "next run, or by `python -m callbacks._mlflow_writer --sync %s`",
-                reason.strip().rstrip("."),
-                self.run_dir / "mlflow",
-                self.run_dir,
-            )
+            log.warning("MLflow: %s. Training does not wait for it: %s", reason.rstrip(". "), how_to_send(self.run_dir))
+
+
+def how_to_send(run_dir: Path) -> str:
+    """What happens to a spool that is not sent, and what to do about it."""
+    return (
+        f"what is logged is kept in {run_dir / 'mlflow'}, and sent when MLflow can be reached again, by the next run, "
+        f"or by `python -m callbacks._mlflow_writer --sync {run_dir}`"
+    )
 
 
 class WriterProcess:
@@ -101,16 +126,19 @@ class WriterProcess:
         self._tell(progress, "finish")
 
     def _tell(self, progress: Progress, order: str) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({order: str(progress.run_dir)}) + "\n")
-        except OSError:
+            self._process.stdin.write(json.dumps({order: str(progress.run_dir)}) + "\n")  # type: ignore[union-attr]
+        except (OSError, ValueError):  # broken, or closed by the thread that listens
             self._lose(progress)
 
     def _listen(self, reports: IO[str]) -> None:
-        for line in reports:
-            report = json.loads(line)
-            self._runs[report["run"]].update(report)
+        with reports:
+            for line in reports:
+                report = json.loads(line)
+                self._runs[report["run"]].update(report)
+        self._process.wait()
+        with contextlib.suppress(OSError):  # what was written last may have found nobody to read it
+            self._process.stdin.close()  # type: ignore[union-attr]
         for progress in list(self._runs.values()):
             if not progress.stopped.is_set():
                 self._lose(progress)

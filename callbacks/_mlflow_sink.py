@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ class RunSink:
                 if not is_refusal(error):
                     raise
                 for metric in batch:
-                    self._attempt(f"metric {metric.key!r}", lambda one=metric: self._client.log_batch(self.run_id, [one]))
+                    self._attempt(
+                        f"metric {metric.key!r}", lambda one=metric: self._client.log_batch(self.run_id, [one])
+                    )
 
     def send(self, entry: dict[str, Any]) -> None:
         """Send an entry that is no metric.
@@ -112,7 +115,8 @@ class RunSink:
     def _log_table(self, entry: dict[str, Any]) -> None:
         file = f"tables/{clean_path(entry['table'])}.json"
         # Not log_table, which appends to what an earlier call left, and imports pandas.
-        self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": entry["rows"]}), file)
+        rows = [[_to_cell(value) for value in row] for row in entry["rows"]]
+        self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": rows}), file)
         if {"path": file, "type": "table"} not in self._tables:
             self._tables.append({"path": file, "type": "table"})
             self._client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps(self._tables))
@@ -137,3 +141,8 @@ class RunSink:
         )
         context = InputTag("mlflow.data.context", described["context"])
         self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])
+
+
+def _to_cell(value: Any) -> Any:
+    """The value, as text where it is a number that JSON does not know: the UI could not read the table."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -64,7 +64,9 @@ def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
     return client, experiment_id if experiment is None else experiment.experiment_id
 
 
-def open_run(order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]]) -> tuple[MlflowClient, Run]:
+def open_run(
+    order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]]
+) -> tuple[MlflowClient, Run]:
     """A client, and the run of a spool, made when it does not exist.
 
     A run that this spool has is found again by its `runner.spool` tag, so that a writer killed right after making it

@@ -5,19 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.engine import overrides
+from runner.destination import LoggerDestination
+from runner.distributed import get_global_rank, pick_device
+from runner.engine import name_hooks, order_algorithms, overrides
 from runner.event import Event
+from runner.precision import Precision
 from runner.state import State
-from runner.time import Time, TimeUnit
+from runner.time import Interval, Time, TimeUnit
 
 
-def listed(value: Any) -> list[Any]:
-    """Return a list of one object, of several, or of a mapping's values, whose keys become config keys."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            one.config_key = one.config_key or key
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else [value]
+def check_arguments(
+    *,
+    max_duration: Any = "1ep",
+    eval_interval: Any = "1ep",
+    iteration_length: Any = None,
+    precision: Any = "fp32",
+    grad_accum: Any = 1,
+    microbatch_size: Any = None,
+    device: Any = "auto",
+    seed: Any = 0,
+    scale_schedule_ratio: Any = 1.0,
+) -> None:
+    """Raise where an argument of the Trainer is wrong by itself, before there is a model or data.
+
+    Raises:
+        ValueError, TypeError: one is; the message names it.
+    """
+    check_duration(max_duration).scaled(scale_schedule_ratio)
+    Interval(eval_interval, name="eval_interval")
+    check_iteration_length(iteration_length)
+    Precision(precision)
+    check_microbatches(grad_accum, microbatch_size)
+    pick_device(device)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
@@ -78,7 +99,42 @@ def refuse_unseen_hooks(state: State) -> None:
     for one in (*state.algorithms, *state.callbacks, *state.loggers):
         for event in _UNSEEN:
             if overrides(one, event):
+                model = type(state.unwrapped_model).__name__
                 raise ValueError(
-                    f"{type(one).__name__} acts at {event.name}, which does not happen with {type(state.unwrapped_model).__name__}: "
-                    "its own training_step does forward, loss and backward. Remove one of them."
+                    f"{type(one).__name__} acts at {event.name}, which does not happen with {model}: its own "
+                    "training_step does forward, loss and backward. Remove one of them."
                 )
+
+
+def set_microbatches(state: State, grad_accum: int, microbatch_size: int | str | None) -> None:
+    """Say in the state how batches are split.
+
+    Raises:
+        ValueError: see `check_microbatches`.
+    """
+    check_microbatches(grad_accum, microbatch_size)
+    state.grad_accum = grad_accum
+    state.microbatch_size = microbatch_size if isinstance(microbatch_size, int) else None
+    state.auto_microbatching = microbatch_size == "auto"
+
+
+def set_hooks(state: State, algorithms: Any, callbacks: Any, loggers: Any) -> None:
+    """Put algorithms, callbacks and the destinations that work on this rank into the state, named and in order.
+
+    Raises:
+        ValueError: algorithms conflict, or two objects bear one name.
+    """
+    hooks = name_hooks([*_listed(callbacks), *_listed(loggers)])
+    state.algorithms = tuple(order_algorithms(name_hooks(_listed(algorithms))))
+    state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
+    destinations = (one for one in hooks if isinstance(one, LoggerDestination))
+    state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list of one object, of several, or of a mapping's values, whose keys become config keys."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            one.config_key = one.config_key or key
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -95,9 +95,4 @@ def split(batch: Any, num_samples: int, parts: int | None = None, size: int | No
 
         return map_tensors(batch, cut)
 
-    return [(start, part(start, end)) for start, end in zip(bounds, bounds[1:], strict=False)]
-
-
-def halve(size: int) -> int:
-    """Return the next smaller microbatch size to try."""
-    return max(1, math.ceil(size / 2))
+    return [(start, part(start, end)) for start, end in pairwise(bounds)]

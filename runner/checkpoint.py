@@ -110,7 +110,8 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
     ]
     if shapes or (strict and (missing or unexpected)):
         raise ValueError(
-            f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, of other shape {shapes}"
+            f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, "
+            f"of other shape {shapes}"
         )
     if missing or unexpected:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)

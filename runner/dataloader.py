@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class BatchStream:
         loader: yields this rank's batches.
         device: where batches are wanted.
         precision: what floating tensors are cast to.
+        num_samples: counts the samples of a batch.
         name: what the user calls it, for messages.
 
     Raises:
@@ -32,7 +33,14 @@ class BatchStream:
         ValueError: it is empty, or it would give every rank the same samples.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device, precision: Precision, name: str) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: torch.device,
+        precision: Precision,
+        num_samples: Callable[[Any], int],
+        name: str,
+    ) -> None:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"{name}={loader!r}: must be iterable, yielding batches")
         if not hasattr(loader, "order"):
@@ -48,6 +56,12 @@ class BatchStream:
         self.loader = loader
         self.name = name
         self._device = device
+        self._num_samples = num_samples
+        self._world_size = get_world_size()
+        order = getattr(loader, "order", None)
+        self.counts: Callable[[int, Any], tuple[int, int]] = self._count if order is None else order.counts
+        """Returns how many samples of a batch this rank has, and how many all ranks have, given the batch's index in
+        its epoch and the batch, which stands in for an empty share where this rank has 0 samples."""
         self._cast = precision.cast if precision.weight_dtype is not None else None
         self._resident = hasattr(loader, "to")
         if self._resident:
@@ -60,24 +74,17 @@ class BatchStream:
             loader.seek(epoch, batch)
             batches = iter(loader)
         else:
-            for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None), loader):
-                if hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(epoch)
-                    break
+            samplers: list[Any] = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None), loader]
+            for sampler in [one for one in samplers if hasattr(one, "set_epoch")][:1]:
+                sampler.set_epoch(epoch)
             batches = itertools.islice(iter(loader), batch, None)
         if not self._resident:
             batches = (to_device(one, self._device) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
 
-    def counts(self, batch: int, local: int) -> tuple[int, int]:
-        """Return the samples of a batch on this rank and on all.
-
-        Args:
-            batch: its index in the epoch.
-            local: samples that the batch at hand has; where a rank's share is empty it is given one that counts 0.
-        """
-        order = getattr(self.loader, "order", None)
-        return (local, local * get_world_size()) if order is None else order.counts(batch)
+    def _count(self, index: int, batch: Any) -> tuple[int, int]:
+        samples = self._num_samples(batch)
+        return samples, samples * self._world_size
 
 
 def _refuse_unsharded(loader: Any, name: str) -> None:
@@ -95,5 +102,5 @@ def _refuse_unsharded(loader: Any, name: str) -> None:
         size = len(sampler.dataset)  # type: ignore[arg-type]
         if size % world_size:
             raise ValueError(
-                f"{name}: DistributedSampler repeats samples, because {size} are no multiple of {world_size} ranks; {remedy}"
+                f"{name}: DistributedSampler repeats samples, as {size} are no multiple of {world_size} ranks; {remedy}"
             )

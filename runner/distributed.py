@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from runner.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -34,15 +39,17 @@ def get_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def init_process_group(device: torch.device) -> None:
+def init_process_group(device: torch.device, store: Store | None = None) -> None:
     """Join the other ranks where there are any and this was not done yet: gloo on the CPU, NCCL beside it on CUDA.
 
-    One process alone makes no process group.
+    One process alone makes no process group. With a store, ranks find each other through it.
     """
     if get_world_size() > 1 and not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        rank, size = (get_global_rank(), get_world_size()) if store is not None else (-1, -1)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -63,7 +70,7 @@ def pick_device(device: str | torch.device) -> torch.device:
         index = get_local_rank() if picked.index is None else picked.index
         if index >= count:
             raise ValueError(
-                f"device={str(device)!r}: this rank would use GPU {index}, but there are {count} here; use 'cpu' or 'auto'"
+                f"device={str(device)!r}: this rank would use GPU {index}, but {count} are here; use 'cpu' or 'auto'"
             )
         return torch.device("cuda", index)
     return picked
@@ -72,7 +79,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model wrapped for data-parallel training, or itself when this process is alone.
 
-    Buffers are not broadcast in each forward pass; rank 0's are handed to all by `broadcast_buffers`, where they are read.
+    Buffers are not broadcast in each forward pass; `broadcast_buffers` gives rank 0's to all, where they are read.
     """
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -104,11 +111,13 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average gradients over all ranks, as DDP does within backward. All ranks; same parameters have gradients on each."""
-    handles = [(p.grad, dist.all_reduce(p.grad, async_op=True)) for p in parameters if p.grad is not None]
-    for grad, handle in handles:
-        handle.wait()
-        grad /= get_world_size()
+    """Average gradients over all ranks, as DDP does within backward. All ranks, with the same gradients present."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        if work is not None:
+            work.wait()
+    for gradient in gradients:
+        gradient.div_(get_world_size())
 
 
 def any_rank(condition: bool) -> bool:
@@ -134,18 +143,19 @@ class Pulse:
     durations, intervals and schedules hold at the same batch on all ranks, and nothing is exchanged per batch.
 
     Args:
-        read_signal: returns the number of the signal that this process received, or 0.
+        interrupt: remembers the signal that this process received.
         period: seconds between two agreements.
     """
 
-    def __init__(self, read_signal: Callable[[], int], period: float = 1.0) -> None:
+    def __init__(self, interrupt: Interrupt, period: float = 1.0) -> None:
         self.signal = 0
-        self._read_signal = read_signal
+        self._interrupt = interrupt
         self._period = period
-        self._alone = get_world_size() == 1
         self._last = time.perf_counter()
         self._elapsed = 0.0
         self._batches = self._remaining = 1
+        self.beat: Callable[[], float] = self._beat_alone if get_world_size() == 1 else self._beat_together
+        """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
 
     def pause(self) -> None:
         """Stop the clock, for an evaluation."""
@@ -155,25 +165,23 @@ class Pulse:
         """Let the clock run on."""
         self._last = time.perf_counter()
 
-    def beat(self) -> float:
-        """Return the seconds to add to the timestamp after a batch, equal on all ranks, and refresh `signal`."""
-        if self._alone:
-            self.signal = self._read_signal()
-        else:
-            self._remaining -= 1
-            if self._remaining:
-                return 0.0
+    def _beat_alone(self) -> float:
+        self.signal = self._interrupt.signal
         now = time.perf_counter()
         elapsed = self._elapsed + now - self._last
-        self._last, self._elapsed = now, 0.0
-        return elapsed if self._alone else self._agree(elapsed)
+        self._last = now
+        self._elapsed = 0.0
+        return elapsed
 
-    def _agree(self, elapsed: float) -> float:
+    def _beat_together(self) -> float:
+        self._remaining -= 1
+        if self._remaining:
+            return 0.0
+        elapsed = self._beat_alone()
         rank_zero = get_global_rank() == 0
-        batches = min(1000, max(1, round(self._batches * self._period / max(elapsed, 1e-9)))) if rank_zero else 0
-        votes = torch.tensor(
-            [float(self._read_signal()), elapsed if rank_zero else 0.0, float(batches)], dtype=torch.float64
-        )
+        batches = min(1000, max(1, round(self._batches * self._period / max(elapsed, 1e-9))))
+        mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
+        votes = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.
         signal, elapsed, batches = votes.tolist()
         self.signal, self._batches = int(signal), int(batches)

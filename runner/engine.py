@@ -37,6 +37,7 @@ class Engine:
         self.logger = logger
         self._closed = False
         self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
+        self.on = Firing({event: partial(self.run_event, event) if self._table[event] else _nobody for event in Event})
 
     def run_event(self, event: Event | str) -> None:
         """Call every handler of an event, given as `Event` or by name in either case.
@@ -115,6 +116,27 @@ class Engine:
         )
 
 
+def _nobody() -> None:
+    """Fire an event to which nobody listens."""
+
+
+class Firing:
+    """One function per event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)`, looked up already.
+
+    The loops call these, for an event that nobody listens to costs an empty call there.
+    """
+
+    __slots__ = tuple(event.value for event in Event)
+
+    def __init__(self, functions: dict[Event, Callable[[], None]]) -> None:
+        for event, function in functions.items():
+            setattr(self, event.value, function)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[[], None]: ...
+
+
 class _ClosedTable(dict[str, tuple[Handler, ...]]):
     def __missing__(self, event: str) -> NoReturn:
         raise RuntimeError(f"event={event!r} came after close(); make a new Trainer to go on")
@@ -157,7 +179,7 @@ def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
         for other in one.conflicts_with:
             if other in names and (other != type(one).__name__ or names.count(other) > 1):
                 raise ValueError(
-                    f"algorithms {type(one).__name__!r} and {other!r} conflict: they cannot be combined. Remove one of them."
+                    f"algorithms {type(one).__name__!r} and {other!r} cannot be combined: remove one of them"
                 )
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
     for index, one in enumerate(algorithms):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.time import Interval, Time
+
+if TYPE_CHECKING:
+    from runner.state import State
 
 
 class Evaluator:
@@ -40,7 +43,18 @@ class Evaluator:
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.evaluated_at: int | None = None
+        """Batches trained when it last ran."""
         self.subset_num_batches = subset_num_batches
+
+    def is_due(self, state: State) -> bool:
+        """Whether the last step of time reached its interval."""
+        return self.eval_interval is not None and state.is_due(self.eval_interval)
+
+    def is_owed(self, state: State) -> bool:
+        """Whether it runs at the end of training: it is not off, and has not run at this very batch."""
+        on = self.eval_interval is not None and self.eval_interval.time.value > 0
+        return on and self.evaluated_at != state.timestamp.batch
 
     def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return those of the model's metrics that this evaluator computes.
@@ -56,12 +70,21 @@ class Evaluator:
         return {name: metrics[name] for name in self.metric_names}
 
 
-def ensure_evaluators(eval_dataloader: Any) -> list[Evaluator]:
+def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluator]:
     """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
+
+    Those without an interval of their own are given this one.
 
     Raises:
         ValueError: two of them have one label, or a list mixes evaluators with other things.
     """
+    evaluators = _listed(eval_dataloader)
+    for one in evaluators:
+        one.eval_interval = one.eval_interval or interval
+    return evaluators
+
+
+def _listed(eval_dataloader: Any) -> list[Evaluator]:
     if eval_dataloader is None:
         return []
     if isinstance(eval_dataloader, Evaluator):

@@ -16,10 +16,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal = 0
-
-    def read(self) -> int:
-        """Return the number of the signal that came, 0 when none did."""
-        return self.signal
+        """Number of the signal that came, 0 while none did."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:

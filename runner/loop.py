@@ -7,86 +7,85 @@ gradient all-reduce (and, where a model weighs its loss by something other than 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from runner.batch import split
-from runner.distributed import all_reduce_gradients, any_rank, get_world_size
+from runner.distributed import all_reduce_gradients, any_rank
 from runner.evaluation import evaluate_now
-from runner.event import Event
 from runner.interrupt import Interrupt
-from runner.loss import Weight, detach, fractions, rank_share, total_of
+from runner.loss import Weight, detach, fractions, rank_share, scaled_total, weighted_sum
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
 
+log = logging.getLogger("runner")
+
 
 def fit(trainer: Trainer) -> None:
     """Train from the state's timestamp to `max_duration`. All ranks."""
-    state, fire, stream = trainer.state, trainer.engine.run_event, trainer.train_stream
+    state, on, stream = trainer.state, trainer.engine.on, trainer.train_stream
     state.unwrapped_model.train()
     trainer.pulse.resume()
-    fire(Event.FIT_START)
+    on.fit_start()
     while state.timestamp < state.max_duration and not state.stop_requested:
         now = state.timestamp
         if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
-            fire(Event.ITERATION_START)
+            on.iteration_start()
         if now.batch_in_epoch == 0:
-            fire(Event.EPOCH_START)
+            on.epoch_start()
         state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "train", stream.length
         if not train_epoch(trainer, stream.start(now.epoch, now.batch_in_epoch)):
             break
         end_epoch(trainer)
-    evaluate_now(trainer, [one for one in state.evaluators if trainer.owes(one)])
-    fire(Event.FIT_END)
+    evaluate_now(trainer, [one for one in state.evaluators if one.is_owed(state)])
+    on.fit_end()
 
 
 def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:
     """Train the rest of an epoch; return whether its end was reached."""
-    state, fire, pulse = trainer.state, trainer.engine.run_event, trainer.pulse
+    state, on, pulse, stream = trainer.state, trainer.engine.on, trainer.pulse, trainer.train_stream
     limit, unit = state.max_duration.value, state.max_duration.unit
     while True:
-        fire(Event.BEFORE_DATALOADER)
+        on.before_dataloader()
         try:
             state.batch = next(batches)
         except StopIteration:
             break
-        samples = trainer.train_stream.counts(
-            state.timestamp.batch_in_epoch, state.unwrapped_model.num_samples(state.batch)
-        )
-        fire(Event.AFTER_DATALOADER)
-        train_batch(trainer, *samples)
-        fire(Event.BATCH_END)
-        evaluate_now(trainer, [one for one in state.evaluators if trainer.is_due(one)])
-        fire(Event.BATCH_CHECKPOINT)
+        samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
+        on.after_dataloader()
+        train_batch(trainer, samples, all_samples)
+        on.batch_end()
+        if state.evaluators:
+            evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
+        on.batch_checkpoint()
         if pulse.signal:
             raise Interrupt.exception(pulse.signal)
         if state.stop_requested or state.timestamp.count(unit) >= limit:
-            return state.timestamp.batch_in_epoch == trainer.train_stream.length
+            return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
-        raise ValueError(
-            "train_dataloader yielded no batch in this epoch; a generator that is used up cannot be read again"
-        )
+        raise ValueError("train_dataloader yielded no batch in this epoch; a used-up generator cannot be read again")
     return True
 
 
 def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
-    """Train `state.batch`, which is this rank's `samples` of `all_samples`: gradients, optimizer step, a step of time."""
-    state, fire, scaler = trainer.state, trainer.engine.run_event, trainer.state.scaler
-    fire(Event.BATCH_START)
+    """Train `state.batch`, which is this rank's `samples` of `all_samples`: gradients, optimizer step, step of time."""
+    state, on, scaler = trainer.state, trainer.engine.on, trainer.state.scaler
+    on.batch_start()
     for rates in trainer.rates:
         rates.step(state.progress)
-    fire(Event.BEFORE_TRAIN_BATCH)
+    on.before_train_batch()
     state.batch_is_padding = samples == 0
-    accumulate_gradients(trainer, rank_share(state.unwrapped_model, state.batch, samples, all_samples))
+    share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, trainer.world_size)
+    trainer.accumulate_gradients(trainer, share)
     if scaler is not None:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
-    fire(Event.AFTER_TRAIN_BATCH)
+    on.after_train_batch()
     for optimizer in state.optimizers:
         # The scaler reads one flag back from the device here, as torch's own fp16 training does.
         optimizer.step() if scaler is None else scaler.step(optimizer)
@@ -102,100 +101,95 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
 
 def end_epoch(trainer: Trainer) -> None:
     """Step time to the next epoch, and to the next iteration where one is complete."""
-    state, fire = trainer.state, trainer.engine.run_event
+    state, on = trainer.state, trainer.engine.on
     state.step_time(state.timestamp.to_next_epoch())
     for scheduler in trainer.epoch_schedulers:
         scheduler.step()
-    fire(Event.EPOCH_END)
-    evaluate_now(trainer, [one for one in state.evaluators if trainer.is_due(one)])
-    fire(Event.EPOCH_CHECKPOINT)
+    on.epoch_end()
+    evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
+    on.epoch_checkpoint()
     if trainer.iteration_is_complete():
         state.step_time(state.timestamp.to_next_iteration())
-        fire(Event.ITERATION_END)
-        fire(Event.ITERATION_CHECKPOINT)
+        on.iteration_end()
+        on.iteration_checkpoint()
 
 
-def accumulate_gradients(trainer: Trainer, share: Weight) -> None:
-    """Leave in `.grad` the gradient of the loss averaged over the whole batch of all ranks.
+def whole_batch(trainer: Trainer, share: Weight) -> None:
+    """Leave in `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
 
     Args:
         trainer: with `state.batch` set.
-        share: this rank's part of it, see `rank_share`.
+        share: this rank's part of the batch, see `rank_share`.
     """
     state = trainer.state
-    if not state.auto_microbatching:
-        train_microbatches(trainer, share)
-        return
-    # Running statistics must not see the microbatches of an attempt that ran out of memory.
+    for parameter in trainer.parameters:
+        parameter.grad = None
+    state.microbatch = state.batch
+    train_microbatch(trainer, 0, share)
+    state.total_loss, state.loss_parts = detach(state.loss)
+
+
+def in_microbatches(trainer: Trainer, share: Weight) -> None:
+    """Do what `whole_batch` does a slice at a time, weighed so that the gradients add up to the whole batch's."""
+    state, model = trainer.state, trainer.state.unwrapped_model
+    for parameter in trainer.parameters:
+        parameter.grad = None
+    microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, state.microbatch_size)
+    parts = fractions(model, [microbatch for _, microbatch in microbatches])
+    losses = []
+    for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
+        is_last = index == len(microbatches) - 1
+        with nullcontext() if is_last and not state.auto_microbatching else trainer.unsynchronized():
+            train_microbatch(trainer, index, parts[index] * share)
+        losses.append(detach(state.loss))
+    state.total_loss, state.loss_parts = weighted_sum(losses, parts)
+
+
+def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
+    """Do what `in_microbatches` does, and again with halved ones when a rank runs out of memory, with equal numbers."""
+    state = trainer.state
+    # Running statistics must not see the microbatches of an attempt that failed.
     buffers = [(buffer, buffer.clone()) for buffer in state.unwrapped_model.buffers()]
     while True:
         size = state.microbatch_size = state.microbatch_size or state.unwrapped_model.num_samples(state.batch)
         out_of_memory = False
         try:
-            train_microbatches(trainer, share)
+            in_microbatches(trainer, share)
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
             out_of_memory = True
         if not any_rank(out_of_memory):
             break
-        trainer.shrink_microbatches()
+        state.microbatch_size = max(1, size // 2)
+        log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.microbatch_size)
+        for parameter in trainer.parameters:
+            parameter.grad = None
+        if state.device.type == "cuda":
+            torch.cuda.empty_cache()
         for buffer, before in buffers:
             buffer.copy_(before)
-    if get_world_size() > 1:
+    if trainer.world_size > 1:
         all_reduce_gradients(state.model.parameters())
-
-
-def train_microbatches(trainer: Trainer, share: Weight) -> None:
-    """Run forward, loss and backward of each microbatch, weighed so that their gradients add up to the batch's."""
-    state, model = trainer.state, trainer.state.unwrapped_model
-    for optimizer in state.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    state.microbatch, state.microbatch_start = state.batch, 0
-    if state.grad_accum == 1 and state.microbatch_size is None:
-        train_microbatch(trainer, 0, share)
-        state.total_loss, state.loss_parts = detach(state.loss)
-        return
-    microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, state.microbatch_size)
-    parts = fractions(model, [microbatch for _, microbatch in microbatches])
-    losses = []
-    for index, (start, microbatch) in enumerate(microbatches):
-        state.microbatch, state.microbatch_start = microbatch, start
-        is_last = index == len(microbatches) - 1
-        with nullcontext() if is_last and not state.auto_microbatching else trainer.unsynchronized():
-            train_microbatch(trainer, index, parts[index] * share)
-        losses.append(detach(state.loss))
-    state.total_loss = sum(total * part for (total, _), part in zip(losses, parts, strict=True))
-    state.loss_parts = {
-        name: sum(named[name] * part for (_, named), part in zip(losses, parts, strict=True)) for name in losses[0][1]
-    }
 
 
 def train_microbatch(trainer: Trainer, index: int, scale: Weight) -> None:
     """Run forward, loss and backward of `state.microbatch`, its loss multiplied by `scale`."""
-    state, fire, model = trainer.state, trainer.engine.run_event, trainer.state.unwrapped_model
-    fire(Event.BEFORE_FORWARD)
+    state, on = trainer.state, trainer.engine.on
+    on.before_forward()
     trainer.forward_stream.start(state.timestamp.batch, index)
-    if model.training_step is not None:
-        state.loss_scale = (
-            scale if state.scaler is None else state.scaler.scale(torch.ones((), device=state.device)) * scale
-        )
-        with trainer.autocast():
-            state.loss = model.training_step(state)
-        fire(Event.AFTER_BACKWARD)
+    if trainer.training_step is not None:
+        scaled = scale if state.scaler is None else state.scaler.scale(torch.ones((), device=state.device)) * scale
+        state.loss_scale = scaled
+        state.loss = trainer.training_step(state)
+        on.after_backward()
         return
-    with trainer.autocast():
-        state.outputs = state.model(state.microbatch)
-    fire(Event.AFTER_FORWARD)
-    fire(Event.BEFORE_LOSS)
-    with trainer.autocast():
-        state.loss = model.loss(state.outputs, state.microbatch)
-    fire(Event.AFTER_LOSS)
-    fire(Event.BEFORE_BACKWARD)
-    total = total_of(state.loss)
-    if isinstance(scale, Tensor):
-        total = total * scale.to(total.dtype)
-    elif scale != 1.0:
-        total = total * scale
-    (total if state.scaler is None else state.scaler.scale(total)).backward()
-    fire(Event.AFTER_BACKWARD)
+    state.outputs = trainer.forward(state.microbatch)
+    on.after_forward()
+    on.before_loss()
+    state.loss = trainer.compute_loss(state.outputs, state.microbatch)
+    on.after_loss()
+    on.before_backward()
+    loss = scaled_total(state.loss, scale)
+    (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+    on.after_backward()

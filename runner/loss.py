@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.distributed import all_reduce_sum, get_world_size
+from runner.distributed import all_reduce_sum
 from runner.model import Model
 
 Weight = float | Tensor
@@ -23,6 +23,24 @@ def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
     if isinstance(loss, Tensor):
         return loss
     return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
+
+
+def scaled_total(loss: Tensor | dict[str, Tensor], scale: Weight) -> Tensor:
+    """Return what is minimized, times a scale."""
+    total = total_of(loss)
+    if isinstance(scale, Tensor):
+        return total * scale.to(total.dtype)
+    return total if scale == 1.0 else total * scale
+
+
+def weighted_sum(
+    losses: Sequence[tuple[Tensor, dict[str, Tensor]]], weights: Sequence[Weight]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the weighted sum of losses as `detach` gave them, total and parts."""
+    pairs = list(zip(losses, weights, strict=True))
+    total = torch.stack([total * weight for (total, _), weight in pairs]).sum()
+    parts = {name: torch.stack([part[name] * weight for (_, part), weight in pairs]).sum() for name in losses[0][1]}
+    return total, parts
 
 
 def detach(loss: Tensor | dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -40,7 +58,7 @@ def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
     return [weight / total for weight in weights]
 
 
-def rank_share(model: Model, batch: Any, samples: int, all_samples: int) -> Weight:
+def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_size: int) -> Weight:
     """Return the part of all ranks' batch that this rank's makes up, times the number of ranks.
 
     DDP averages gradients over ranks, so 1 is right where all ranks have equally much. Samples are counted by the
@@ -51,16 +69,17 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int) -> Weig
         batch: this rank's.
         samples: on this rank; 0 where the batch only stands in for an empty share.
         all_samples: on all ranks.
+        world_size: number of ranks.
     """
-    if get_world_size() == 1:
+    if world_size == 1:
         return 1.0
     if type(model).loss_weight is Model.loss_weight:
-        return samples * get_world_size() / all_samples
+        return samples * world_size / all_samples
     mine = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
     mine = mine if isinstance(mine, Tensor) else torch.tensor(mine, dtype=_float(device), device=device)
     everyones = all_reduce_sum(mine.clone())
-    return mine * get_world_size() / torch.where(everyones > 0, everyones, 1)
+    return mine * world_size / torch.where(everyones > 0, everyones, 1)
 
 
 def _exact(weight: float | Tensor) -> Weight:

@@ -6,11 +6,13 @@ A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from runner.batch import count_samples
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -102,13 +104,7 @@ class Model(nn.Module):
         Raises:
             TypeError: there is no tensor in the batch.
         """
-        size = _first_size(batch)
-        if size is None:
-            raise TypeError(
-                f"cannot count the samples of a batch of type {type(batch).__name__!r}: a batch is a tensor, or a "
-                f"tuple, list or mapping with tensors in it; override {type(self).__name__}.num_samples(batch)"
-            )
-        return size
+        return count_samples(batch)
 
     def num_tokens(self, batch: Any) -> int:
         """Returns the number of tokens in this rank's batch; 0 by default, for data without tokens."""
@@ -225,21 +221,3 @@ class LanguageModel(Model):
         """Returns the floating-point operations of forward and backward, or None where the module cannot tell."""
         flops_per_token = getattr(self.module, "flops_per_token", None)
         return None if flops_per_token is None else flops_per_token(batch[0].shape[1]) * batch[0].numel()
-
-
-def _first_size(batch: Any) -> int | None:
-    """Returns the size of dimension 0 of the first tensor that has one, depth first; None when there is none."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else None
-    parts: Iterable[Any]
-    if isinstance(batch, (tuple, list)):
-        parts = batch
-    elif isinstance(batch, Mapping):
-        parts = batch.values()
-    else:
-        return None
-    for part in parts:
-        size = _first_size(part)
-        if size is not None:
-            return size
-    return None

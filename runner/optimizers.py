@@ -76,8 +76,8 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise ValueError(
-            f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm may have "
-            "replaced them at INIT). Give a factory, `lambda params: ...`, which is called after INIT."
+            f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm "
+            "may have replaced them at INIT). Give a factory, `lambda params: ...`, which is called after INIT."
         )
 
 
@@ -110,15 +110,15 @@ def make_schedulers(
     given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     schedules = [one.scaled(ratio, scale_warmup) for one in given if isinstance(one, Schedule)]
     for schedule in schedules:
-        schedule.validate(progress)
+        schedule.bind(progress.max_duration, progress.batches_per_epoch)  # raises where they do not fit
     stepped = []
     for one in given:
         if isinstance(one, Schedule):
             continue
         if not callable(one):
             raise TypeError(
-                f"schedulers={one!r}: must be a schedule of runner.schedulers, or a factory from an optimizer to a torch "
-                "scheduler, such as `lambda optimizer: StepLR(optimizer, 10)`"
+                f"schedulers={one!r}: must be a schedule of runner.schedulers, or a factory from an optimizer to a "
+                "torch scheduler, such as `lambda optimizer: StepLR(optimizer, 10)`"
             )
         stepped += [one(optimizer) for optimizer in optimizers]
         if not hasattr(stepped[-1], "step"):

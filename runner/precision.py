@@ -1,10 +1,10 @@
-"""Number formats of a run: where autocast applies, whether gradients are scaled, what weights and inputs are cast to."""
+"""Number formats of a run: where autocast applies, whether gradients are scaled, what weights are cast to."""
 
 from __future__ import annotations
 
 import difflib
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -59,8 +59,8 @@ class Precision(StrEnum):
         """Return the loss scaler of amp_fp16, None otherwise."""
         return torch.amp.GradScaler(device.type) if self is Precision.AMP_FP16 else None
 
-    def context(self, device: torch.device) -> AbstractContextManager[Any] | None:
-        """Return a context for forward passes, to be entered again for each; None where there is nothing to enter."""
+    def autocast(self, device: torch.device) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator for what runs in forward passes; the identity where there is nothing to cast."""
         if self is Precision.AMP_BF16:
             return torch.autocast(device.type, torch.bfloat16)
         if self is Precision.AMP_FP16:
@@ -69,7 +69,7 @@ class Precision(StrEnum):
             import transformer_engine.pytorch as te  # pyright: ignore[reportMissingImports]
 
             return te.fp8_autocast()
-        return None
+        return lambda function: function
 
     def cast(self, batch: Any) -> Any:
         """Return a batch whose floating tensors have `weight_dtype`; the batch itself where that is None."""

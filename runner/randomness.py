@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -47,18 +49,21 @@ class ForwardStream:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._base = stream_seed(seed, "forward")
-        self._seeders = [torch.default_generator.manual_seed]
+        self._seed_cpu = torch.default_generator.manual_seed
+        self._seed_device: Callable[[int], Any] | None = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            self._seeders.append(torch.cuda.default_generators[index].manual_seed)
+            self._seed_device = torch.cuda.default_generators[index].manual_seed
         elif device.type != "cpu":
-            self._seeders.append(getattr(torch, device.type).manual_seed)
+            self._seed_device = getattr(torch, device.type).manual_seed
 
     def start(self, batch: int, microbatch: int) -> None:
         """Seed for the forward pass of a microbatch; `batch` counts from the start of training."""
-        seed = _mix(self._base + (batch << 20) + microbatch) >> 1
-        for manual_seed in self._seeders:
-            manual_seed(seed)
+        # The CPU's generator scrambles its seed well but uses 32 bits of it: an odd multiplier spreads the counters.
+        seed = (self._base + batch * 0x9E3779B1 + microbatch * 0x85EBCA77) & 0xFFFFFFFF
+        self._seed_cpu(seed)
+        if self._seed_device is not None:
+            self._seed_device(seed)
 
 
 def set_determinism(deterministic: bool) -> tuple[bool, bool] | None:

@@ -27,16 +27,14 @@ Curve = Callable[[float], float]
 
 def _axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
     """The exact length of a time on one axis, and a timestamp's position on it; epochs are counted in their batches."""
-    per_epoch = (batches or None) if unit is TimeUnit.EPOCH else None
+    per_epoch = batches if unit is TimeUnit.EPOCH else None
 
     def length(time: str | Time) -> Fraction:
         time = Time.parse(time)
         return convert(time, unit, max_duration, batches) * (per_epoch or 1) if time.value else Fraction(0)
 
     def position(timestamp: Timestamp) -> float:
-        if per_epoch is None:
-            return timestamp.count(unit)
-        return timestamp.epoch * per_epoch + timestamp.batch_in_epoch
+        return timestamp.epoch * per_epoch + timestamp.batch_in_epoch if per_epoch else timestamp.count(unit)
 
     return length, position
 
@@ -59,8 +57,8 @@ class Schedule(ABC):
         for name in (entry.name for entry in fields(self) if entry.name != "t_warmup"):
             value, minimum = getattr(self, name), 1 if name == "t_mult" else 0
             if name in self._lengths:
-                several = name == "milestones" and not isinstance(value, str | Time)
-                times = tuple(Time.parse(time, name) for time in (value if several else (value,)))
+                single = name != "milestones" or type(value) in (str, Time)
+                times = tuple(Time.parse(time, name) for time in ([value] if single else value))
                 if not times or not all(time.value for time in times):
                     raise ValueError(f"{name}={value!r} must be a time above 0")
                 object.__setattr__(self, name, times if name == "milestones" else times[0])
@@ -256,8 +254,7 @@ class warmup_stable_decay(_Ending):
 
 def _base_rate(group: dict[str, Any]) -> float:
     if "initial_lr" not in group:
-        # A rate that is a tensor is read back here, once and before training.
-        group["initial_lr"] = float(group["lr"])
+        group["initial_lr"] = float(group["lr"])  # a host-device sync for a tensor, once and before training
     return group["initial_lr"]
 
 
@@ -282,10 +279,8 @@ class ScheduledRates:
         if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
             self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
             self._bound_to = max_duration, batches_per_epoch
-        if not self.schedules:
-            return
         multiplier = math.prod([multiplier_at(timestamp) for multiplier_at in self._multipliers])
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups if self.schedules else ():
             rate = _base_rate(group) * multiplier
             if isinstance(group["lr"], float | int):
                 group["lr"] = rate
@@ -297,11 +292,7 @@ class ScheduledRates:
         return {"base_rates": [_base_rate(group) for group in self.optimizer.param_groups]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Takes over the base rates; the rates themselves follow at the next `step`.
-
-        Raises:
-            ValueError: The optimizer has another number of groups.
-        """
+        """Takes over the base rates, one a group (else a ValueError); the rates follow at the next `step`."""
         groups, base_rates = self.optimizer.param_groups, state["base_rates"]
         if len(groups) != len(base_rates):
             raise ValueError(f"base_rates={base_rates!r} must have one rate for each of the {len(groups)} groups")

@@ -119,8 +119,6 @@ class State:
     eval_metric_values: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """Last values by evaluator label and name, over all ranks; 'loss' is the mean loss."""
 
-    evaluated_at: dict[str, int] = field(default_factory=dict, init=False)
-    """Batches trained when each evaluator last ran, by label."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     error: BaseException | None = field(default=None, init=False)

@@ -42,20 +42,23 @@ _UNIT_OF_WORD |= {"%": "dur", "step": "ba", "h": "h", "hour": "h", "m": "m", "mi
 def _operator(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """The binary method of `Time` or `Timestamp` that applies `operate` to the two numbers behind the operands."""
 
-    def method(self: Time | Timestamp, other: Time | str) -> Any:
+    def method(self: Any, other: object) -> Any:
         if not isinstance(other, Time | str):
             return NotImplemented
-        return operate(*self._numbers(Time.parse(other) if isinstance(other, str) else other))
+        result = operate(*self._numbers(Time.parse(other) if isinstance(other, str) else other))
+        return Time(result, self.unit) if operate in (operator.add, operator.sub) else result
 
     return method
+
+
+_lt, _le, _gt, _ge = map(_operator, (operator.lt, operator.le, operator.gt, operator.ge))
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Time:
     """A length of training in one unit: an int, but a float for `dur` (a fraction of max_duration) and `sec`.
 
-    Lengths of one unit add, subtract, divide (to a float) and compare, also with time strings. Differences may be
-    negative; what `parse` returns never is.
+    Lengths of one unit add, subtract, divide (to a float) and compare, with time strings too; differences have signs.
 
     Raises:
         TypeError: `value` is no finite number, or no int where the unit is counted in whole numbers.
@@ -98,11 +101,7 @@ class Time:
         return Fraction(repr(self.value))
 
     def scaled(self, ratio: float) -> Time:
-        """This length times `ratio`, rounded down to whole counts; `dur` stays, since max_duration itself is scaled.
-
-        Raises:
-            ValueError: `ratio` is not above 0, or leaves nothing of a length.
-        """
+        """This length times `ratio`, rounded down, but a ValueError if nothing is left; `dur` follows max_duration."""
         if not 0 < ratio < math.inf:
             raise ValueError(f"ratio={ratio!r} must be a finite number above 0")
         exact = self.exact * (1 if self.unit is TimeUnit.DURATION else Fraction(repr(float(ratio))))
@@ -116,14 +115,8 @@ class Time:
             raise ValueError(f"{str(self)!r} and {str(other)!r} are in different units: give both in one unit")
         return self.value, other.value
 
-    __lt__, __le__, __gt__, __ge__ = map(_operator, (operator.lt, operator.le, operator.gt, operator.ge))
-    __truediv__ = _operator(operator.truediv)
-
-    def __add__(self, other: Time | str) -> Time:
-        return Time(sum(self._numbers(Time.parse(other))), self.unit)
-
-    def __sub__(self, other: Time | str) -> Time:
-        return Time(operator.sub(*self._numbers(Time.parse(other))), self.unit)
+    __add__, __sub__, __truediv__ = map(_operator, (operator.add, operator.sub, operator.truediv))
+    __lt__, __le__, __gt__, __ge__ = _lt, _le, _gt, _ge
 
     def __eq__(self, other: object) -> bool:
         time = _read(other) if isinstance(other, str) else other
@@ -187,11 +180,12 @@ class Timestamp(NamedTuple):
 
     def to_next_batch(self, samples: int = 0, tokens: int = 0, duration: float = 0.0) -> Timestamp:
         """The position after one more batch of `samples` and `tokens` over all ranks, which took `duration` seconds."""
-        return Timestamp(
-            self.iteration, self.epoch, self.batch + 1, self.sample + samples, self.token + tokens,
-            self.epoch_in_iteration, self.batch_in_epoch + 1, self.sample_in_epoch + samples,
-            self.token_in_epoch + tokens, self.total_wct + duration, self.epoch_wct + duration, duration,
-        )  # fmt: skip
+        iteration, epoch, batch, sample, token, epochs, batches, sample_in, token_in, total, in_epoch, _ = self
+        return tuple.__new__(Timestamp, (
+            iteration, epoch, batch + 1, sample + samples, token + tokens,
+            epochs, batches + 1, sample_in + samples, token_in + tokens,
+            total + duration, in_epoch + duration, duration,
+        ))  # fmt: skip
 
     def to_next_epoch(self, duration: float = 0.0) -> Timestamp:
         """The position at the start of the next epoch, `duration` seconds later."""
@@ -217,7 +211,17 @@ class Timestamp(NamedTuple):
     def _numbers(self, other: Time) -> tuple[int | float, int | float]:
         return self.count(other.unit), other.value
 
-    __lt__, __le__, __gt__, __ge__ = map(_operator, (operator.lt, operator.le, operator.gt, operator.ge))
+    def __lt__(self, other: object) -> bool:
+        return _lt(self, other)
+
+    def __le__(self, other: object) -> bool:
+        return _le(self, other)
+
+    def __gt__(self, other: object) -> bool:
+        return _gt(self, other)
+
+    def __ge__(self, other: object) -> bool:
+        return _ge(self, other)
 
     def state_dict(self) -> dict[str, int | float]:
         """The fields by name, as plain numbers."""
@@ -246,10 +250,8 @@ def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches
             return convert(time, max_duration.unit, max_duration, batches_per_epoch) / max_duration.exact
     if batches_per_epoch and {time.unit, unit} == {"ep", "ba"}:
         return time.exact * batches_per_epoch if unit == TimeUnit.BATCH else time.exact / batches_per_epoch
-    raise ValueError(
-        f"{str(time)!r} cannot be expressed in {str(TimeUnit(unit))!r} with max_duration={str(max_duration)!r} and "
-        f"batches_per_epoch={batches_per_epoch!r}: give all times in one unit"
-    )
+    given = f"max_duration={str(max_duration)!r}, batches_per_epoch={batches_per_epoch!r}"
+    raise ValueError(f"{str(time)!r} cannot be expressed in {str(unit)!r} ({given}): give all times in one unit")
 
 
 @dataclass(frozen=True, init=False)

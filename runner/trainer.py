@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import datetime
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from runner import checkpoint, evaluation, loop
-from runner.arguments import check_duration, check_iteration_length, check_microbatches, listed, refuse_unseen_hooks
+from runner.arguments import check_duration, check_iteration_length, refuse_unseen_hooks, set_hooks, set_microbatches
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.distributed import (
     Pulse,
     broadcast_object,
     get_global_rank,
+    get_world_size,
     init_process_group,
     pick_device,
     replicate,
 )
-from runner.engine import Engine, name_hooks, order_algorithms
+from runner.engine import Engine, name_hooks
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.hooks import Algorithm, Callback
@@ -36,8 +36,6 @@ from runner.precision import Precision
 from runner.randomness import ForwardStream, restore_determinism, set_determinism
 from runner.state import State
 from runner.time import Interval, Time
-
-log = logging.getLogger("runner")
 
 
 class Trainer:
@@ -59,10 +57,10 @@ class Trainer:
         eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
         iteration_length: epochs in an iteration ('2ep'); None: the whole run.
         algorithms: what changes training; ordered by their declarations, otherwise as given.
-        callbacks: what watches training, in the order in which it is called. Destinations are welcome here too.
+        callbacks: what watches training, in the order in which it is called; destinations too.
         loggers: destinations of what is logged.
-        precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8' where supported.
-        grad_accum: microbatches per batch, at least 1.
+        precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
+        grad_accum: microbatches per batch.
         microbatch_size: samples per microbatch on each rank, in place of `grad_accum`; 'auto' starts with the whole
             batch and halves when the device is out of memory, doing the batch again with the same random numbers.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
@@ -116,9 +114,8 @@ class Trainer:
     ) -> None:
         if not isinstance(model, Model):
             raise TypeError(
-                f"model={type(model).__name__}: must be a runner.Model; ClassificationModel or LanguageModel wrap a module"
+                f"model={type(model).__name__}: must be a runner.Model; ClassificationModel and others wrap a module"
             )
-        self._interval = Interval(eval_interval, name="eval_interval")
         self._iteration_length = check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch
@@ -133,20 +130,21 @@ class Trainer:
             config=dict(config or {}),
             max_duration=check_duration(max_duration).scaled(scale_schedule_ratio),
         )
-        self._set_microbatches(grad_accum, microbatch_size)
-        self._set_hooks(algorithms, callbacks, loggers)
+        set_microbatches(self.state, grad_accum, microbatch_size)
+        set_hooks(self.state, algorithms, callbacks, loggers)
         self.state.precision.check(self.state.device)
         self._before = set_determinism(deterministic)
         init_process_group(self.state.device)
         self._name_run(run_dir)
-        self._open_data(train_dataloader, ensure_evaluators(eval_dataloader))
+        self._interval = Interval(eval_interval, name="eval_interval")
+        self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self.logger = Logger(self.state, self.state.loggers)
         self.engine = Engine(self.state, self.logger)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
     def fit(self, duration: str | int | Time | None = None) -> None:
-        """Train until `max_duration`, or for `duration` more; again to go on from where training stands. All ranks.
+        """Train until `max_duration`, or for `duration` more; again to go on. All ranks.
 
         SIGTERM and Ctrl-C let the batch in flight finish, then end training as the signal asks, after `close`.
 
@@ -175,7 +173,11 @@ class Trainer:
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
         """
-        evaluators = list(self.state.evaluators) if eval_dataloader is None else ensure_evaluators(eval_dataloader)
+        evaluators = (
+            list(self.state.evaluators)
+            if eval_dataloader is None
+            else ensure_evaluators(eval_dataloader, self._interval)
+        )
         if not evaluators:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
         with self._closing_on_error():
@@ -204,35 +206,12 @@ class Trainer:
             self.state.error = error
         self.close()
 
-    def owes(self, evaluator: Evaluator) -> bool:
-        """Whether an evaluator runs at the end of training: it is not off, and has not run at this very batch."""
-        interval = evaluator.eval_interval or self._interval
-        return interval.time.value > 0 and self.state.evaluated_at.get(evaluator.label) != self.state.timestamp.batch
-
-    def is_due(self, evaluator: Evaluator) -> bool:
-        """Whether the last step of time reached an evaluator's interval."""
-        return self.state.is_due(evaluator.eval_interval or self._interval)
-
     def iteration_is_complete(self) -> bool:
         """Whether the epoch that just ended completes an iteration."""
         state = self.state
         if self._iteration_length is None:
             return state.stop_requested or state.timestamp >= state.max_duration
         return state.timestamp.epoch_in_iteration >= self._iteration_length.value
-
-    def shrink_microbatches(self) -> None:
-        """Halve `microbatch_size` after a device ran out of memory, and free what the attempt left there."""
-        size = self.state.microbatch_size or 2
-        self.state.microbatch_size = max(1, size // 2)
-        for optimizer in self.state.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        if self.state.device.type == "cuda":
-            torch.cuda.empty_cache()
-        log.warning(
-            "out of memory with microbatches of %d samples: this batch is done again with %d",
-            size,
-            self.state.microbatch_size,
-        )
 
     @contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -242,19 +221,6 @@ class Trainer:
             self.state.error = error
             self.close()
             raise
-
-    def _set_microbatches(self, grad_accum: int, microbatch_size: int | str | None) -> None:
-        check_microbatches(grad_accum, microbatch_size)
-        self.state.grad_accum = grad_accum
-        self.state.microbatch_size = microbatch_size if isinstance(microbatch_size, int) else None
-        self.state.auto_microbatching = microbatch_size == "auto"
-
-    def _set_hooks(self, algorithms: Any, callbacks: Any, loggers: Any) -> None:
-        state, hooks = self.state, name_hooks([*listed(callbacks), *listed(loggers)])
-        state.algorithms = tuple(order_algorithms(name_hooks(listed(algorithms))))
-        state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
-        destinations = (one for one in hooks if isinstance(one, LoggerDestination))
-        state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)
 
     def _name_run(self, run_dir: str | Path | None) -> None:
         state = self.state
@@ -281,7 +247,9 @@ class Trainer:
             )
 
     def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
-        return BatchStream(loader, self.state.device, self.state.precision, name)
+        return BatchStream(
+            loader, self.state.device, self.state.precision, self.state.unwrapped_model.num_samples, name
+        )
 
     def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
         for metric in metrics.values():
@@ -295,11 +263,10 @@ class Trainer:
         state, fire = self.state, self.engine.run_event
         model = state.unwrapped_model
         self._interrupt = Interrupt()
-        self.pulse = Pulse(self._interrupt.read)
+        self.world_size = get_world_size()
+        self.pulse = Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss
-        context = state.precision.context(state.device) or nullcontext()
-        self.autocast: Callable[[], AbstractContextManager[Any]] = lambda: context
         refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
         fire(Event.INIT)
@@ -318,4 +285,21 @@ class Trainer:
         if compile:
             model.compile()
         state.model = replicate(model, state.device)
-        self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(state.model, "no_sync", nullcontext)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Decide once what each step calls."""
+        state, model = self.state, self.state.unwrapped_model
+        autocast = state.precision.autocast(state.device)
+        self.parameters = list(model.parameters())
+        self.forward = autocast(state.model)
+        self.compute_loss = autocast(model.loss)
+        self.eval_forward = autocast(model.eval_forward)
+        self.training_step = None if model.training_step is None else autocast(model.training_step)
+        self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
+        if state.auto_microbatching:
+            self.accumulate_gradients = loop.in_fitting_microbatches
+        elif state.grad_accum > 1 or state.microbatch_size is not None:
+            self.accumulate_gradients = loop.in_microbatches
+        else:
+            self.accumulate_gradients = loop.whole_batch

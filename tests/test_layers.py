@@ -40,13 +40,12 @@ LAYERS = {
         "randomness",
         "schedulers",
         "state",
-        "surgery",
         "torchmetrics_import",
     },
     2: {"engine"},
-    3: {"checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
+    3: {"arguments", "checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
     # 4 is callbacks/ and algorithms/
-    5: {"__main__", "build", "launch"},
+    5: {"__main__", "build", "command_line", "explain", "launch", "record"},
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 FOLDERS = {"data", "models"}

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from runner.data.order import SampleOrder, derive_seed
+from runner.data.order import SampleOrder
+from runner.randomness import stream_seed
 
 
 class OrderedLoader:
@@ -232,7 +233,7 @@ class _SeededBatches(Dataset[Any]):
             torch.default_generator.set_state(states[2])
 
     def _sample(self, epoch: int, index: int) -> Any:
-        seed = derive_seed("sample", self.seed, epoch, index)
+        seed = stream_seed(self.seed, "sample", epoch, index)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         # torch.manual_seed would also reseed every accelerator.

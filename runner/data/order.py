@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from runner.randomness import stream_seed
 
 
 class SampleOrder:
@@ -68,6 +70,8 @@ class SampleOrder:
         self.rank = rank
         self.world_size = world_size
         self._num_batches = num_samples // batch_size if drop_last else -(-num_samples // batch_size)
+        self._num_full = num_samples // batch_size
+        self._full_counts = self._share(batch_size)
         self._epoch: int | None = None
         self._permutation = torch.empty(0, dtype=torch.int64)
 
@@ -86,7 +90,7 @@ class SampleOrder:
             if not self.shuffle:
                 self._permutation = torch.arange(self.num_samples)
             else:
-                generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+                generator = torch.Generator().manual_seed(stream_seed(self.seed, "order", epoch))
                 self._permutation = torch.randperm(self.num_samples, generator=generator)
             self._epoch = epoch
         return self._permutation
@@ -118,13 +122,19 @@ class SampleOrder:
         start, stop = self.span(batch)
         return self.permutation(epoch)[start:stop]
 
-    def counts(self, batch: int) -> tuple[int, int]:
+    def counts(self, batch: int, content: Any = None) -> tuple[int, int]:
         """Returns how many samples of a batch count on this rank, and how many on all ranks together.
+
+        What the batch holds is not needed for that; other loaders have to look.
 
         Raises:
             IndexError: no batch of that number.
         """
-        _, size = self._global_batch(batch)
+        if 0 <= batch < self._num_full:
+            return self._full_counts
+        return self._share(self._global_batch(batch)[1])
+
+    def _share(self, size: int) -> tuple[int, int]:
         return size * (self.rank + 1) // self.world_size - size * self.rank // self.world_size, size
 
     def _global_batch(self, batch: int) -> tuple[int, int]:
@@ -132,12 +142,6 @@ class SampleOrder:
             raise IndexError(f"batch={batch!r} is out of range: an epoch has batches 0 to {self._num_batches - 1}")
         first = batch * self.batch_size
         return first, min(self.batch_size, self.num_samples - first)
-
-
-def derive_seed(name: str, *numbers: int) -> int:
-    """Returns a seed in [0, 2**63) of its own for each name and tuple of numbers, the same on every machine."""
-    text = f"{name}:{':'.join(map(str, numbers))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _from_environment(name: str, default: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runner.data.loaders import TensorLoader
-from runner.data.order import derive_seed
+from runner.randomness import stream_seed
 
 
 def load_synthetic_images(
@@ -44,7 +44,7 @@ def load_synthetic_images(
             raise ValueError(f"{name}={value!r} must be at least 1")
     if noise < 0:
         raise ValueError(f"noise={noise!r} must be at least 0")
-    generator = torch.Generator().manual_seed(derive_seed("images", seed))
+    generator = torch.Generator().manual_seed(stream_seed(seed, "images"))
     class_images = torch.randn(num_classes, channels, size, size, generator=generator)
     labels = torch.arange(num_samples + eval_samples) % num_classes
     images = torch.randn(len(labels), channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runner.data.loaders import TensorLoader
-from runner.data.order import derive_seed
+from runner.randomness import stream_seed
 
 
 def load_synthetic_tokens(
@@ -40,7 +40,7 @@ def load_synthetic_tokens(
         if value < 1:
             raise ValueError(f"{name}={value!r} must be at least 1")
     transitions = transition_matrix(vocab_size, seed)
-    generator = torch.Generator().manual_seed(derive_seed("sequences", seed))
+    generator = torch.Generator().manual_seed(stream_seed(seed, "sequences"))
     tokens = torch.empty(num_samples + eval_samples, context + 1, dtype=torch.int64)
     tokens[:, 0] = torch.randint(vocab_size, (len(tokens),), generator=generator)
     for position in range(context):
@@ -60,7 +60,7 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
     """
     if vocab_size < 2:
         raise ValueError(f"vocab_size={vocab_size!r} must be at least 2")
-    generator = torch.Generator().manual_seed(derive_seed("chain", seed))
+    generator = torch.Generator().manual_seed(stream_seed(seed, "chain"))
     # The factor makes a few successors of each token likely, so that there is much to learn.
     return torch.softmax(3.0 * torch.randn(vocab_size, vocab_size, generator=generator), dim=1)
 

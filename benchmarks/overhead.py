@@ -1,0 +1,158 @@
+"""What the trainer costs per step, against a hand-written loop on the same work in the same run.
+
+    python benchmarks/overhead.py
+
+An MLP 64-32-10 at batch 32 with one thread: small enough that every microsecond of the engine shows. The variants
+are run in turn, many short rounds each, by process CPU time (which counts the logger's thread too), and the ratio to
+the hand-written loop is taken round by round; printed are the median ratio and its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from runner import Callback, ClassificationModel, Trainer
+from runner.data.loaders import TensorLoader
+
+BATCH, FEATURES, CLASSES, BATCHES = 32, 64, 10, 400
+LIMITS = {"no callbacks": 1.05, "ten callbacks": 1.08, "all built-ins": 1.20}
+
+
+def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one epoch of samples: inputs (N, 64) and targets (N,)."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(BATCH * BATCHES, FEATURES, generator=generator)
+    return inputs, torch.randint(0, CLASSES, (BATCH * BATCHES,), generator=generator)
+
+
+def make_module() -> nn.Module:
+    """Return the MLP, the same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+class PlainModel(ClassificationModel):
+    """A classifier without training metrics, like the hand-written loop."""
+
+    def metrics(self, train: bool) -> dict:
+        """Return none."""
+        return {}
+
+
+HOOKS = (
+    "epoch_start",
+    "before_dataloader",
+    "after_dataloader",
+    "batch_start",
+    "before_forward",
+    "after_loss",
+    "after_backward",
+    "after_train_batch",
+    "batch_end",
+    "batch_checkpoint",
+)
+
+
+def ten_callbacks() -> list[Callback]:
+    """Return ten callbacks, each overriding one hook."""
+
+    def hook(self: Callback, state: object, logger: object) -> None:
+        return None
+
+    return [type(f"Watch_{name}", (Callback,), {name: hook})() for name in HOOKS]
+
+
+def hand_written() -> Callable[[], None]:
+    """Return one epoch of the loop that a careful person would write for this work."""
+    inputs, targets = make_data()
+    module = make_module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+
+    def epoch() -> None:
+        order = torch.randperm(len(inputs), generator=generator)
+        for start in range(0, len(inputs), BATCH):
+            index = order[start : start + BATCH]
+            optimizer.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(module(inputs[index]), targets[index])
+            loss.backward()
+            optimizer.step()
+
+    return epoch
+
+
+def with_trainer(callbacks: list[Callback], folder: Path) -> Callable[[], None]:
+    """Return one epoch of the Trainer on the same work."""
+    trainer = Trainer(
+        model=PlainModel(make_module(), CLASSES),
+        train_dataloader=TensorLoader(*make_data(), batch_size=BATCH, shuffle=True),
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        callbacks=callbacks,
+        device="cpu",
+        run_dir=folder,
+    )
+    return lambda: trainer.fit(duration="1ep")
+
+
+def built_ins(folder: Path) -> list[Callback]:
+    """Return what `python -m runner +callbacks=speed_monitor` has on, MLflow logging every batch."""
+    from callbacks import CheckpointSaver, ConsoleSummary, LearningCurves, MLflowLogger, ProgressBar, SpeedMonitor
+
+    return [
+        MLflowLogger(tracking_uri=f"sqlite:///{folder}/mlflow.db"),
+        CheckpointSaver(save_interval="1000ep"),
+        LearningCurves(),
+        ProgressBar(),
+        ConsoleSummary(),
+        SpeedMonitor(),
+    ]
+
+
+def main() -> int:
+    """Print the ratios; exit code 1 when one is over its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of 400 steps per variant (default 15)")
+    parser.add_argument("--skip-built-ins", action="store_true", help="measure only the engine and bare callbacks")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+        folder = Path(name)
+        variants: dict[str, Callable[[], None]] = {
+            "hand-written": hand_written(),
+            "no callbacks": with_trainer([], folder / "a"),
+            "ten callbacks": with_trainer(ten_callbacks(), folder / "b"),
+        }
+        if not arguments.skip_built_ins:
+            variants["all built-ins"] = with_trainer(built_ins(folder), folder / "c")
+        times: dict[str, list[float]] = {key: [] for key in variants}
+        for round_number in range(arguments.rounds + 2):
+            for key, epoch in variants.items():
+                start = time.process_time()
+                epoch()
+                if round_number >= 2:
+                    times[key].append((time.process_time() - start) / BATCHES)
+    base = times.pop("hand-written")
+    print(f"hand-written loop: {1e6 * statistics.median(base):.0f} us a step, torch {torch.__version__}, one thread")
+    failed = False
+    for key, values in times.items():
+        ratios = sorted(value / hand for value, hand in zip(values, base, strict=True))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        failed |= middle > LIMITS[key]
+        print(f"{key:>14}: {middle:.3f} times  (quartiles {low:.3f} to {high:.3f}; limit {LIMITS[key]:.2f})")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

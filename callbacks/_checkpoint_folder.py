@@ -1,0 +1,123 @@
+"""The folder of a run's checkpoints: which it holds, which links point where, which are to go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from runner import Timestamp, discard, write_checkpoint
+
+
+class CheckpointFolder:
+    """Checkpoints by name, with the links `latest` and `best` beside them; keeps the newest and the best.
+
+    Args:
+        path: the folder; made when something is first written to it.
+        keep: how many of the newest to keep; -1: all.
+        keep_best: how many of the best to keep.
+    """
+
+    def __init__(self, path: Path, keep: int, keep_best: int) -> None:
+        self.path = path
+        self.keep = keep
+        self.keep_best = keep_best
+        self.saved: list[str] = []
+        """Names, oldest first."""
+        self.best: list[tuple[float, str]] = []
+        """Scores and names, best first; the least is the best."""
+        self._before = self.saved, self.best
+
+    @property
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, None before there is one."""
+        link = self.path / "latest"
+        return link.resolve() if link.exists() else None
+
+    def add(self, name: str, score: float | None) -> None:
+        """Count a checkpoint in that is about to be written.
+
+        Done before the run's state is captured, so that a resumed run knows the checkpoint that it came from.
+
+        Args:
+            name: of its folder; one of that name is replaced.
+            score: the less the better; None: it cannot be the best.
+        """
+        self._before = self.saved, self.best
+        self.saved = [*(one for one in self.saved if one != name), name]
+        self.best = [one for one in self.best if one[1] != name]
+        if score is not None:
+            self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
+
+    def write(self, snapshot: dict[str, Any], name: str) -> None:
+        """Write what was counted in, move the links to it, and remove what need not be kept.
+
+        Raises:
+            OSError: it could not be done; a checkpoint that is not there is not counted in any longer.
+        """
+        try:
+            self._remove_leftovers()
+            write_checkpoint(snapshot, self.path / name)
+            self._link("latest", name)
+            if self.best:
+                self._link("best", self.best[0][1])
+            self._prune()
+        except OSError:
+            if not (self.path / name).exists():
+                self.saved, self.best = self._before
+            raise
+
+    def forget_missing(self) -> None:
+        """Count out what is not there, as after a resume into another folder."""
+        self.saved = [name for name in self.saved if (self.path / name).exists()]
+        self.best = [one for one in self.best if one[1] in self.saved]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is counted in."""
+        return {"saved": list(self.saved), "best": [list(one) for one in self.best]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.saved = list(state["saved"])
+        self.best = [(score, name) for score, name in state["best"]]
+
+    def _link(self, link: str, name: str) -> None:
+        # Made aside and renamed: whoever follows the link finds the old checkpoint or the new one.
+        aside = self.path / f".{link}.link"
+        aside.symlink_to(name, target_is_directory=True)
+        os.replace(aside, self.path / link)
+
+    def _prune(self) -> None:
+        newest = self.saved if self.keep == -1 else self.saved[-self.keep :]
+        kept = {*newest, *(name for _, name in self.best)}
+        for name in self.saved:
+            if name not in kept and (self.path / name).exists():
+                discard(self.path / name)
+        self.saved = [name for name in self.saved if name in kept]
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a crash left under the hidden names that everything here has before it is complete."""
+        for path in self.path.glob(".*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def check_filename(filename: str) -> None:
+    """Raise unless checkpoints can be named so.
+
+    Raises:
+        ValueError: a field that `Timestamp` has not, or a name that no folder here may have.
+    """
+    try:
+        name = filename.format(**Timestamp()._asdict())
+    except (KeyError, IndexError, ValueError):
+        fields = ", ".join(f"{{{field}}}" for field in Timestamp._fields)
+        raise ValueError(f"filename={filename!r}: may hold {fields} and nothing else in braces") from None
+    if not name or name.startswith(".") or "/" in name or name in ("latest", "best") or name == filename:
+        raise ValueError(
+            f"filename={filename!r}: must be the name of a folder that tells checkpoints apart, such as "
+            "'ep{epoch}-ba{batch}'; not hidden, and without '/'"
+        )

@@ -1,0 +1,51 @@
+"""What a run says of itself in MLflow: its parameters, flat, and its data sets. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as `{"optimizer.lr": "0.1"}`, spelled as on the command line: null, true, [1, 2].
+
+    Lists with mappings in them are flattened by index; other lists are one value.
+    """
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
+    """A data set as an input of a run, as far as its loader tells.
+
+    Args:
+        loader: yields its batches.
+        label: 'train', or the evaluator's.
+        data_config: the run's config of its data, or None.
+    """
+    dataset = getattr(loader, "dataset", loader)
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    target = data_config.get("_target_") if isinstance(data_config, Mapping) else None
+    sizes = {"num_rows": _length(dataset) if dataset is not loader else None, "num_batches": _length(loader)}
+    return {
+        "name": (target or kind).rpartition(".")[2],
+        "context": label,
+        "source": {"class": kind, **(flatten(data_config) if target else {})},
+        "profile": {name: size for name, size in sizes.items() if size is not None},
+    }
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:
+        return None

@@ -1,0 +1,131 @@
+"""The trainer's side of one run: what is logged goes to the spool, the writer process is told, nothing ever raises."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
+from callbacks._mlflow_spool import Spool, now_ms, read_json, read_sent, write_json
+from callbacks._mlflow_target import make_order
+
+log = logging.getLogger("runner")
+
+
+class Session:
+    """One run's spool and its delivery, from now until `close`; troubles are one warning.
+
+    Args:
+        run_dir: the run's folder; where it cannot be written, nothing is recorded.
+        target: where the run goes: see `make_order`.
+    """
+
+    def __init__(self, run_dir: Path, **target: Any) -> None:
+        self._run_dir = run_dir
+        self._warned = False
+        self._known_id: str | None = None
+        self._spool: Spool | None = None
+        self._writer: WriterProcess | None = None
+        self._progress: Progress | None = None
+        try:
+            self._open(target)
+        except OSError as error:
+            self._warn(f"this run is not recorded, because {run_dir / 'mlflow'} cannot be written ({error})")
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run, once the writer has said it."""
+        return (self._progress and self._progress.run_id) or self._known_id
+
+    @property
+    def experiment_id(self) -> str | None:
+        """MLflow's id of the experiment, once the writer has said it."""
+        return self._progress and self._progress.experiment_id
+
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Record entries of any kind."""
+        if self._spool is not None:
+            try:
+                self._spool.append(*entries)
+            except OSError as error:
+                self._warn(f"values are lost ({error})")
+
+    def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
+        """Record metrics, each with its step and its time in seconds."""
+        if self._spool is not None:
+            try:
+                self._spool.append_metrics(records)
+            except OSError as error:
+                self._warn(f"metrics are lost ({error})")
+
+    def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
+        """Record images of shape (N, H, W, C), uint8, in a file beside the spool."""
+        import numpy as np
+
+        if self._spool is None:
+            return
+        file = self._spool.path.parent / "images" / f"{uuid.uuid4().hex}.npy"
+        try:
+            file.parent.mkdir(exist_ok=True)
+            np.save(file, np.asarray(images, dtype=np.uint8))
+        except OSError as error:
+            self._warn(f"images are lost ({error})")
+        else:
+            texts = None if captions is None else list(captions)
+            self.append({"images": name, "file": str(file), "captions": texts, "s": step, "t": now_ms()})
+
+    def close(self, status: str, timeout: float) -> None:
+        """Record how the run ended, and wait until the writer has sent all of it, with a bound.
+
+        Where the writer was killed, another goes on where it stopped.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            timeout: seconds.
+        """
+        self.append({"status": status, "t": now_ms()})
+        spool, self._spool = self._spool, None
+        if spool is None:
+            return
+        spool.close()
+        if self._writer is None or self._progress is None:
+            return
+        if not self._writer.alive:
+            self._known_id = self.run_id
+            self._deliver()
+        self._writer.finish(self._progress)
+        self._progress.wait(spool.lines, timeout)
+
+    def _open(self, target: dict[str, Any]) -> None:
+        """Open the spool; say beside it where it goes, and in the store's register that it is not there yet."""
+        folder = self._run_dir / "mlflow"
+        spool = Spool(folder)
+        if not spool.exclusive:
+            self._warn(f"another process logs to {folder} at this moment; both end up in one run")
+        order = make_order(self._run_dir, read_json(folder / "run.json"), **target)
+        write_json(folder / "run.json", order)
+        unsent = Path(order["unsent"])
+        with contextlib.suppress(OSError):  # beside a store that cannot be written, of which the writer will tell
+            unsent.parent.mkdir(parents=True, exist_ok=True)
+            unsent.write_text(str(self._run_dir))
+        self._known_id = read_sent(folder, order["tracking_uri"]).run_id
+        self._spool = spool
+        self.append({"start": now_ms()})
+        self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            self._writer = shared_writer()
+        except OSError as error:
+            self._warn(f"the process that sends to it cannot be started ({error}): {how_to_send(self._run_dir)}")
+        else:
+            self._progress = self._writer.deliver(self._run_dir)
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("MLflow: %s", text)

@@ -1,0 +1,70 @@
+"""Where a run goes: the address, what the writer is told, how a person gets there. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from callbacks._mlflow_spool import now_ms
+
+SQLITE = "sqlite:///"
+
+
+def resolve_uri(tracking_uri: str | None) -> str:
+    """The address of the store, absolute; None: `$MLFLOW_TRACKING_URI`, or `outputs/mlflow.db` where we are."""
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}outputs/mlflow.db"
+    return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
+
+
+def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
+    """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
+    uri = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
+    if uri.startswith(("http://", "https://")):
+        known = experiment_id is not None and run_id is not None
+        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
+    path = Path(uri.removeprefix(SQLITE))
+    if uri.startswith(SQLITE) and path.is_relative_to(Path.cwd()):
+        uri = f"{SQLITE}{path.relative_to(Path.cwd())}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+def make_order(
+    run_dir: Path,
+    before: Mapping[str, Any],
+    *,
+    tracking_uri: str,
+    experiment_name: str,
+    run_name: str,
+    system_metrics_interval: float | None,
+) -> dict[str, Any]:
+    """What the writer needs to know to send a run's spool, also without the trainer.
+
+    Args:
+        run_dir: the run's folder.
+        before: the order of an earlier session of the same run; empty for a new one.
+        tracking_uri: the store's address.
+        experiment_name: the experiment's name.
+        run_name: of the run, when it is made.
+        system_metrics_interval: seconds between two samples of the machine's load; None: no samples.
+    """
+    database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
+    register = (Path.cwd() / "outputs" if database is None else database.parent) / ".mlflow_unsent"
+    return {
+        "spool": before.get("spool", uuid.uuid4().hex),
+        "start_time": before.get("start_time", now_ms()),
+        "run_name": before.get("run_name", run_name),
+        "tracking_uri": tracking_uri,
+        "experiment_name": experiment_name,
+        "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
+        "system_metrics_interval": system_metrics_interval,
+        "command": sys.orig_argv,
+        "cwd": str(Path.cwd()),
+        "unsent": str(register / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
+    }

@@ -1,0 +1,79 @@
+"""A run in words: model, data, and who runs at which event."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runner import Engine, Event, Logger, LoggerDestination, State, get_world_size
+
+MAX_EVENTS = 8
+
+
+def describe_run(state: State) -> Iterator[tuple[str, str]]:
+    """Yield what is trained on what, as labels and texts."""
+    model = state.unwrapped_model
+    parameters = list(model.parameters())
+    total = sum(one.numel() for one in parameters)
+    trainable = sum(one.numel() for one in parameters if one.requires_grad)
+    inner = getattr(model, "module", None)
+    name = type(model).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
+    of_these = "all trainable" if trainable == total else f"{_count(trainable)} trainable"
+    yield "model", f"{name}, {_count(total)} parameters, {of_these}"
+    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
+    yield "data", "; ".join(f"{label} {_describe_loader(loader)}" for label, loader in loaders)
+    optimizers = ", ".join(type(one).__name__ for one in state.optimizers)
+    where = f"{state.precision} on {state.device}, {get_world_size()} process{'es' * (get_world_size() > 1)}"
+    yield "training", f"{state.max_duration} with {optimizers}; {where}, seed {state.rank_zero_seed}"
+    yield "run", show_path(state.run_dir)
+
+
+def _describe_loader(loader: Any) -> str:
+    order = getattr(loader, "order", None)
+    samples = order.num_samples if order is not None else _length(getattr(loader, "dataset", None))
+    batch_size = getattr(order or loader, "batch_size", None)
+    batches = _length(loader)
+    parts = [
+        f"{samples:,} samples" if samples is not None else "",
+        f"{batches:,} batch{'es' * (batches != 1)}" if batches is not None else "",
+    ]
+    shown = " in ".join(part for part in parts if part) or "of unknown length"
+    return f"{shown} of {batch_size}" if batch_size is not None and batches is not None else shown
+
+
+def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
+    """Yield which algorithms and callbacks run at which events, in order; events with the same ones are one line."""
+    engine = Engine(state, logger)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for event in Event:
+        users = (one for one in engine.listeners(event) if not isinstance(one, LoggerDestination))
+        names = tuple(one.config_key for one in users if not type(one).__module__.startswith("runner."))
+        if names:
+            groups.setdefault(names, []).append(event.value)
+    lines = [f"{', '.join(events)}: {', '.join(names)}" for names, events in groups.items()]
+    if len(lines) > MAX_EVENTS:
+        hidden = len(lines) - MAX_EVENTS + 1
+        lines[-hidden:] = [f"and {hidden} more lines: python -m runner mode=explain shows all"]
+    yield from zip(["events", *[""] * len(lines)], lines, strict=False)
+
+
+def show_path(path: Path) -> str:
+    """Return a path as it is best typed: relative where it lies in the working directory."""
+    path = path.absolute()
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:
+        return None

@@ -1,0 +1,160 @@
+"""Checkpoints of the run: the newest, and the best by a metric."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from callbacks._checkpoint_folder import CheckpointFolder, check_filename
+from callbacks._metric_choice import MetricChoice, choose_metric
+from runner import Callback, Interval, Logger, State, Time, capture
+
+log = logging.getLogger("runner")
+
+
+class CheckpointSaver(Callback):
+    """Saves checkpoints at an interval and at the end of training, and keeps the newest and the best.
+
+    Each is a folder that is complete or not there. The links `latest` and `best` beside them point to complete ones
+    only. The run's last checkpoint is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the
+    batch at which they stopped training. A full disk or a read-only folder is a warning, training goes on, and the
+    next interval tries again.
+
+    Args:
+        save_interval: time string, or epochs as an int; 0: only at the end.
+        folder: in the run's folder.
+        filename: of a checkpoint, with any field of `Timestamp` in braces.
+        keep: how many of the newest to keep, at least 1; -1: all.
+        monitor: metric that says which is best, 'MulticlassAccuracy' or with its label 'eval/MulticlassAccuracy';
+            only a value of the very weights that are saved counts. None: there is no best.
+        mode: 'min' or 'max': whether less or more is better; None: 'min' for names with loss, error or perplexity and
+            for metrics that say so themselves, otherwise 'max'.
+        keep_best: how many of the best to keep, at least 1.
+        weights_only: leave out what only a resumed run needs.
+        overwrite: begin a new run although the folder holds checkpoints of another. A resumed run replaces those that
+            it comes past again in any case.
+        asynchronous: copy to CPU memory, and write on a background thread while training goes on.
+
+    Raises:
+        ValueError: an argument is out of range; at FIT_START, there is no such metric.
+        FileExistsError: at FIT_START, another run's checkpoints lie in the folder.
+    """
+
+    def __init__(
+        self,
+        save_interval: str | int | Time = "1ep",
+        folder: str = "checkpoints",
+        filename: str = "ep{epoch}-ba{batch}",
+        keep: int = 3,
+        monitor: str | None = None,
+        mode: str | None = None,
+        keep_best: int = 1,
+        weights_only: bool = False,
+        overwrite: bool = False,
+        asynchronous: bool = False,
+    ) -> None:
+        if keep < 1 and keep != -1:
+            raise ValueError(f"keep={keep!r}: must be at least 1, or -1 for all")
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode={mode!r}: must be 'min', 'max' or None")
+        if keep_best < 1:
+            raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
+        check_filename(filename)
+        self.interval = Interval(save_interval, "save_interval")
+        self.folder = folder
+        self.filename = filename
+        self.monitor = monitor
+        self.mode = mode
+        self.weights_only = weights_only
+        self.overwrite = overwrite
+        self.asynchronous = asynchronous
+        self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
+        self._metric: MetricChoice | None = None
+        self._tried_at = -1
+        self._between_batches = False
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._reported: int | None = None
+
+    @property
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, None before there is one."""
+        return self._checkpoints.latest
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._checkpoints.path = state.run_dir / self.folder
+        if self.monitor is not None:
+            self._metric = choose_metric(state, self.monitor)
+            self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
+        if state.timestamp.batch == 0 and not self.overwrite and self.latest is not None:
+            shown = str(self._checkpoints.path)
+            raise FileExistsError(f"folder={shown!r} holds another run's checkpoints: resume it, or set overwrite=True")
+        self._checkpoints.forget_missing()
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        self._between_batches = False
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        self._between_batches = True
+        self._save_if_due(state)
+
+    epoch_checkpoint = iteration_checkpoint = batch_checkpoint
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._save_last(state)
+
+    def close(self, state: State, logger: Logger) -> None:
+        # All ranks stopped after one batch. A second Ctrl-C interrupts anywhere, and leaves nothing whole to save.
+        if isinstance(state.error, KeyboardInterrupt | SystemExit) and self._between_batches:
+            self._save_last(state)
+        self._wait()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._checkpoints.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._checkpoints.load_state_dict(state)
+
+    def _save_if_due(self, state: State) -> None:
+        if not state.is_due(self.interval) or self._tried_at == state.timestamp.batch:
+            return
+        # The last one is left to FIT_END, which knows the final metrics.
+        if not state.stop_requested and state.get_elapsed_duration() < "1dur":
+            self._save(state)
+
+    def _save_last(self, state: State) -> None:
+        if self._tried_at != state.timestamp.batch:
+            self._save(state, last=True)
+        self._wait()
+
+    def _save(self, state: State, last: bool = False) -> None:
+        self._wait()
+        self._tried_at = state.timestamp.batch
+        name = self.filename.format(**state.timestamp._asdict())
+        score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
+        self._checkpoints.add(name, score)
+        snapshot = capture(state, self.weights_only, copy=self.asynchronous)
+        if snapshot is None:
+            return  # not rank 0
+        self._writing = self._writer.submit(self._write, snapshot, name, last)
+        if not self.asynchronous:
+            self._wait()
+
+    def _write(self, snapshot: dict[str, Any], name: str, last: bool) -> None:
+        try:
+            self._checkpoints.write(snapshot, name)
+            self._reported = None
+        except OSError as error:
+            path = self._checkpoints.path / name
+            if last:
+                log.error("the run's last checkpoint %s was not written: %s", path, error)
+            elif error.errno != self._reported:
+                log.warning("checkpoint %s was not written: %s. Training goes on; the next one is tried", path, error)
+            self._reported = error.errno
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()

@@ -1,0 +1,140 @@
+"""What is about to be trained, and what came of it, in a few lines on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from callbacks._metric_choice import MetricChoice
+from callbacks._run_description import describe_events, describe_run, show_path
+from runner import Logger, LoggerDestination, Record, State, Timestamp
+
+MAX_METRICS = 8
+
+
+class _Series(NamedTuple):
+    lower_is_better: bool
+    final: float
+    best: float
+    best_at: Timestamp
+
+
+class ConsoleSummary(LoggerDestination):
+    """Prints, on rank 0, what is trained at FIT_START, and what came of it when the run closes.
+
+    First: model and size, data, device, and who runs at which event in which order. At the end: the final and best
+    value of each loss and metric, where the run lies and how to look at it; or, when the run failed or was stopped,
+    how to resume it. What it says of metrics before a resume is kept.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+        self._state: State | None = None
+        self._logger: Logger | None = None
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._logger = logger
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self._state is None:
+            self._state = state
+            _print_block(state.run_name, [*describe_run(state), *describe_events(state, logger)])
+
+    def log_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            for key, value in record.metrics.items():
+                if key.startswith(("loss/", "metrics/")):
+                    self._note(key, value, record.timestamp)
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._state is None:
+            return
+        rows = [("run", show_path(state.run_dir))]
+        if state.error is None:
+            _print_metrics(self._series)
+        else:
+            now = state.timestamp
+            rows.insert(0, (_outcome(state.error), f"in epoch {now.epoch + 1}, after {now.batch} batches"))
+            rows.append(("resume", _resume_command(state)))
+        commands = (getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations))
+        rows += [("compare", command) for command in commands if command]
+        _print_block("", rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._logger is not None:
+            self._logger.flush()  # what was logged before a checkpoint belongs into it
+        return {key: [*one[:3], one.best_at.state_dict()] for key, one in self._series.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._series = {
+            key: _Series(lower, final, best, Timestamp.from_state_dict(at))
+            for key, (lower, final, best, at) in state.items()
+        }
+
+    def _note(self, key: str, value: float, timestamp: Timestamp) -> None:
+        before = self._series.get(key)
+        if before is None:
+            lower = key.startswith("loss/")
+            if self._state is not None and not lower:
+                lower = _choice(key).lower_is_better(self._state)
+            self._series[key] = _Series(lower, value, value, timestamp)
+        elif value < before.best if before.lower_is_better else value > before.best:
+            self._series[key] = _Series(before.lower_is_better, value, value, timestamp)
+        else:
+            self._series[key] = before._replace(final=value)
+
+
+def _choice(key: str) -> MetricChoice:
+    _, label, name = key.split("/", 2)
+    return MetricChoice(label, name)
+
+
+def _resume_command(state: State) -> str:
+    if all(getattr(one, "latest", None) is None for one in state.callbacks):
+        return "not possible: no checkpoint was written"
+    path = show_path(state.run_dir)
+    return f"python -m runner resume={path}" if state.config else f"Trainer(..., resume_path={path!r})"
+
+
+def _outcome(error: BaseException) -> str:
+    return "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=100)
+
+
+def _print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    block = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        block.add_row(Text(label, "bold cyan"), Text(text, overflow="fold"))
+    console = _console()
+    if title:
+        console.print(Text(title, "bold"))
+    console.print(block)
+
+
+def _print_metrics(series: dict[str, _Series]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column, justify in (("metric", "left"), ("final", "right"), ("best", "right"), ("at", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    # Those of evaluators first: they are what runs are compared by.
+    keys = sorted(series, key=lambda key: (key.split("/")[1] == "train", not key.startswith("metrics/")))
+    for key in keys[:MAX_METRICS]:
+        one = series[key]
+        table.add_row(
+            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {one.best_at.epoch}, batch {one.best_at.batch}"
+        )
+    console = _console()
+    if keys:
+        console.print(table)
+    if len(keys) > MAX_METRICS:
+        console.print(f"and {len(keys) - MAX_METRICS} more, in the log of the run")

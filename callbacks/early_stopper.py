@@ -1,0 +1,93 @@
+"""Early stopping: training ends when a metric has not improved for a while."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from callbacks._metric_choice import MetricChoice, choose_metric
+from runner import Callback, Logger, State, Time, TimeUnit
+
+log = logging.getLogger("runner")
+
+
+class EarlyStopper(Callback):
+    """Stops training when more than `patience` has passed since the metric was best.
+
+    The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. With the
+    best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is no improvement.
+
+    Args:
+        monitor: name of the metric; 'loss' is an evaluator's mean loss.
+        dataloader_label: whose metric: an evaluator's label, or 'train'.
+        comp: 'gt' when more is better, 'lt' when less is; None: less for names with loss, error or perplexity and for
+            metrics that say so themselves, otherwise more.
+        min_delta: change by which a value must be better than the best, more than; in the metric's unit.
+        patience: how long to go on without an improvement, in epochs, batches, samples or tokens ('3ep').
+
+    Raises:
+        ValueError: an argument is out of range; at FIT_START, there is no such metric.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str = "eval",
+        comp: str | None = None,
+        min_delta: float = 0.0,
+        patience: str | int | Time = "1ep",
+    ) -> None:
+        if comp not in (None, "gt", "lt"):
+            raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
+        self.monitor = monitor
+        self.dataloader_label = dataloader_label
+        self.comp = comp
+        self.min_delta = abs(min_delta)
+        self.patience = Time.parse_or_epochs(patience, "patience")
+        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN):
+            raise ValueError(f"patience={str(self.patience)!r}: must be in ep, ba, sp or tok, such as '3ep'")
+        self._metric = MetricChoice(dataloader_label, monitor)
+        self._lower = comp == "lt"
+        self._evaluated = False
+        self._best: float | None = None
+        self._best_count: int | float = 0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._metric = choose_metric(state, f"{self.dataloader_label}/{self.monitor}")
+        self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if self.dataloader_label == "train":
+            self._judge(state)
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._evaluated = False
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self._evaluated |= state.dataloader_label == self.dataloader_label
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        if self._evaluated:
+            self._judge(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "best_count": self._best_count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._best_count = state["best"], state["best_count"]
+
+    def _judge(self, state: State) -> None:
+        value = self._metric.read(state)
+        count = state.timestamp.count(self.patience.unit)
+        if value is not None and self._is_better(value):
+            self._best, self._best_count = value, count
+        elif count - self._best_count > self.patience.value:
+            shown = f"{self._metric.label}/{self._metric.name}"
+            log.info("early stop: %s was best (%s) at %s%s", shown, self._best, self._best_count, self.patience.unit)
+            state.stop_training()
+
+    def _is_better(self, value: float) -> bool:
+        if self._best is None:
+            return value == value  # not NaN
+        gain = self._best - value if self._lower else value - self._best
+        return gain > self.min_delta

@@ -1,0 +1,78 @@
+"""Keeps what is logged in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner import LoggerDestination
+
+if TYPE_CHECKING:
+    from runner import Logger, Record, State, Timestamp
+
+
+class InMemoryLogger(LoggerDestination):
+    """Everything that was logged on this rank, as Python values: for notebooks, tests, and callbacks that look back.
+
+    Works on all ranks. Nothing of it is saved in checkpoints: a resumed run starts with empty lists.
+
+    Attributes:
+        hyperparameters: as last logged, nested.
+        tables: `{"columns", "rows", "step"}` by name, each as last logged.
+        images: list of `{"images", "step", "captions"}` by name.
+        artifacts: list of (path, folder).
+    """
+
+    all_ranks = True
+
+    def __init__(self) -> None:
+        self.hyperparameters: dict[str, Any] = {}
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.images: dict[str, list[dict[str, Any]]] = {}
+        self.artifacts: list[tuple[str, str | None]] = []
+        self._data: dict[str, list[tuple[Timestamp, float]]] = {}
+        self._logger: Logger | None = None
+
+    @property
+    def data(self) -> dict[str, list[tuple[Timestamp, float]]]:
+        """Timestamps and values by metric key, in the order in which they were logged, complete up to this moment.
+
+        A timestamp's `batch` is the step that the value was logged at.
+        """
+        if self._logger is not None:
+            self._logger.flush()
+        return self._data
+
+    def get_timeseries(self, key: str) -> tuple[list[int], list[float]]:
+        """Return the steps and values of a metric.
+
+        Raises:
+            KeyError: it was not logged; the keys that were are named.
+        """
+        data = self.data
+        if key not in data:
+            raise KeyError(f"key={key!r} was not logged; there are {', '.join(data) or 'none yet'}")
+        return [timestamp.batch for timestamp, _ in data[key]], [value for _, value in data[key]]
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._logger = logger
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        self.hyperparameters |= hyperparameters
+
+    def log_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            timestamp = record.timestamp
+            if timestamp.batch != record.step:
+                timestamp = timestamp._replace(batch=record.step)
+            for key, value in record.metrics.items():
+                self._data.setdefault(key, []).append((timestamp, value))
+
+    def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows], "step": step}
+
+    def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
+        self.images.setdefault(name, []).append({"images": images, "step": step, "captions": captions})
+
+    def log_artifact(self, path: Any, name: str | None = None) -> None:
+        self.artifacts.append((str(path), name))

@@ -1,0 +1,141 @@
+"""A picture of the run: losses, metrics and learning rates against the batch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from runner import Logger, LoggerDestination, State
+
+MAX_POINTS = 1024  # more than a screen has columns for
+PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}
+
+
+class LearningCurves(LoggerDestination):
+    """Draws losses, metrics and, where they are logged, learning rates, at FIT_END.
+
+    The picture lies in the run's folder and is logged as an artifact in the folder 'plots'. Of each key at most 1024
+    points are kept, each the mean of equally many neighbours, so memory and checkpoints stay small however long the
+    run; a resumed run draws the whole of it. The training loss of single batches is drawn faintly behind its running
+    mean.
+
+    Args:
+        filename: of the picture; its suffix says the format.
+
+    Raises:
+        ValueError: `filename` is no name of a PNG, SVG or PDF file.
+    """
+
+    def __init__(self, filename: str = "learning_curves.png") -> None:
+        if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
+            raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
+        self.filename = filename
+        self._curves: dict[str, _Curve] = {}
+        self._logger: Logger | None = None
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._logger = logger
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        for key, value in metrics.items():
+            if key.startswith(("loss/", "metrics/", "lr-")):
+                if key not in self._curves:
+                    self._curves[key] = _Curve()
+                self._curves[key].add(step, value)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        logger.flush()  # the intended host-device sync, once per fit
+        if not self._curves:
+            return
+        state.run_dir.mkdir(parents=True, exist_ok=True)
+        path = state.run_dir / self.filename
+        draw(self._curves).savefig(path)
+        logger.log_artifact(path, "plots")
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._logger is not None:
+            self._logger.flush()  # what was logged before a checkpoint belongs into it
+        return {key: curve.state_dict() for key, curve in self._curves.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for key, saved in state.items():
+            self._curves[key] = _Curve()
+            self._curves[key].load_state_dict(saved)
+
+
+class _Curve:
+    """Points of one key, thinned by averaging neighbours whenever they become too many."""
+
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self.values = array("d")
+        self._stride = 1
+        self._pending: list[tuple[float, float]] = []
+
+    def add(self, step: float, value: float) -> None:
+        self._pending.append((step, value))
+        if len(self._pending) < self._stride:
+            return
+        for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
+            points.append(sum(numbers) / self._stride)
+        self._pending.clear()
+        if len(self.steps) >= 2 * MAX_POINTS:
+            self._stride *= 2
+            self.steps, self.values = (
+                array("d", ((a + b) / 2 for a, b in zip(one[::2], one[1::2], strict=True)))
+                for one in (self.steps, self.values)
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        pending = [list(point) for point in self._pending]
+        return {"steps": list(self.steps), "values": list(self.values), "stride": self._stride, "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.values = array("d", state["steps"]), array("d", state["values"])
+        self._stride, self._pending = state["stride"], [tuple(point) for point in state["pending"]]
+
+
+def draw(curves: Mapping[str, Any]) -> Any:
+    """Return a matplotlib figure with a panel each for losses, metrics and learning rates, where there are any.
+
+    Args:
+        curves: by key, objects with `steps` and `values`, sequences of numbers of equal length.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = {title: [key for key in curves if key.startswith(prefix)] for title, prefix in PANELS.items()}
+    panels = {title: keys for title, keys in panels.items() if keys}
+    figure = Figure(figsize=(4.5 * len(panels), 3.4), dpi=100)
+    FigureCanvasAgg(figure)
+    figure.subplots_adjust(left=0.16 / len(panels), right=1 - 0.04 / len(panels), bottom=0.14, top=0.9, wspace=0.22)
+    for position, (title, keys) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        for key in keys:
+            _plot(axes, key, curves[key].steps, curves[key].values)
+        axes.set_title(title)
+        axes.set_xlabel("batch")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small", framealpha=0.6)
+    return figure
+
+
+def _plot(axes: Any, key: str, steps: Any, values: Any) -> None:
+    label = key.removeprefix("loss/").removeprefix("metrics/").removesuffix("/total")
+    if key.startswith("loss/train") and len(values) > 20:
+        (faint,) = axes.plot(steps, values, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, _running_mean(values), color=faint.get_color(), label=label)
+    else:
+        axes.plot(steps, values, marker="o" if len(values) < 50 else "", markersize=3, label=label)
+
+
+def _running_mean(values: Any) -> list[float]:
+    """Return the exponential mean over about a thirtieth of the points, without the pull of where it starts."""
+    keep = 1 - 30 / len(values) if len(values) > 60 else 0.5
+    means, mean, weight = [], 0.0, 0.0
+    for value in values:
+        mean = keep * mean + (1 - keep) * value
+        weight = keep * weight + (1 - keep)
+        means.append(mean / weight)
+    return means

@@ -1,0 +1,133 @@
+"""Logs runs to MLflow, through a process of its own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from callbacks._mlflow_describe import describe_dataset, flatten
+from callbacks._mlflow_process import shared_writer
+from callbacks._mlflow_session import Session
+from callbacks._mlflow_target import resolve_uri, ui_command
+from runner import LoggerDestination
+
+if TYPE_CHECKING:
+    from runner import Logger, Record, State
+
+
+class MLflowLogger(LoggerDestination):
+    """Parameters, metrics, tables, images, artifacts, datasets and status of a run in MLflow.
+
+    Training neither waits for MLflow nor fails because of it. What is logged is appended to
+    `<run folder>/mlflow/spool.jsonl`; a process started beside the trainer sends it on, marks the run FAILED when the
+    trainer is killed, and leaves what it could not send to the next run. A resumed run continues its MLflow run:
+    values of batches that are trained again are there already and are kept as they were, and a parameter that has
+    changed is a tag `param_changed.<key>`, because MLflow's parameters cannot change.
+
+    Args:
+        tracking_uri: of a server or a database; None: `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` (SQLite)
+            under the working directory. Artifacts of a SQLite store lie beside it, in `mlartifacts`.
+        experiment_name: None: `$MLFLOW_EXPERIMENT_NAME`, or else 'runner'.
+        run_name: None: the run's own.
+        tags: more tags, by name.
+        log_system_metrics: whether MLflow's monitor logs CPU, memory, disk, network and GPUs under `system/`.
+        system_metrics_interval: seconds between two of its samples.
+        close_timeout: seconds to wait at the end for what is not sent yet.
+
+    Raises:
+        ValueError: `close_timeout` is negative, or `system_metrics_interval` not above 0.
+
+    Logs:
+        system/*: as MLflow names them; steps are samples.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment_name: str | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, Any] | None = MappingProxyType({}),
+        log_system_metrics: bool = True,
+        system_metrics_interval: float = 5.0,
+        close_timeout: float = 60.0,
+    ) -> None:
+        if close_timeout < 0:
+            raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
+        if system_metrics_interval <= 0:
+            raise ValueError(
+                f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0"
+            )
+        self.tracking_uri = resolve_uri(tracking_uri)
+        self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
+        self._run_name = run_name
+        self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
+        self._system_metrics_interval = system_metrics_interval if log_system_metrics else None
+        self._close_timeout = close_timeout
+        self._session: Session | None = None
+        self._inputs_logged = False
+
+    @classmethod
+    def warm_up(cls) -> None:
+        """Start the process that imports MLflow, which takes a second or two; without a run it leaves no trace."""
+        shared_writer()
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id of the run; None until it is known, which takes MLflow a second or more."""
+        return self._session and self._session.run_id
+
+    @property
+    def ui_command(self) -> str:
+        """The command that opens the MLflow UI, or the address of the run on its server; without a password."""
+        return ui_command(self.tracking_uri, self._session and self._session.experiment_id, self.run_id)
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._inputs_logged = False
+        self._session = Session(
+            Path(state.run_dir).resolve(),
+            tracking_uri=self.tracking_uri,
+            experiment_name=self.experiment_name,
+            run_name=self._run_name or state.run_name,
+            system_metrics_interval=self._system_metrics_interval,
+        )
+        self._session.append({"tags": self._tags}, {"params": flatten(state.config)})
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self._session is not None and not self._inputs_logged:
+            self._inputs_logged = True
+            loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
+            data = state.config.get("data")
+            self._session.append(*({"input": describe_dataset(loader, label, data)} for label, loader in loaders))
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        if self._session is not None:
+            self._session.append({"params": flatten(hyperparameters)})
+
+    def log_records(self, records: Sequence[Record]) -> None:
+        if self._session is not None:
+            self._session.append_metrics((record.metrics, record.step, record.wall_time) for record in records)
+
+    def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        if self._session is not None:
+            self._session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
+
+    def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
+        if self._session is not None:
+            self._session.append_images(images, name, step, captions)
+
+    def log_artifact(self, path: Path, name: str | None = None) -> None:
+        if self._session is not None:
+            self._session.append({"artifact": str(Path(path).resolve()), "folder": name})
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._session is None:
+            return
+        status = "FINISHED"
+        if state.error is not None:
+            status = "KILLED" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "FAILED"
+            self._session.append({"text": "".join(traceback.format_exception(state.error)), "file": "error.txt"})
+        self._session.close(status, self._close_timeout)

@@ -1,0 +1,159 @@
+"""How training goes, on the console: a bar for the epoch in flight, a line for each that is finished."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from runner import Logger, LoggerDestination, Record, State, TimeUnit
+
+TRAIN_LOSS = "loss/train/total"
+
+
+class _Epoch(NamedTuple):
+    """An epoch that has ended, whose last metrics may still be on their way."""
+
+    label: str
+    last_step: int
+    batches: int
+    seconds: float
+
+
+class ProgressBar(LoggerDestination):
+    """Shows training on the console of rank 0.
+
+    On a terminal, the last line is a bar with the mean loss of the epoch so far, batches per second and the time left
+    until the end of the run. When an epoch is finished it becomes a plain line with its metrics, which is all that
+    there is where the output is no terminal. Nothing is done per batch: a thread looks at the state from time to time,
+    and metrics come from the logger's own.
+
+    Args:
+        refresh_interval: seconds between two drawings of the bar, above 0.
+
+    Raises:
+        ValueError: `refresh_interval` is not above 0.
+    """
+
+    def __init__(self, refresh_interval: float = 0.25) -> None:
+        if not refresh_interval > 0:
+            raise ValueError(f"refresh_interval={refresh_interval!r}: must be a number of seconds above 0")
+        self.refresh_interval = refresh_interval
+        self._state: State
+        self._console: Any = None
+        self._live: Any = None
+        self._values: dict[str, float] = {}
+        self._losses = (0, 0.0)  # how many, and their sum
+        self._finished: deque[_Epoch] = deque()
+        self._epoch_began = (1, 0, 0.0)  # its number, counted from 1; batches and seconds of training before it
+        self._fit_began = (0.0, 0.0)  # seconds of the clock, fraction of the run
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._state = state
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._fit_began = (time.perf_counter(), state.progress.elapsed_in(TimeUnit.DURATION))
+        self.epoch_start(state, logger)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            rate = 1 / self.refresh_interval
+            self._live = Live(console=self._console, refresh_per_second=rate, transient=True, get_renderable=self._draw)
+            self._live.start()
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        now = state.timestamp
+        self._epoch_began = (now.epoch + 1, now.batch, now.total_wct)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        self._finish_epoch(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch_in_epoch:
+            self._finish_epoch(state)
+        logger.flush()  # the intended host-device sync, once per fit
+        self.close(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        self._print_finished()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def log_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._print_finished(before=record.step)
+            self._values.update(record.metrics)
+            if TRAIN_LOSS in record.metrics:
+                count, total = self._losses
+                self._losses = (count + 1, total + record.metrics[TRAIN_LOSS])
+
+    def _finish_epoch(self, state: State) -> None:
+        number, batch, seconds = self._epoch_began
+        now = state.timestamp
+        self._finished.append(_Epoch(_label(state, number), now.batch, now.batch - batch, now.total_wct - seconds))
+
+    def _print_finished(self, before: int | None = None) -> None:
+        """Print finished epochs: all, or those whose last metrics have come because later ones do."""
+        while self._finished and (before is None or self._finished[0].last_step < before):
+            epoch = self._finished.popleft()
+            rate = f"{epoch.batches / epoch.seconds:.4g} ba/s" if epoch.seconds else ""
+            parts = [epoch.label, *describe(self._take_values()), rate, f"{epoch.seconds:.3g} s"]
+            self._console.print("  |  ".join(part for part in parts if part), markup=False)
+
+    def _take_values(self) -> dict[str, float]:
+        values, self._values = self._values, {}
+        if self._losses[0]:
+            values[TRAIN_LOSS] = self._losses[1] / self._losses[0]
+        self._losses = (0, 0.0)
+        return values
+
+    def _draw(self) -> Any:
+        """Return the line for the epoch in flight; called by the thread that refreshes it."""
+        from rich.progress_bar import ProgressBar as Bar
+        from rich.table import Table
+
+        state = self._state
+        now = state.timestamp
+        began, fraction_before = self._fit_began
+        fraction = state.progress.elapsed_in(TimeUnit.DURATION)
+        number, batch, seconds = self._epoch_began
+        length = state.train_dataloader_len
+        # Time already counts the epoch that has just ended while its evaluation runs.
+        batches = now.batch_in_epoch if now.epoch < number else length or now.batch - batch
+        done, whole = (batches, length) if length else (fraction, 1.0)
+        cells: list[Any] = [_label(state, number), Bar(total=whole, completed=done, width=24)]
+        cells.append(f"{batches}/{length}" if length else f"batch {batches}")
+        count, total = self._losses
+        if count:
+            cells.append(f"loss {total / count:.4g}")
+        if now.total_wct > seconds:
+            cells.append(f"{(now.batch - batch) / (now.total_wct - seconds):.4g} ba/s")
+        if fraction > fraction_before:
+            left = (time.perf_counter() - began) * max(0.0, 1 - fraction) / (fraction - fraction_before)
+            cells.append(f"{timedelta(seconds=int(left))} left")
+        line = Table.grid(padding=(0, 2))
+        line.add_row(*cells)
+        return line
+
+
+def describe(values: Mapping[str, float]) -> list[str]:
+    """Return metrics as text, one part for training and one for each evaluator: 'eval loss 0.12 Accuracy 0.98'."""
+    parts: dict[str, list[str]] = {}
+    for key, value in values.items():
+        kind, _, rest = key.partition("/")
+        label, _, name = rest.partition("/")
+        if kind == "loss" and name == "total":
+            parts.setdefault(label, []).insert(0, f"loss {value:.4g}")
+        elif kind == "metrics":
+            parts.setdefault(label, []).append(f"{name.removeprefix('Multiclass').removeprefix('Binary')} {value:.4g}")
+    return [f"{label} {' '.join(parts[label])}" for label in sorted(parts, key=lambda one: one != "train")]
+
+
+def _label(state: State, number: int) -> str:
+    end = state.max_duration
+    if end.unit is not TimeUnit.EPOCH:
+        return f"epoch {number}"
+    return f"epoch {number:{len(str(end.value))}}/{end.value}"

@@ -1,0 +1,140 @@
+"""How fast training goes: throughput over a window, share of the device's peak, time spent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from callbacks._peak_flops import find_peak
+from runner import Callback, Logger, State, get_world_size
+
+log = logging.getLogger("runner")
+
+SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+class SpeedMonitor(Callback):
+    """Logs the throughput over the last batches, and how much time was spent, at each batch.
+
+    Time counts from the moment a batch is asked for until its BATCH_END, so waiting for data does, and evaluations,
+    checkpoints and what lies between epochs do not. Until the window is full, what there is of it is used. On a GPU
+    the host runs ahead: what is still queued when an evaluation starts is waited for there and counted as training.
+
+    Args:
+        window_size: batches that a rate is taken over, at least 1.
+        gpu_flops_available: peak of one device in floating-point operations per second, for `mfu`; None: from a table
+            of GPUs, by the run's precision. Where it is not known there is no `mfu`, with a warning on CUDA.
+        time_unit: of `time/*`: 'seconds', 'minutes', 'hours' or 'days'.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Logs:
+        throughput/batches_per_sec, throughput/samples_per_sec: over all ranks.
+        throughput/tokens_per_sec: likewise, where the model counts tokens.
+        throughput/flops_per_sec: likewise, where the model has `flops_per_batch`; every rank's taken for equal.
+        throughput/device/...: each of these divided by the number of ranks.
+        throughput/device/mfu: the share of the device's peak that is used, in [0, 1].
+        time/train, time/val: time in batches, and in evaluations, in `time_unit`.
+        time/total: time since FIT_START, everything included, in `time_unit`; with that before a resume.
+    """
+
+    def __init__(
+        self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
+    ) -> None:
+        if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
+            raise ValueError(f"window_size={window_size!r}: must be a number of batches, at least 1")
+        if gpu_flops_available is not None and not gpu_flops_available > 0:
+            raise ValueError(f"gpu_flops_available={gpu_flops_available!r}: must be above 0, or None to look it up")
+        if time_unit not in SECONDS:
+            raise ValueError(f"time_unit={time_unit!r}: must be one of {', '.join(map(repr, SECONDS))}")
+        self.window_size = window_size
+        self.gpu_flops_available = gpu_flops_available
+        self.time_unit = time_unit
+        self._unit = SECONDS[time_unit]
+        self._peak: float | None = None
+        # Seconds trained, batches, samples, tokens, operations: after each batch, and before the window's first.
+        self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
+        self._train = self._val = self._total = self._flops = 0.0
+        self._fit_started: float | None = None
+        self._asked = self._evaluation_started = 0.0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._fit_started = time.perf_counter()
+        self._peak = self.gpu_flops_available or _look_up_peak(state)
+        if not self._window:
+            now = state.timestamp
+            self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        self._asked = time.perf_counter()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._train += time.perf_counter() - self._asked
+        now = state.timestamp
+        flops = state.unwrapped_model.flops_per_batch(state.batch)
+        ranks = get_world_size()
+        self._flops += (flops or 0.0) * ranks
+        self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
+        seconds, *counts = (last - first for first, last in zip(self._window[0], self._window[-1], strict=True))
+        batches, samples, tokens, operations = (count / seconds for count in counts)
+        rates = {"batches_per_sec": batches, "samples_per_sec": samples}
+        if now.token:
+            rates["tokens_per_sec"] = tokens
+        if flops is not None:
+            rates["flops_per_sec"] = operations
+        metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
+        for name, rate in rates.items():
+            metrics[f"throughput/device/{name}"] = rate / ranks
+        if flops is not None and self._peak is not None:
+            metrics["throughput/device/mfu"] = operations / ranks / self._peak
+        metrics["time/train"] = self._train / self._unit
+        metrics["time/val"] = self._val / self._unit
+        metrics["time/total"] = self._seconds_in_total() / self._unit
+        logger.log_metrics(metrics)
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._evaluation_started = time.perf_counter()
+        if state.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(state.device)  # the intended host-device sync, once per group of evaluations
+            queued, self._evaluation_started = self._evaluation_started, time.perf_counter()
+            self._train += self._evaluation_started - queued
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        self._val += time.perf_counter() - self._evaluation_started
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._total, self._fit_started = self._seconds_in_total(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "train": self._train,
+            "val": self._val,
+            "total": self._seconds_in_total(),
+            "flops": self._flops,
+            "window": [list(one) for one in self._window],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._train, self._val, self._total = state["train"], state["val"], state["total"]
+        self._flops = state["flops"]
+        self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
+
+    def _seconds_in_total(self) -> float:
+        return self._total + (0.0 if self._fit_started is None else time.perf_counter() - self._fit_started)
+
+
+def _look_up_peak(state: State) -> float | None:
+    if state.device.type != "cuda":
+        return None
+    import torch
+
+    name = torch.cuda.get_device_name(state.device)
+    peak = find_peak(name, state.precision, tf32=torch.get_float32_matmul_precision() != "highest")
+    if peak is None:
+        log.warning("no mfu: the peak of %s in %s is not known; give it as gpu_flops_available", name, state.precision)
+    return peak

@@ -1,0 +1,88 @@
+"""Processes: rank 0 composes the job, the others receive it; none but rank 0 ever runs Hydra."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+WAIT = timedelta(minutes=30)
+"""How long a rank waits for the next job."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, composed: plain containers, so that it can be sent to other processes."""
+
+    config: dict[str, Any]
+    run_dir: str
+    run_name: str
+    overrides: list[str] = field(default_factory=list)
+
+
+def is_rank_zero() -> bool:
+    """Whether this process composes jobs: it is alone, or rank 0 of those that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+class Ranks:
+    """The other ranks of a launch, reached through the store of the rendezvous. Alone, everything here does nothing."""
+
+    def __init__(self) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._store: Store | None = None
+        self._jobs = 0
+
+    def send(self, job: Job) -> None:
+        """Hand a job to all other ranks."""
+        self._put({"job": asdict(job)})
+
+    def dismiss(self, exit_code: int) -> None:
+        """Tell all other ranks that there are no more jobs."""
+        self._put({"exit": exit_code})
+
+    def receive(self) -> Iterator[Job]:
+        """Yield jobs as rank 0 sends them; ends the process as it says, after the last."""
+        while True:
+            message = json.loads(self._connect().get(f"job/{self._jobs}"))
+            self._jobs += 1
+            if "exit" in message:
+                raise SystemExit(message["exit"])
+            yield Job(**message["job"])
+
+    def run(self, job: Job, work: Callable[[Job], Any]) -> Any:
+        """Do a job within a process group of all ranks, or alone without one. All ranks."""
+        if self.size == 1:
+            return work(job)
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
+
+        from runner.distributed import init_process_group, pick_device
+
+        # A process group needs addresses of its own in the store: those of an earlier job's are stale.
+        store = PrefixStore(f"group/{self._jobs}", self._connect())
+        init_process_group(pick_device(job.config["trainer"].get("device", "auto")), store)
+        try:
+            return work(job)
+        finally:
+            dist.destroy_process_group()
+
+    def _put(self, message: dict[str, Any]) -> None:
+        if self.size > 1:
+            self._connect().set(f"job/{self._jobs}", json.dumps(message))
+            self._jobs += 1
+
+    def _connect(self) -> Store:
+        if self._store is None:
+            from torch._C._distributed_c10d import PrefixStore
+            from torch.distributed.rendezvous import rendezvous
+
+            store, _, _ = next(iter(rendezvous("env://", timeout=WAIT)))
+            self._store = PrefixStore("runner", store)
+        return self._store

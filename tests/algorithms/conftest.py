@@ -1,0 +1,109 @@
+"""What the tests of algorithms share: tiny runs in float64, their gradients, and a comparison with a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runner import Algorithm, Callback, ClassificationModel, Logger, State, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
+
+
+def make_data() -> tuple[Tensor, Tensor]:
+    """Images (24, 2, 4, 4), float64, and their classes."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(NUM_SAMPLES, 2, 4, 4, generator=generator, dtype=torch.float64)
+    return images, torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
+
+
+def make_model(batch_norm: bool = False) -> ClassificationModel:
+    """A small classifier in float64, the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        norm = [nn.BatchNorm1d(6)] if batch_norm else []
+        net = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), *norm, nn.Tanh(), nn.Linear(6, NUM_CLASSES))
+    return ClassificationModel(net.double(), NUM_CLASSES)
+
+
+class Gradients(Callback):
+    """Keeps what the optimizer is about to use, and the batches as they were after augmentation."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Tensor]] = []
+        self.batches: list[Any] = []
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        self.batches.append(state.batch)
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        # Algorithms come first at every event: clipping is done.
+        self.seen.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
+
+
+MakeTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> MakeTrainer:
+    """Makes a Trainer over three batches an epoch; arguments replace those of the Trainer."""
+
+    def make(*algorithms: Algorithm, batch_norm: bool = False, shuffle: bool = True, **arguments: Any) -> Trainer:
+        data = make_data()
+        defaults: dict[str, Any] = {
+            "model": make_model(batch_norm),
+            "train_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=shuffle),
+            "eval_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=False),
+            "optimizers": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+            "max_duration": "6ba",
+            "algorithms": list(algorithms),
+            "device": "cpu",
+            "run_dir": tmp_path / "run",
+        }
+        return Trainer(**(defaults | arguments))
+
+    return make
+
+
+@pytest.fixture
+def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
+    """Trains six batches, and gives the gradients of each."""
+
+    def run(*algorithms: Algorithm, **arguments: Any) -> Gradients:
+        gradients = Gradients()
+        with make_trainer(*algorithms, callbacks=[gradients], **arguments) as trainer:
+            trainer.fit()
+        return gradients
+
+    return run
+
+
+@pytest.fixture
+def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., None]:
+    """Fails unless three batches, a checkpoint and three more in a new process's place are six, to the bit."""
+
+    def weights(trainer: Trainer) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}
+
+    def check(make_algorithms: Callable[[], Sequence[Algorithm]], stop_at: int = 4, **arguments: Any) -> None:
+        with make_trainer(*make_algorithms(), **arguments) as whole:
+            whole.fit()
+            whole_metrics = whole.eval()
+        with make_trainer(*make_algorithms(), **arguments) as first:
+            first.fit(duration=f"{stop_at}ba")
+            save_checkpoint(first.state, tmp_path / "checkpoint")
+        with make_trainer(*make_algorithms(), resume_path=tmp_path / "checkpoint", **arguments) as second:
+            second.fit()
+            second_metrics = second.eval()
+        assert second.state.timestamp.batch == 6
+        torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
+        torch.testing.assert_close(second_metrics, whole_metrics, rtol=0, atol=0)
+        assert not torch.equal(next(first.state.model.parameters()), next(whole.state.model.parameters()))
+
+    return check

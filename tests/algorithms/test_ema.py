@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from algorithms import EMA
+from algorithms.ema import smoothing_of, update_average
+from runner import Algorithm, Callback, evaluation_weights, save_checkpoint
+from runner.checkpoint_files import read_file
+
+
+class Reference(Callback):
+    """torch's own average, updated at every batch from FIT_START on."""
+
+    def __init__(self, smoothing: float):
+        self.smoothing = smoothing
+
+    def fit_start(self, state, logger):
+        average = get_ema_multi_avg_fn(self.smoothing)
+        self.average = AveragedModel(state.unwrapped_model, multi_avg_fn=average, use_buffers=False)
+        self.average.update_parameters(state.unwrapped_model)
+
+    def batch_end(self, state, logger):
+        self.average.update_parameters(state.unwrapped_model)
+
+
+class History(Callback):
+    """Weights before training and after each batch and epoch."""
+
+    def __init__(self):
+        self.after_batch, self.after_epoch = [], []
+
+    def fit_start(self, state, logger):
+        self.initial = copy.deepcopy(state.unwrapped_model.state_dict())
+
+    def batch_end(self, state, logger):
+        self.after_batch.append(copy.deepcopy(state.unwrapped_model.state_dict()))
+
+    def epoch_end(self, state, logger):
+        self.after_epoch.append(copy.deepcopy(state.unwrapped_model.state_dict()))
+
+
+def averaged(trainer) -> dict[str, torch.Tensor]:
+    with evaluation_weights(trainer.state):
+        return copy.deepcopy(trainer.state.unwrapped_model.state_dict())
+
+
+def fold(first, rest, smoothing: float) -> dict[str, torch.Tensor]:
+    """The recurrence, written out for floating-point tensors."""
+    average = {name: value for name, value in first.items() if value.is_floating_point()}
+    for values in rest:
+        average = {name: smoothing * old + (1 - smoothing) * values[name] for name, old in average.items()}
+    return average
+
+
+def floating(values) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in values.items() if value.is_floating_point()}
+
+
+@pytest.mark.parametrize("grad_accum", [1, 4])
+def test_parameters_are_averaged_as_torch_does(make_trainer, grad_accum: int):
+    reference = Reference(smoothing_of(5))
+    with make_trainer(EMA("5ba"), callbacks=[reference], grad_accum=grad_accum) as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    torch.testing.assert_close(own, dict(reference.average.module.state_dict()), rtol=0, atol=0)
+
+
+def test_floating_buffers_are_averaged_and_others_copied(make_trainer):
+    history = History()
+    with make_trainer(EMA(None, smoothing=0.8), callbacks=[history], batch_norm=True) as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    torch.testing.assert_close(floating(own), fold(history.initial, history.after_batch, 0.8))
+    assert int(own["module.2.num_batches_tracked"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken", "smoothing"),
+    [
+        ({"half_life": "4ba", "update_interval": "2ba"}, [1, 3, 5], 2**-0.5),
+        ({"half_life": "1ep"}, [2, 5], 0.5),
+        ({"half_life": "2ep", "update_interval": "2ep"}, [5], 0.5),
+    ],
+)
+def test_updates_come_at_their_interval(make_trainer, arguments: dict, taken: list[int], smoothing: float):
+    history = History()
+    with make_trainer(EMA(**arguments), callbacks=[history], max_duration="2ep") as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    torch.testing.assert_close(own, fold(history.initial, [history.after_batch[i] for i in taken], smoothing))
+
+
+@pytest.mark.parametrize("start", ["3ba", "0.5dur", "1ep"])
+def test_averaging_starts_from_the_weights_at_start(make_trainer, start: str):
+    history = History()
+    with make_trainer(EMA("2ba", start=start), callbacks=[history]) as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    torch.testing.assert_close(own, fold(history.after_batch[2], history.after_batch[3:], 2**-0.5))
+
+
+def test_training_is_the_same_with_and_without(make_trainer):
+    with make_trainer() as plain, make_trainer(EMA("2ba")) as ours:
+        plain.fit()
+        ours.fit()
+    torch.testing.assert_close(
+        dict(ours.state.unwrapped_model.state_dict()), dict(plain.state.unwrapped_model.state_dict()), rtol=0, atol=0
+    )
+
+
+def test_evaluations_see_the_average(make_trainer):
+    with make_trainer(EMA("2ba")) as trainer:
+        trainer.fit()
+        values = trainer.eval()
+        weights = averaged(trainer)
+    with make_trainer() as other:
+        trained = other.eval()["eval"]["loss"].clone()
+        other.state.unwrapped_model.load_state_dict(weights)
+        torch.testing.assert_close(values, other.eval())
+    assert not torch.equal(values["eval"]["loss"], trained)
+
+
+def test_the_weights_come_back_whatever_happens_inside(make_trainer):
+    with make_trainer(EMA("2ba")) as trainer:
+        trainer.fit()
+        model = trainer.state.unwrapped_model
+        before = copy.deepcopy(model.state_dict())
+        storage = [parameter.data_ptr() for parameter in model.parameters()]
+        with pytest.raises(RuntimeError, match="inside"), evaluation_weights(trainer.state):
+            average = copy.deepcopy(model.state_dict())
+            with evaluation_weights(trainer.state):
+                torch.testing.assert_close(dict(model.state_dict()), dict(average), rtol=0, atol=0)
+            torch.testing.assert_close(dict(model.state_dict()), dict(average), rtol=0, atol=0)
+            raise RuntimeError("inside")
+        torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+        assert storage == [parameter.data_ptr() for parameter in model.parameters()]
+        assert not torch.equal(average["module.1.weight"], before["module.1.weight"])
+
+
+def test_checkpoints_hold_the_average_as_the_model(make_trainer, tmp_path):
+    with make_trainer(EMA("2ba"), batch_norm=True) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+        torch.testing.assert_close(read_file(tmp_path / "checkpoint", "model.pt"), averaged(trainer), rtol=0, atol=0)
+        trained = read_file(tmp_path / "checkpoint", "state.pt")["model"]
+        torch.testing.assert_close(trained, dict(trainer.state.unwrapped_model.state_dict()), rtol=0, atol=0)
+
+
+def test_sixteen_bit_weights_are_averaged_in_32_bits():
+    average, weights = [torch.zeros(1)], [torch.ones(1, dtype=torch.bfloat16)]
+    for _ in range(1000):
+        update_average(average, weights, smoothing_of(1000))
+    torch.testing.assert_close(average[0], torch.tensor([0.5]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"half_life": None}, "half_life=None"),
+        ({"smoothing": 0.9}, "smoothing=0.9"),
+        ({"half_life": None, "smoothing": 1.0}, "smoothing=1.0"),
+        ({"half_life": "10sp"}, "half_life='10sp'"),
+        ({"half_life": "0ba"}, "half_life='0ba'"),
+        ({"half_life": "10"}, "half_life='10'"),
+        ({"update_interval": "1ep"}, "update_interval='1ep'"),
+        ({"start": "half"}, "start='half'"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        EMA(**arguments)
+
+
+def test_other_averages_are_refused_beside_it(make_trainer):
+    class SWA(Algorithm):
+        pass
+
+    with pytest.raises(ValueError, match="'EMA' and 'SWA'"):
+        make_trainer(SWA(), EMA())
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+@pytest.mark.parametrize("arguments", [{"half_life": "2ba"}, {"half_life": "1ep"}, {"start": "5ba"}])
+def test_resume(check_resume, arguments: dict, stop_at: int):
+    check_resume(lambda: [EMA(**arguments)], stop_at, batch_norm=True)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import GradientClipping
+from algorithms.gradient_clipping import clip_adaptively
+
+
+@pytest.mark.parametrize("grad_accum", [1, 4])
+@pytest.mark.parametrize("kind", ["norm", "value"])
+def test_gradients_are_clipped_as_torch_does(train, kind: str, grad_accum: int):
+    threshold = {"norm": 0.1, "value": 0.02}[kind]
+    plain = train(max_duration="1ba").seen[0]
+    parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in plain]
+    for parameter, gradient in zip(parameters, plain, strict=True):
+        parameter.grad = gradient.clone()
+    if kind == "norm":
+        assert nn.utils.clip_grad_norm_(parameters, threshold) > threshold
+    else:
+        nn.utils.clip_grad_value_(parameters, threshold)
+    clipped = train(GradientClipping(kind, threshold), max_duration="1ba", grad_accum=grad_accum).seen[0]
+    torch.testing.assert_close(clipped, [parameter.grad for parameter in parameters])
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_small_gradients_stay_as_they_are(train, kind: str):
+    plain = train(max_duration="1ba").seen[0]
+    clipped = train(GradientClipping(kind, 1e6), max_duration="1ba").seen[0]
+    torch.testing.assert_close(clipped, plain, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (4, 3, 2, 2)])
+def test_adaptive_clipping_follows_the_formula_per_output_unit(shape: tuple[int, ...]):
+    generator = torch.Generator().manual_seed(0)
+    parameter = nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+    gradient = 5 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    parameter.grad = gradient.clone()
+    clip_adaptively([parameter], threshold=0.4)
+    units = range(shape[0]) if len(shape) > 1 else [...]
+    for unit in units:
+        weight, own = parameter.detach()[unit], gradient[unit]
+        factor = min(1.0, 0.4 * max(float(weight.norm()), 1e-3) / float(own.norm()))
+        torch.testing.assert_close(parameter.grad[unit], own * factor)
+    assert not torch.equal(parameter.grad, gradient)
+
+
+def test_units_that_start_at_zero_can_learn():
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    parameter.grad = torch.ones(2, 3)
+    clip_adaptively([parameter, nn.Parameter(torch.zeros(1))], threshold=0.5)
+    torch.testing.assert_close(parameter.grad.norm(dim=1), torch.full((2,), 0.5e-3))
+
+
+def test_sharded_gradients_are_clipped_by_the_norm_of_all(run_ranks):
+    def program():
+        from types import SimpleNamespace
+        from typing import Any
+
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        from algorithms import GradientClipping
+
+        torch.manual_seed(0)
+        plain, sharded = nn.Linear(6, 4), nn.Linear(6, 4)
+        sharded.load_state_dict(plain.state_dict())
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+        inputs = torch.randn(3, 6)
+        for model in (plain, sharded):
+            (model(inputs) ** 2).sum().backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        state: Any = SimpleNamespace(optimizers=[torch.optim.SGD(sharded.parameters(), lr=0.1)])
+        logger: Any = None
+        GradientClipping("norm", 0.5).after_train_batch(state, logger)
+        for one, other in zip(plain.parameters(), sharded.parameters(), strict=True):
+            gradient: Any = other.grad
+            torch.testing.assert_close(gradient.full_tensor(), one.grad)
+        dist.destroy_process_group()
+
+    run_ranks(program)
+
+
+@pytest.mark.parametrize("arguments", [{"clipping_type": "norms"}, {"clipping_threshold": 0}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        GradientClipping(**arguments)
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [GradientClipping("adaptive", 0.01)])

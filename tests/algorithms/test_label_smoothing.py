@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms import LabelSmoothing
+from algorithms.label_smoothing import smooth_labels
+from runner import Callback
+
+GENERATOR = torch.Generator().manual_seed(1)
+LOGITS = torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64)
+IMAGE_LOGITS = torch.randn(3, 4, 5, 2, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("logits", [LOGITS, IMAGE_LOGITS], ids=["NC", "NCHW"])
+@pytest.mark.parametrize("ignored", [0, 2])
+def test_index_targets_give_the_loss_of_torch(logits: torch.Tensor, smoothing: float, ignored: int):
+    targets = torch.randint(4, logits.shape[:1] + logits.shape[2:], generator=GENERATOR)
+    targets.view(-1)[:ignored] = -100
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    torch.testing.assert_close(F.cross_entropy(logits, smooth_labels(targets, logits, smoothing)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_one_hot_and_probabilities_give_the_loss_of_torch(dtype: torch.dtype):
+    one_hot = F.one_hot(torch.randint(4, (6,), generator=GENERATOR), 4).to(dtype)
+    expected = F.cross_entropy(LOGITS, one_hot.double(), label_smoothing=0.2)
+    torch.testing.assert_close(F.cross_entropy(LOGITS, smooth_labels(one_hot, LOGITS, 0.2)), expected)
+
+
+def test_sixteen_bit_logits_get_targets_in_32_bits():
+    smoothed = smooth_labels(torch.tensor([1]), torch.zeros(1, 3, dtype=torch.bfloat16), 0.3)
+    torch.testing.assert_close(smoothed, torch.tensor([[0.1, 0.8, 0.1]]))
+
+
+def test_targets_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"targets of shape \(6, 4\)"):
+        smooth_labels(torch.zeros(6, 4, dtype=torch.int64), torch.zeros(6, 4, 9))
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
+def test_smoothing_is_checked(smoothing: float):
+    with pytest.raises(ValueError, match=f"smoothing={smoothing}"):
+        LabelSmoothing(smoothing)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 4])
+def test_gradients_are_those_of_the_smoothed_loss(train, make_trainer, grad_accum: int):
+    gradients = train(LabelSmoothing(0.2), max_duration="1ba", grad_accum=grad_accum)
+    model = make_trainer().state.unwrapped_model
+    images, targets = gradients.batches[0]
+    F.cross_entropy(model.module(images), targets, label_smoothing=0.2).backward()
+    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+
+
+class TargetsAfterLoss(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def after_loss(self, state, logger):
+        self.seen.append((state.microbatch, state.batch))
+
+
+def test_the_true_targets_are_back_after_the_loss(make_trainer):
+    after = TargetsAfterLoss()
+    with make_trainer(LabelSmoothing(0.5), callbacks=[after]) as trainer:
+        trainer.fit()
+    assert len(after.seen) == 6
+    assert all(microbatch is batch and batch[1].dtype is torch.int64 for microbatch, batch in after.seen)
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [LabelSmoothing(0.1)])

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms import LabelSmoothing, MixUp
+from algorithms.mixup import draw_mixing, mix
+from runner import Callback, stream_seed
+
+KEY = "mixup"
+
+
+def reference_gradients(model, batch, alpha: float, index: int, smoothing: float = 0.0) -> list[torch.Tensor]:
+    """Gradients of the interpolated loss, written down as in the paper."""
+    images, targets = batch
+    lam, permutation = draw_mixing(len(images), alpha, stream_seed(0, KEY, index))
+    logits = model.module((1 - lam) * images + lam * images[permutation])
+    losses = [F.cross_entropy(logits, one, label_smoothing=smoothing) for one in (targets, targets[permutation])]
+    ((1 - lam) * losses[0] + lam * losses[1]).backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("interpolate_loss", [False, True])
+@pytest.mark.parametrize("grad_accum", [1, 3, 4])
+def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss: bool, grad_accum: int):
+    gradients = train(MixUp(0.7, interpolate_loss), max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 0.7, 0)
+    torch.testing.assert_close(gradients.seen[0], expected)
+
+
+@pytest.mark.parametrize("mixup_first", [True, False])
+@pytest.mark.parametrize("grad_accum", [1, 4])
+def test_it_composes_with_label_smoothing_in_either_order(train, make_trainer, mixup_first: bool, grad_accum: int):
+    algorithms = [MixUp(0.7), LabelSmoothing(0.2)]
+    gradients = train(*algorithms[:: 1 if mixup_first else -1], max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 0.7, 0, smoothing=0.2)
+    torch.testing.assert_close(gradients.seen[0], expected)
+
+
+def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="interpolate_loss=True"):
+        make_trainer(MixUp(interpolate_loss=True), LabelSmoothing())
+
+
+def test_weights_follow_the_beta_distribution_and_partners_are_a_permutation():
+    draws = [draw_mixing(5, 1.0, seed) for seed in range(2000)]
+    weights = torch.tensor([weight for weight, _ in draws])
+    # For alpha = 1 lambda is uniform in [0, 0.5].
+    assert weights.min() >= 0
+    assert weights.max() <= 0.5
+    torch.testing.assert_close(
+        weights.quantile(torch.tensor([0.25, 0.5, 0.75])), torch.tensor([0.125, 0.25, 0.375]), atol=0.02, rtol=0
+    )
+    assert all(sorted(permutation.tolist()) == list(range(5)) for _, permutation in draws)
+    assert len({tuple(permutation.tolist()) for _, permutation in draws}) == 120
+    small = torch.tensor([draw_mixing(1, 0.2, seed)[0] for seed in range(2000)])
+    assert small.mean() < weights.mean()
+
+
+def test_mixing_by_nothing_changes_nothing():
+    values = torch.randn(4, 3)
+    assert torch.equal(mix(values, values.flip(0), 0.0), values)
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.before, self.after = [], []
+
+    def before_train_batch(self, state, logger):
+        self.before.append((state.batch, [part.clone() for part in state.batch]))
+
+    def after_loss(self, state, logger):
+        self.after.append((state.batch, state.microbatch))
+
+
+def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
+    watch = Watch()
+    with make_trainer(MixUp(1.0), callbacks=[watch]) as trainer:
+        trainer.fit()
+    for (batch, copies), (later, microbatch) in zip(watch.before, watch.after, strict=True):
+        assert later is batch
+        assert microbatch is batch
+        assert all(torch.equal(part, copy) for part, copy in zip(batch, copies, strict=True))
+
+
+def test_batches_draw_differently(train):
+    seeds = [stream_seed(0, KEY, batch) for batch in range(6)]
+    assert len({draw_mixing(8, 0.2, seed)[0] for seed in seeds}) == 6
+
+
+def test_arguments_are_checked(train):
+    with pytest.raises(ValueError, match="alpha=0"):
+        MixUp(0)
+    with pytest.raises(TypeError, match="floating-point inputs only"):
+        train(MixUp(input_key=1))
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [MixUp(0.5)])

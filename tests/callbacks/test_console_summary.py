@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import EMA, LabelSmoothing, MixUp
+from callbacks import CheckpointSaver, ConsoleSummary, InMemoryLogger, LRMonitor
+from runner import Callback, ClassificationModel, LoggerDestination, Trainer
+from runner.data import TensorLoader
+
+
+def make_trainer(tmp_path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
+        "optimizers": lambda params: torch.optim.AdamW(params, lr=0.1),
+        "max_duration": "3ep",
+        "callbacks": [*callbacks, ConsoleSummary()],
+        "device": "cpu",
+        "run_dir": tmp_path / "run",
+        "run_name": "tiny-run",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_the_beginning_says_what_is_trained(tmp_path, capsys):
+    model = ClassificationModel(nn.Linear(1000, 2), 2)
+    model.module.bias.requires_grad_(False)
+    inputs = torch.randn(1200, 1000)
+    loader = TensorLoader(inputs, torch.zeros(1200, dtype=torch.int64), batch_size=400, shuffle=True)
+    with make_trainer(
+        tmp_path,
+        CheckpointSaver(),
+        LRMonitor(),
+        model=model,
+        train_dataloader=loader,
+        seed=7,
+        eval_dataloader=None,
+        algorithms=[LabelSmoothing(), MixUp(), EMA()],
+        max_duration="1ba",
+    ) as trainer:
+        trainer.fit()
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "tiny-run"
+    text = "\n".join(lines)
+    assert "ClassificationModel(Linear), 2 k parameters, 2 k trainable" in text
+    assert "train 1,200 samples in 3 batches of 400" in text
+    assert "1ba with AdamW; fp32 on cpu, 1 process, seed 7" in text
+    assert str(tmp_path / "run") in text
+    assert "before_loss: mixup, label_smoothing" in text
+    assert "after_loss: label_smoothing, mixup" in text
+    assert "console_summary" not in text
+    assert len(lines) <= 14
+
+
+def test_the_end_says_what_came_of_it(tmp_path, capsys):
+    class Compare(LoggerDestination):
+        ui_command = "compare --all"
+
+    memory = InMemoryLogger()
+    with make_trainer(tmp_path, loggers=[Compare(), memory]) as trainer:
+        trainer.fit()
+        capsys.readouterr()
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) <= 12
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    for key in (
+        "loss/eval/total",
+        "metrics/eval/MulticlassAccuracy",
+        "loss/train/total",
+        "metrics/train/MulticlassAccuracy",
+    ):
+        series = memory.data[key]
+        best = (min if key.startswith("loss") else max)(value for _, value in series)
+        at = next(timestamp for timestamp, value in series if value == best)
+        expected = [f"{series[-1][1]:.4g}", f"{best:.4g}", "epoch", f"{at.epoch},", "batch", str(at.batch)]
+        assert rows[key] == expected
+    assert rows["run"] == [str(tmp_path / "run")]
+    assert rows["compare"] == ["compare", "--all"]
+    assert "resume" not in rows
+
+
+class Fail(Callback):
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 5:
+            raise RuntimeError("broken")
+
+
+class Interrupt(Callback):
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "outcome"),
+    [
+        (Fail, RuntimeError, "failed in epoch 2, after 5 batches"),
+        (Interrupt, KeyboardInterrupt, "stopped in epoch 2, after 6 batches"),
+    ],
+)
+def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypatch, ending, error, outcome: str):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error):
+        make_trainer(tmp_path, CheckpointSaver(), ending(), config={"seed": 0}).fit()
+    text = " ".join(capsys.readouterr().out.split())
+    assert outcome in text
+    assert "resume python -m runner resume=run" in text
+    with pytest.raises(error):
+        make_trainer(tmp_path, CheckpointSaver(), ending(), run_dir=tmp_path / "two").fit()
+    assert "resume Trainer(..., resume_path='two')" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(error):
+        make_trainer(tmp_path, ending()).fit()
+    assert "resume not possible: no checkpoint was written" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_resumed_run_remembers_the_best(tmp_path, capsys):
+    class Fixed(ClassificationModel):
+        def loss(self, outputs, batch):
+            values = [1.0, 3.0, 2.0]
+            return super().loss(outputs, batch) * 0 + values[trainer.state.timestamp.epoch - 1]
+
+    with make_trainer(tmp_path, CheckpointSaver(), model=Fixed(nn.Linear(3, 2), 2)) as trainer:
+        trainer.fit("2ep")
+    with make_trainer(
+        tmp_path, CheckpointSaver(), model=Fixed(nn.Linear(3, 2), 2), resume_path=tmp_path / "run"
+    ) as trainer:
+        trainer.fit()
+    (row,) = (line for line in capsys.readouterr().out.splitlines()[-8:] if line.startswith("loss/eval/total"))
+    assert row.split() == ["loss/eval/total", "2", "1", "epoch", "1,", "batch", "3"]
+
+
+def test_a_run_that_never_trained_says_nothing(tmp_path, capsys):
+    with make_trainer(tmp_path) as trainer:
+        trainer.eval()
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torchmetrics import MeanMetric
+
+from callbacks import EarlyStopper
+from runner import Callback, Model, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+NAN = float("nan")
+
+
+class Scripted(Model):
+    """Learns nothing; its loss is the next number of a script at each evaluation, its metric minus that."""
+
+    def __init__(self, script: Sequence[float], train_script: Sequence[float] = ()):
+        super().__init__()
+        self.script = list(script)
+        self.train_script = list(train_script)
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        return self.weight * batch
+
+    def eval_forward(self, batch, outputs=None):
+        self.value = self.script.pop(0)
+        return batch
+
+    def loss(self, outputs, batch):
+        return outputs.sum() * 0 if self.training else torch.tensor(self.value)
+
+    def metrics(self, train):
+        return {"Mean": MeanMetric(nan_strategy="disable")} if self.train_script or not train else {}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(self.train_script.pop(0) if self.training else -self.value)
+
+
+def make_trainer(script: Sequence[float], stopper: Callback, **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "model": Scripted(script),
+        "train_dataloader": TensorLoader(torch.ones(4), batch_size=2, shuffle=False),
+        "eval_dataloader": TensorLoader(torch.ones(1), batch_size=1, shuffle=False),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "12ep",
+        "callbacks": [stopper],
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def epochs_run(script: Sequence[float], stopper: Callback, **arguments: Any) -> int:
+    with make_trainer(script, stopper, **arguments) as trainer:
+        trainer.fit()
+    return trainer.state.timestamp.epoch
+
+
+@pytest.mark.parametrize("best", [1, 3])
+@pytest.mark.parametrize("patience", [0, 1, 2, 4])
+def test_it_runs_patience_and_one_more_epoch_after_the_best(best: int, patience: int):
+    script = [10.0 - epoch for epoch in range(1, best + 1)] + [10.0] * 12
+    assert epochs_run(script, EarlyStopper("loss", patience=f"{patience}ep")) == best + patience + 1
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ([5, 4, 3, 2, 2, 2, 2], {}, 6),
+        ([5, 4.5, 4.4, 4.3, 4.2], {"min_delta": 0.3}, 4),
+        ([5, 4.5, 4.4, 4.3, 4.2], {"min_delta": -0.3}, 4),
+        ([1, 2, 3, 3, 3, 3], {"comp": "gt"}, 5),
+        ([NAN, NAN, 3, NAN, NAN, NAN], {}, 2),
+        ([3, NAN, 2, NAN, NAN, NAN], {}, 5),
+        ([5, 5, 5, 5], {"patience": "3ba"}, 3),
+        ([5, 5, 5, 5], {"patience": "4ba"}, 4),
+        ([5, 5, 5, 5], {"patience": "7sp"}, 3),
+        # The metric is minus the loss, and for it more is better.
+        ([5, 4, 3, 3, 3], {"monitor": "Mean"}, 5),
+        ([1, 2, 3, 3, 3], {"monitor": "Mean", "comp": "lt"}, 5),
+    ],
+)
+def test_what_counts_as_an_improvement(script: list[float], arguments: dict, expected: int):
+    arguments = {"monitor": "loss"} | arguments
+    assert epochs_run(script, EarlyStopper(**arguments)) == expected
+
+
+def test_a_metric_of_training_is_judged_at_the_end_of_each_epoch():
+    means = [1, 3, 2, 2, 2]  # two batches an epoch
+    model = Scripted([], [mean + offset for mean in means for offset in (-1.0, 1.0)])
+    assert epochs_run([], EarlyStopper("Mean", "train"), model=model, eval_dataloader=None) == 4
+
+
+def test_an_evaluation_outside_training_does_not_count():
+    stopper = EarlyStopper("loss", patience="0ep")
+    with make_trainer([1.0, 9.0, 8.0, 7.0, 7.0], stopper) as trainer:
+        trainer.eval()
+        trainer.fit()
+    assert trainer.state.timestamp.epoch == 4
+
+
+def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
+    script = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5]
+    with make_trainer(script, EarlyStopper("loss", patience="2ep")) as first:
+        first.fit(duration="3ep")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    again = make_trainer(script[3:], EarlyStopper("loss", patience="2ep"), resume_path=tmp_path / "checkpoint")
+    with again as second:
+        second.fit()
+    assert second.state.timestamp.epoch == epochs_run(script, EarlyStopper("loss", patience="2ep")) == 5
+
+
+@pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"monitor": "loss", "dataloader_label": "test"}])
+def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
+    with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):
+        epochs_run([1.0] * 12, EarlyStopper(**arguments))
+
+
+@pytest.mark.parametrize("arguments", [{"comp": "less"}, {"patience": "10m"}, {"patience": "0.5dur"}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}="):
+        EarlyStopper("loss", **arguments)

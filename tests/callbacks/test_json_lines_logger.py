@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger
+from runner import ClassificationModel, Trainer
+
+
+def make_trainer(run_dir: Path, *loggers: Any, duration: str = "2ep", **arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    torch.manual_seed(0)
+    return Trainer(
+        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
+        train_dataloader=samples,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_duration=duration,
+        loggers=loggers,
+        device="cpu",
+        run_dir=run_dir,
+        **arguments,
+    )
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=refuse_constant) for line in path.read_text().splitlines()]
+
+
+def losses(path: Path) -> list[tuple[int, float]]:
+    records = [(line["step"], line["metrics"]) for line in read(path) if "metrics" in line]
+    return [(step, metrics["loss/train/total"]) for step, metrics in records if "loss/train/total" in metrics]
+
+
+def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
+    memory = InMemoryLogger()
+    with make_trainer(tmp_path, JSONLinesLogger(), memory, config={"lr": 0.1}) as trainer:
+        trainer.fit()
+        trainer.logger.log_metrics({"a": math.nan, "b": math.inf, "c": torch.tensor(-math.inf)}, step=9)
+        trainer.logger.log_table(["x", "y"], [[1, math.nan]], "t")
+        trainer.logger.log_artifact("a.txt", "texts")
+    lines = read(tmp_path / "metrics.jsonl")
+    assert lines[0] == {"hyperparameters": {"lr": 0.1}}
+    steps, values = memory.get_timeseries("loss/train/total")
+    assert losses(tmp_path / "metrics.jsonl") == [*zip(steps, values, strict=True)]
+    [special] = [line for line in lines if line.get("step") == 9]
+    assert special["metrics"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
+    assert (special["epoch"], special["sample"], special["token"]) == (2, 24, trainer.state.timestamp.token)
+    assert {"table": "t", "step": 6, "columns": ["x", "y"], "rows": [[1, "NaN"]]} in lines
+    assert {"artifact": "a.txt", "folder": "texts"} in lines
+
+
+def test_a_resumed_run_doubles_no_step(tmp_path: Path) -> None:
+    with make_trainer(tmp_path / "whole", JSONLinesLogger(), duration="3ep") as trainer:
+        trainer.fit()
+    saver = CheckpointSaver(save_interval="2ba")
+    with make_trainer(
+        tmp_path / "cut", JSONLinesLogger(), duration="4ba", callbacks=[saver], config={"a": 1}
+    ) as trainer:
+        trainer.fit()
+    path = tmp_path / "cut" / "metrics.jsonl"
+    with path.open("a") as file:  # what a killed run leaves: a later step, and a line that was cut off
+        file.write('{"step":5,"metrics":{"loss/train/total":0}}\n{"step":6,"met')
+    resume = {"resume_path": tmp_path / "cut", "config": {"a": 1}, "duration": "3ep"}
+    with make_trainer(tmp_path / "cut", JSONLinesLogger(), **resume) as trainer:
+        assert trainer.state.timestamp.batch == 4
+        trainer.fit()
+    assert losses(path) == losses(tmp_path / "whole" / "metrics.jsonl")
+    assert sum("hyperparameters" in line for line in read(path)) == 1
+
+
+@pytest.mark.parametrize("filename", ["", "/tmp/a.jsonl", "../a.jsonl"])
+def test_a_file_outside_the_run_is_refused(filename: str) -> None:
+    with pytest.raises(ValueError, match=f"filename='{filename}'"):
+        JSONLinesLogger(filename)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, ProgressBar
+from callbacks.progress_bar import describe
+from runner import ClassificationModel, Trainer
+from runner.data import TensorLoader
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "11ep",
+        "callbacks": [ProgressBar()],
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_without_a_terminal_there_is_a_line_for_each_epoch_with_its_metrics(capsys):
+    memory = InMemoryLogger()
+    with make_trainer(loggers=[memory]) as trainer:
+        trainer.fit()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    losses = [value for _, value in memory.data["loss/train/total"]]
+    for epoch, line in enumerate(lines):
+        expected = {
+            "train loss": sum(losses[3 * epoch : 3 * epoch + 3]) / 3,
+            "eval loss": memory.data["loss/eval/total"][epoch][1],
+        }
+        assert line.startswith(f"epoch {epoch + 1:2}/11  |  train loss ")
+        for name, value in expected.items():
+            assert f"{name} {value:.4g} Accuracy " in line
+        for label in ("train", "eval"):
+            accuracy = memory.data[f"metrics/{label}/MulticlassAccuracy"][epoch][1]
+            assert re.search(rf"{label} loss \S+ Accuracy {accuracy:.4g} ", line)
+        assert re.search(r"\|  [\d.e+]+ ba/s  \|  \S+ s$", line)
+
+
+def test_an_epoch_that_is_not_finished_gets_a_line_at_the_end(capsys):
+    with make_trainer(max_duration="4ba") as trainer:
+        trainer.fit()
+        assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 1", "epoch 2"]
+        trainer.fit("2ba")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 2"]
+
+
+def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
+    class Broken(ClassificationModel):
+        def loss(self, outputs, batch):
+            if self.training and state.timestamp.epoch == 2:
+                raise RuntimeError("broken")
+            return super().loss(outputs, batch)
+
+    trainer = make_trainer(model=Broken(nn.Linear(3, 2), 2))
+    state = trainer.state
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.fit()
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_what_is_not_a_loss_or_metric_is_left_out():
+    values = {
+        "time/epoch": 1.0,
+        "metrics/b/BinaryF1": 0.25,
+        "loss/b/total": 2.0,
+        "loss/train/total": 0.123456,
+        "lr-SGD/group0": 1.0,
+    }
+    assert describe(values) == ["train loss 0.1235", "b loss 2 F1 0.25"]
+
+
+PROGRAM = """
+import time, torch
+from torch import nn
+from callbacks import ProgressBar
+from runner import ClassificationModel, Trainer
+
+class Slow:
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        for _ in range(10):
+            time.sleep(0.02)
+            yield torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+
+with Trainer(
+    model=ClassificationModel(nn.Linear(3, 2), 2),
+    train_dataloader=Slow(),
+    optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+    max_duration="3ep",
+    callbacks=[ProgressBar(refresh_interval=0.02)],
+    device="cpu",
+) as trainer:
+    trainer.fit()
+print("done")
+"""
+
+
+def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other side is closed
+                break
+            if not chunk:
+                break
+            output += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode()).replace("\r", "\n")
+    shown = {int(number) for number in re.findall(r"epoch 2/3  \S+  (\d+)/10", text)}
+    assert len(shown) > 3
+    assert shown <= set(range(11))
+    assert re.search(r"loss [\d.]+ +[\d.]+ ba/s +0:00:00 left", text)
+    finished = [line for line in text.splitlines() if "|" in line]
+    assert [line.split("  ")[0] for line in finished] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert text.rstrip().endswith("done")
+    assert output.decode().rindex("\x1b[?25h") > output.decode().rindex("\x1b[?25l"), "the cursor is hidden"
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="refresh_interval=0"):
+        ProgressBar(0)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, SpeedMonitor
+from callbacks._peak_flops import find_peak
+from runner import ClassificationModel, Trainer, save_checkpoint
+
+DELAY = 0.01  # seconds that a batch takes to read
+EVALUATION = 0.1  # seconds
+
+
+class Slow(ClassificationModel):
+    """Slow to evaluate; says that a sample takes 1000 operations and has 5 tokens."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2), 2)
+
+    def eval_forward(self, batch, outputs=None):
+        time.sleep(EVALUATION)
+        return super().eval_forward(batch, outputs)
+
+    def metrics(self, train):
+        return {}
+
+    def num_tokens(self, batch):
+        return 5 * len(batch[0])
+
+    def flops_per_batch(self, batch):
+        return 1000.0 * len(batch[0])
+
+
+class SlowLoader:
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        for _ in range(5):
+            time.sleep(DELAY)
+            yield torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+
+
+def fit(monitor: SpeedMonitor, **arguments: Any) -> tuple[dict[str, list[float]], Trainer, float]:
+    """Series by key, and the seconds that fit took."""
+    memory = InMemoryLogger()
+    defaults: dict[str, Any] = {
+        "model": Slow(),
+        "train_dataloader": SlowLoader(),
+        "eval_dataloader": [(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))],
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "4ep",
+        "callbacks": [monitor],
+        "loggers": [memory],
+        "device": "cpu",
+    }
+    with Trainer(**(defaults | arguments)) as trainer:
+        began = time.perf_counter()
+        trainer.fit()
+        seconds = time.perf_counter() - began
+        series = {key: [value for _, value in memory.data[key]] for key in memory.data}
+    return series, trainer, seconds
+
+
+def test_waiting_for_data_counts_and_evaluations_do_not():
+    series, _, seconds = fit(SpeedMonitor(window_size=7, time_unit="seconds"))
+    rates = series["throughput/batches_per_sec"]
+    assert len(rates) == 20
+    assert max(rates) < 1 / DELAY
+    assert min(rates) > 1 / EVALUATION  # 3 evaluations within a window would push it below
+    assert series["time/train"][-1] >= 20 * DELAY
+    assert series["time/val"][-1] >= 3 * EVALUATION  # the fourth comes after the last batch
+    assert series["time/train"][-1] + series["time/val"][-1] <= series["time/total"][-1] <= seconds
+
+
+def test_rates_are_of_one_window():
+    series, _, _ = fit(SpeedMonitor(window_size=3, gpu_flops_available=1e6, time_unit="minutes"))
+    batches = series["throughput/batches_per_sec"]
+    for name, each in {"samples": 4, "tokens": 20, "flops": 4000}.items():
+        assert series[f"throughput/{name}_per_sec"] == pytest.approx([each * rate for rate in batches])
+        assert series[f"throughput/device/{name}_per_sec"] == series[f"throughput/{name}_per_sec"]
+    assert series["throughput/device/mfu"] == pytest.approx([4000 * rate / 1e6 for rate in batches])
+    seconds = [60 * value for value in series["time/train"]]
+    for last in range(3, 20):
+        assert batches[last] == pytest.approx(3 / (seconds[last] - seconds[last - 3]))
+    assert batches[0] == pytest.approx(1 / seconds[0])
+
+
+def test_what_the_model_does_not_count_is_not_logged():
+    series, _, _ = fit(SpeedMonitor(), model=ClassificationModel(nn.Linear(3, 2), 2), max_duration="2ba")
+    assert {key for key in series if key.startswith(("throughput/", "time/t", "time/v"))} == {
+        "throughput/batches_per_sec",
+        "throughput/samples_per_sec",
+        "throughput/device/batches_per_sec",
+        "throughput/device/samples_per_sec",
+        "time/train",
+        "time/val",
+        "time/total",
+    }
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path):
+    first, trainer, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), max_duration="2ep", run_dir=tmp_path)
+    save_checkpoint(trainer.state, tmp_path / "checkpoint")
+    second, _, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), resume_path=tmp_path / "checkpoint")
+    assert second["time/train"][0] >= first["time/train"][-1] + DELAY
+    assert second["time/val"][0] >= first["time/val"][-1] + EVALUATION
+    assert second["time/total"][0] >= first["time/total"][-1] + EVALUATION
+    assert second["throughput/batches_per_sec"][-1] == pytest.approx(20 / second["time/train"][-1])
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tf32", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "amp_bf16", False, 989.4),
+        ("NVIDIA H100 PCIe", "amp_bf16", False, 756),
+        ("NVIDIA H200", "amp_fp8", False, 1978.9),
+        ("NVIDIA A100-SXM4-80GB", "fp32", False, 19.5),
+        ("NVIDIA A100-SXM4-80GB", "fp32", True, 156),
+        ("Tesla V100-SXM2-16GB", "amp_fp16", False, 125),
+        ("Tesla V100-PCIE-16GB", "amp_fp16", False, 112),
+        ("Tesla V100-SXM2-16GB", "amp_bf16", False, None),
+        ("Tesla T4", "amp_fp16", False, 65),
+        ("NVIDIA L4", "bf16", False, 121),
+        ("NVIDIA L40S", "bf16", False, 362),
+        ("NVIDIA L40", "bf16", False, None),
+        ("NVIDIA A10", "bf16", False, 125),
+        ("NVIDIA A10G", "bf16", False, None),
+        ("NVIDIA GeForce RTX 3090", "fp32", False, 35.6),
+        ("NVIDIA GeForce RTX 3090 Ti", "fp32", False, None),
+        ("NVIDIA GeForce RTX 4090", "amp_bf16", False, 165.2),
+    ],
+)
+def test_peaks_of_gpus(device: str, precision: str, tf32: bool, teraflops: float | None):
+    expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
+    assert find_peak(device, precision, tf32) == expected
+
+
+@pytest.mark.gpu
+def test_the_share_of_a_gpu_is_one_at_most():
+    class Square(ClassificationModel):
+        def flops_per_batch(self, batch):
+            return 3 * 2 * 4096.0**3
+
+    batches = [(torch.randn(4096, 4096), torch.zeros(4096, dtype=torch.int64)) for _ in range(5)]
+    series, _, _ = fit(
+        SpeedMonitor(),
+        model=Square(nn.Linear(4096, 4096, bias=False), 4096),
+        train_dataloader=batches,
+        device="cuda",
+        precision="amp_bf16",
+    )
+    assert 0 < series["throughput/device/mfu"][-1] < 1
+
+
+@pytest.mark.parametrize("arguments", [{"window_size": 0}, {"gpu_flops_available": 0}, {"time_unit": "weeks"}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        SpeedMonitor(**arguments)

@@ -41,8 +41,7 @@ class EMA(Algorithm):
 
     Training goes on with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, through
     a context that puts the training weights back whatever happens inside. The average starts from the weights at
-    `start`; before that, evaluations see the training weights. Weights in 16 bits are averaged in 32, where a small
-    step is not rounded away.
+    `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for exactness.
 
     Args:
         half_life: time after which a weight counts half, in batches or epochs ('1000ba', '2ep'); None with `smoothing`.
@@ -93,8 +92,8 @@ class EMA(Algorithm):
     def after_load(self, state: State, logger: Logger) -> None:
         self._live = dict(chain(state.unwrapped_model.named_parameters(), state.unwrapped_model.named_buffers()))
         if self._average:
-            if self._average.keys() != self._live.keys():
-                differing = sorted(self._average.keys() ^ self._live.keys())
+            differing = sorted(self._average.keys() ^ self._live.keys())
+            if differing:
                 raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
             self._keep({name: self._average[name].to(live.device) for name, live in self._live.items()})
 

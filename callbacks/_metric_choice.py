@@ -26,7 +26,8 @@ class MetricChoice(NamedTuple):
         if self.label == "train":
             is_fresh = state.timestamp.batch > 0 and state.timestamp.batch_in_epoch == 0
         else:
-            is_fresh = state.evaluated_at.get(self.label) == state.timestamp.batch
+            evaluated_at = {one.label: one.evaluated_at for one in state.evaluators}
+            is_fresh = evaluated_at[self.label] == state.timestamp.batch
         value = self.read(state) if is_fresh else None
         if value is None or math.isnan(value):
             return None

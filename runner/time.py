@@ -182,9 +182,8 @@ class Timestamp(NamedTuple):
         """The position after one more batch of `samples` and `tokens` over all ranks, which took `duration` seconds."""
         iteration, epoch, batch, sample, token, epochs, batches, sample_in, token_in, total, in_epoch, _ = self
         return tuple.__new__(Timestamp, (
-            iteration, epoch, batch + 1, sample + samples, token + tokens,
-            epochs, batches + 1, sample_in + samples, token_in + tokens,
-            total + duration, in_epoch + duration, duration,
+            iteration, epoch, batch + 1, sample + samples, token + tokens, epochs, batches + 1,
+            sample_in + samples, token_in + tokens, total + duration, in_epoch + duration, duration,
         ))  # fmt: skip
 
     def to_next_epoch(self, duration: float = 0.0) -> Timestamp:

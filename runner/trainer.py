@@ -61,17 +61,15 @@ class Trainer:
         loggers: destinations of what is logged.
         precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
         grad_accum: microbatches per batch.
-        microbatch_size: samples per microbatch on each rank, in place of `grad_accum`; 'auto' starts with the whole
-            batch and halves when the device is out of memory, doing the batch again with the same random numbers.
+        microbatch_size: samples per microbatch on each rank, in place of `grad_accum`; 'auto' halves the batch until
+            it fits into the device's memory, each time with the same random numbers.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
         seed: of all streams of randomness.
         deterministic: let torch refuse operations that may differ between two equal runs.
         compile: compile the model with `torch.compile`.
-        scale_schedule_ratio: multiplies max_duration and the lengths in schedules (not those in 'dur').
-        scale_warmup: whether warm-ups are multiplied as well.
+        scale_schedule_ratio: multiplies max_duration and the lengths in schedules; warm-ups only with `scale_warmup`.
         step_schedulers_every_batch: step torch's own schedulers per batch rather than per epoch.
-        load_path: a checkpoint or a run's folder to take only the weights from.
-        load_strict: whether the names of weights must match one to one.
+        load_path: a checkpoint or a run's folder to take only the weights from, all by name unless not `load_strict`.
         resume_path: a checkpoint or a run's folder to go on from, to the bit.
         run_name: default: the date and time.
         run_dir: the run's folder; default: `outputs/{run_name}`. Made when something is first written to it.
@@ -242,14 +240,12 @@ class Trainer:
     def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
         for one in evaluators:
             self.eval_streams[one.label] = self._open(one.dataloader, f"dataloader of evaluator {one.label!r}")
-            self.state.eval_metrics[one.label] = one.select(
-                self._place(self.state.unwrapped_model.metrics(train=False))
-            )
+            metrics = self._place(self.state.unwrapped_model.metrics(train=False))
+            self.state.eval_metrics[one.label] = one.select(metrics)
 
     def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
-        return BatchStream(
-            loader, self.state.device, self.state.precision, self.state.unwrapped_model.num_samples, name
-        )
+        state = self.state
+        return BatchStream(loader, state.device, state.precision, state.unwrapped_model.num_samples, name)
 
     def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
         for metric in metrics.values():
@@ -261,8 +257,7 @@ class Trainer:
     ) -> None:
         """Fire the events of construction, and make what stands between them."""
         state, fire = self.state, self.engine.run_event
-        model = state.unwrapped_model
-        self._interrupt = Interrupt()
+        model, self._interrupt = state.unwrapped_model, Interrupt()
         self.world_size = get_world_size()
         self.pulse = Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)

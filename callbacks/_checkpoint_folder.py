@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from runner import Timestamp, discard, write_checkpoint
+from runner import Timestamp
 
 
 class CheckpointFolder:
@@ -56,6 +56,8 @@ class CheckpointFolder:
         Raises:
             OSError: it could not be done; a checkpoint that is not there is not counted in any longer.
         """
+        from runner import write_checkpoint
+
         try:
             self._remove_leftovers()
             write_checkpoint(snapshot, self.path / name)
@@ -89,6 +91,8 @@ class CheckpointFolder:
         os.replace(aside, self.path / link)
 
     def _prune(self) -> None:
+        from runner import discard
+
         newest = self.saved if self.keep == -1 else self.saved[-self.keep :]
         kept = {*newest, *(name for _, name in self.best)}
         for name in self.saved:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from runner import State
+if TYPE_CHECKING:
+    from runner import State
 
 LOWER_IS_BETTER = ("loss", "error", "perplexity")
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner import Engine, Event, Logger, LoggerDestination, State, get_world_size
+from runner import Event, LoggerDestination
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 MAX_EVENTS = 8
 
 
 def describe_run(state: State) -> Iterator[tuple[str, str]]:
     """Yield what is trained on what, as labels and texts."""
+    from runner import get_world_size
+
     model = state.unwrapped_model
     parameters = list(model.parameters())
     total = sum(one.numel() for one in parameters)
@@ -45,6 +50,8 @@ def _describe_loader(loader: Any) -> str:
 
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield which algorithms and callbacks run at which events, in order; events with the same ones are one line."""
+    from runner import Engine
+
     engine = Engine(state, logger)
     groups: dict[tuple[str, ...], list[str]] = {}
     for event in Event:
@@ -77,3 +84,16 @@ def _length(value: Any) -> int | None:
         return len(value)
     except TypeError:
         return None
+
+
+def describe_metrics(values: Mapping[str, float]) -> list[str]:
+    """Return metrics as text, one part for training and one for each evaluator: 'eval loss 0.12 Accuracy 0.98'."""
+    parts: dict[str, list[str]] = {}
+    for key, value in values.items():
+        kind, _, rest = key.partition("/")
+        label, _, name = rest.partition("/")
+        if kind == "loss" and name == "total":
+            parts.setdefault(label, []).insert(0, f"loss {value:.4g}")
+        elif kind == "metrics":
+            parts.setdefault(label, []).append(f"{name.removeprefix('Multiclass').removeprefix('Binary')} {value:.4g}")
+    return [f"{label} {' '.join(parts[label])}" for label in sorted(parts, key=lambda one: one != "train")]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from callbacks._checkpoint_folder import CheckpointFolder, check_filename
 from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Interval, Logger, State, Time, capture
+from runner import Callback, Interval, Time
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 log = logging.getLogger("runner")
 
@@ -17,10 +20,9 @@ log = logging.getLogger("runner")
 class CheckpointSaver(Callback):
     """Saves checkpoints at an interval and at the end of training, and keeps the newest and the best.
 
-    Each is a folder that is complete or not there. The links `latest` and `best` beside them point to complete ones
-    only. The run's last checkpoint is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the
-    batch at which they stopped training. A full disk or a read-only folder is a warning, training goes on, and the
-    next interval tries again.
+    Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
+    The run's last is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the batch at which
+    they stopped training. When the disk is full a warning says so, training goes on, and the next interval tries again.
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.
@@ -29,17 +31,15 @@ class CheckpointSaver(Callback):
         keep: how many of the newest to keep, at least 1; -1: all.
         monitor: metric that says which is best, 'MulticlassAccuracy' or with its label 'eval/MulticlassAccuracy';
             only a value of the very weights that are saved counts. None: there is no best.
-        mode: 'min' or 'max': whether less or more is better; None: 'min' for names with loss, error or perplexity and
-            for metrics that say so themselves, otherwise 'max'.
+        mode: 'min' or 'max', the better; None: 'min' for losses, errors, and metrics that say so of themselves.
         keep_best: how many of the best to keep, at least 1.
         weights_only: leave out what only a resumed run needs.
-        overwrite: begin a new run although the folder holds checkpoints of another. A resumed run replaces those that
-            it comes past again in any case.
+        overwrite: begin a new run in a folder with another's checkpoints; a resumed run replaces its own in any case.
         asynchronous: copy to CPU memory, and write on a background thread while training goes on.
 
     Raises:
         ValueError: an argument is out of range; at FIT_START, there is no such metric.
-        FileExistsError: at FIT_START, another run's checkpoints lie in the folder.
+        FileExistsError: at FIT_START, the folder holds another run's checkpoints.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class CheckpointSaver(Callback):
             self._metric = choose_metric(state, self.monitor)
             self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
         if state.timestamp.batch == 0 and not self.overwrite and self.latest is not None:
-            shown = str(self._checkpoints.path)
-            raise FileExistsError(f"folder={shown!r} holds another run's checkpoints: resume it, or set overwrite=True")
+            path = str(self._checkpoints.path)
+            raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
         self._checkpoints.forget_missing()
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
@@ -106,7 +106,7 @@ class CheckpointSaver(Callback):
         self._save_last(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        # All ranks stopped after one batch. A second Ctrl-C interrupts anywhere, and leaves nothing whole to save.
+        # All ranks stopped after one batch; a second Ctrl-C interrupts inside one, and leaves nothing whole to save.
         if isinstance(state.error, KeyboardInterrupt | SystemExit) and self._between_batches:
             self._save_last(state)
         self._wait()
@@ -130,15 +130,16 @@ class CheckpointSaver(Callback):
         self._wait()
 
     def _save(self, state: State, last: bool = False) -> None:
+        from runner import capture
+
         self._wait()
         self._tried_at = state.timestamp.batch
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
         self._checkpoints.add(name, score)
         snapshot = capture(state, self.weights_only, copy=self.asynchronous)
-        if snapshot is None:
-            return  # not rank 0
-        self._writing = self._writer.submit(self._write, snapshot, name, last)
+        if snapshot is not None:  # rank 0
+            self._writing = self._writer.submit(self._write, snapshot, name, last)
         if not self.asynchronous:
             self._wait()
 
@@ -155,6 +156,5 @@ class CheckpointSaver(Callback):
             self._reported = error.errno
 
     def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if self._writing is not None:
+            self._writing.result()

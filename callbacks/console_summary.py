@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from callbacks._metric_choice import MetricChoice
 from callbacks._run_description import describe_events, describe_run, show_path
-from runner import Logger, LoggerDestination, Record, State, Timestamp
+from runner import LoggerDestination, Record, Timestamp
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 MAX_METRICS = 8
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Logger, State, Time, TimeUnit
+from runner import Callback, Time, TimeUnit
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 log = logging.getLogger("runner")
 

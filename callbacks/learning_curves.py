@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner import Logger, LoggerDestination, State
+from runner import LoggerDestination
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 MAX_POINTS = 1024  # more than a screen has columns for
 PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Logger, State
+from runner import Callback
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 
 class LRMonitor(Callback):

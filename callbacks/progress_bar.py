@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner import Logger, LoggerDestination, Record, State, TimeUnit
+from callbacks._run_description import describe_metrics
+from runner import LoggerDestination, Record, TimeUnit
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 TRAIN_LOSS = "loss/train/total"
 
@@ -25,16 +29,15 @@ class _Epoch(NamedTuple):
 class ProgressBar(LoggerDestination):
     """Shows training on the console of rank 0.
 
-    On a terminal, the last line is a bar with the mean loss of the epoch so far, batches per second and the time left
-    until the end of the run. When an epoch is finished it becomes a plain line with its metrics, which is all that
-    there is where the output is no terminal. Nothing is done per batch: a thread looks at the state from time to time,
-    and metrics come from the logger's own.
+    On a terminal, the last line is a bar with the epoch's mean loss so far, batches per second and the time left in
+    the run. A finished epoch becomes a plain line with its metrics, which is all that there is without a terminal.
+    Nothing is done per batch: a thread looks at the state from time to time, metrics come from the logger's.
 
     Args:
-        refresh_interval: seconds between two drawings of the bar, above 0.
+        refresh_interval: seconds between two drawings of the bar.
 
     Raises:
-        ValueError: `refresh_interval` is not above 0.
+        ValueError: it is not above 0.
     """
 
     def __init__(self, refresh_interval: float = 0.25) -> None:
@@ -42,13 +45,14 @@ class ProgressBar(LoggerDestination):
             raise ValueError(f"refresh_interval={refresh_interval!r}: must be a number of seconds above 0")
         self.refresh_interval = refresh_interval
         self._state: State
-        self._console: Any = None
+        self._console: Any
         self._live: Any = None
         self._values: dict[str, float] = {}
         self._losses = (0, 0.0)  # how many, and their sum
         self._finished: deque[_Epoch] = deque()
         self._epoch_began = (1, 0, 0.0)  # its number, counted from 1; batches and seconds of training before it
         self._fit_began = (0.0, 0.0)  # seconds of the clock, fraction of the run
+        self._paused = self._pause_began = 0.0  # seconds in evaluations, and when the last one began
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from rich.console import Console
@@ -65,7 +69,13 @@ class ProgressBar(LoggerDestination):
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         now = state.timestamp
-        self._epoch_began = (now.epoch + 1, now.batch, now.total_wct)
+        self._epoch_began = (now.epoch + 1, now.batch, self._clock())
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._pause_began = time.perf_counter()
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        self._paused += time.perf_counter() - self._pause_began
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         self._finish_epoch(state)
@@ -93,15 +103,19 @@ class ProgressBar(LoggerDestination):
     def _finish_epoch(self, state: State) -> None:
         number, batch, seconds = self._epoch_began
         now = state.timestamp
-        self._finished.append(_Epoch(_label(state, number), now.batch, now.batch - batch, now.total_wct - seconds))
+        self._finished.append(_Epoch(_label(state, number), now.batch, now.batch - batch, self._clock() - seconds))
+
+    def _clock(self) -> float:
+        """Return seconds, evaluations left out."""
+        return time.perf_counter() - self._paused
 
     def _print_finished(self, before: int | None = None) -> None:
         """Print finished epochs: all, or those whose last metrics have come because later ones do."""
         while self._finished and (before is None or self._finished[0].last_step < before):
             epoch = self._finished.popleft()
-            rate = f"{epoch.batches / epoch.seconds:.4g} ba/s" if epoch.seconds else ""
-            parts = [epoch.label, *describe(self._take_values()), rate, f"{epoch.seconds:.3g} s"]
-            self._console.print("  |  ".join(part for part in parts if part), markup=False)
+            rate = f"{epoch.batches / epoch.seconds:.4g} ba/s"
+            parts = [epoch.label, *describe_metrics(self._take_values()), rate, f"{epoch.seconds:.3g} s"]
+            self._console.print("  |  ".join(parts), markup=False)
 
     def _take_values(self) -> dict[str, float]:
         values, self._values = self._values, {}
@@ -123,33 +137,19 @@ class ProgressBar(LoggerDestination):
         length = state.train_dataloader_len
         # Time already counts the epoch that has just ended while its evaluation runs.
         batches = now.batch_in_epoch if now.epoch < number else length or now.batch - batch
-        done, whole = (batches, length) if length else (fraction, 1.0)
-        cells: list[Any] = [_label(state, number), Bar(total=whole, completed=done, width=24)]
-        cells.append(f"{batches}/{length}" if length else f"batch {batches}")
+        bar = Bar(total=length or 1.0, completed=batches if length else fraction, width=24)
+        cells: list[Any] = [_label(state, number), bar, f"{batches}/{length}" if length else f"batch {batches}"]
         count, total = self._losses
         if count:
             cells.append(f"loss {total / count:.4g}")
-        if now.total_wct > seconds:
-            cells.append(f"{(now.batch - batch) / (now.total_wct - seconds):.4g} ba/s")
+        if now.batch > batch:
+            cells.append(f"{(now.batch - batch) / (self._clock() - seconds):.4g} ba/s")
         if fraction > fraction_before:
             left = (time.perf_counter() - began) * max(0.0, 1 - fraction) / (fraction - fraction_before)
             cells.append(f"{timedelta(seconds=int(left))} left")
         line = Table.grid(padding=(0, 2))
         line.add_row(*cells)
         return line
-
-
-def describe(values: Mapping[str, float]) -> list[str]:
-    """Return metrics as text, one part for training and one for each evaluator: 'eval loss 0.12 Accuracy 0.98'."""
-    parts: dict[str, list[str]] = {}
-    for key, value in values.items():
-        kind, _, rest = key.partition("/")
-        label, _, name = rest.partition("/")
-        if kind == "loss" and name == "total":
-            parts.setdefault(label, []).insert(0, f"loss {value:.4g}")
-        elif kind == "metrics":
-            parts.setdefault(label, []).append(f"{name.removeprefix('Multiclass').removeprefix('Binary')} {value:.4g}")
-    return [f"{label} {' '.join(parts[label])}" for label in sorted(parts, key=lambda one: one != "train")]
 
 
 def _label(state: State, number: int) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from callbacks._peak_flops import find_peak
-from runner import Callback, Logger, State, get_world_size
+from runner import Callback
+
+if TYPE_CHECKING:
+    from runner import Logger, State
 
 log = logging.getLogger("runner")
 
@@ -55,6 +58,7 @@ class SpeedMonitor(Callback):
         self.time_unit = time_unit
         self._unit = SECONDS[time_unit]
         self._peak: float | None = None
+        self._ranks = 1
         # Seconds trained, batches, samples, tokens, operations: after each batch, and before the window's first.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
@@ -62,6 +66,9 @@ class SpeedMonitor(Callback):
         self._asked = self._evaluation_started = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        from runner import get_world_size
+
+        self._ranks = get_world_size()
         self._fit_started = time.perf_counter()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
         if not self._window:
@@ -75,8 +82,7 @@ class SpeedMonitor(Callback):
         self._train += time.perf_counter() - self._asked
         now = state.timestamp
         flops = state.unwrapped_model.flops_per_batch(state.batch)
-        ranks = get_world_size()
-        self._flops += (flops or 0.0) * ranks
+        self._flops += (flops or 0.0) * self._ranks
         self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
         seconds, *counts = (last - first for first, last in zip(self._window[0], self._window[-1], strict=True))
         batches, samples, tokens, operations = (count / seconds for count in counts)
@@ -87,9 +93,9 @@ class SpeedMonitor(Callback):
             rates["flops_per_sec"] = operations
         metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
         for name, rate in rates.items():
-            metrics[f"throughput/device/{name}"] = rate / ranks
+            metrics[f"throughput/device/{name}"] = rate / self._ranks
         if flops is not None and self._peak is not None:
-            metrics["throughput/device/mfu"] = operations / ranks / self._peak
+            metrics["throughput/device/mfu"] = operations / self._ranks / self._peak
         metrics["time/train"] = self._train / self._unit
         metrics["time/val"] = self._val / self._unit
         metrics["time/total"] = self._seconds_in_total() / self._unit

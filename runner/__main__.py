@@ -35,7 +35,7 @@ def main() -> int:
     ranks = Ranks()
     if not is_rank_zero():
         for job in ranks.receive():
-            ranks.run(job, run)
+            run(job)
     code = 1
     try:
         with config_errors():
@@ -63,7 +63,7 @@ def compose_and_run(ranks: Ranks) -> int:
     def job(config: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
         try:
-            return ranks.run(prepare(config, hydra_config, ranks), run)
+            return run(prepare(config, hydra_config, ranks))
         except Exception as error:
             failures.append(error)
             if hydra_config.mode is RunMode.MULTIRUN:

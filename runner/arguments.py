@@ -9,6 +9,8 @@ from runner.destination import LoggerDestination
 from runner.distributed import get_global_rank, pick_device
 from runner.engine import name_hooks, order_algorithms, overrides
 from runner.event import Event
+from runner.hooks import Algorithm, Callback, Hooks
+from runner.model import Model
 from runner.precision import Precision
 from runner.state import State
 from runner.time import Interval, Time, TimeUnit
@@ -53,6 +55,25 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
             f"{name}={value!r}: must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep' or '1h30m'"
         )
     return duration
+
+
+def check_trainable(state: State) -> None:
+    """Raise where `fit` could not begin, or would never end.
+
+    Raises:
+        ValueError: there is nothing to train with, nothing left to train, or the model does not count the unit.
+    """
+    if state.train_dataloader is None or not state.optimizers:
+        missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
+        raise ValueError(f"{missing}=None: fit() needs it; give it to the Trainer")
+    duration = f"max_duration={str(state.max_duration)!r}"
+    model = type(state.unwrapped_model)
+    if state.max_duration.unit is TimeUnit.TOKEN and model.num_tokens is Model.num_tokens:
+        raise ValueError(f"{duration}: {model.__name__} counts no tokens; override num_tokens, or give ep, ba or sp")
+    if state.timestamp >= state.max_duration:
+        raise ValueError(
+            f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."
+        )
 
 
 def check_iteration_length(value: str | int | Time | None) -> Time | None:
@@ -123,18 +144,24 @@ def set_hooks(state: State, algorithms: Any, callbacks: Any, loggers: Any) -> No
 
     Raises:
         ValueError: algorithms conflict, or two objects bear one name.
+        TypeError: something is of another kind.
     """
-    hooks = name_hooks([*_listed(callbacks), *_listed(loggers)])
-    state.algorithms = tuple(order_algorithms(name_hooks(_listed(algorithms))))
+    hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
+    state.algorithms = tuple(order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm))))
     state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
     destinations = (one for one in hooks if isinstance(one, LoggerDestination))
     state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     """Return a list of one object, of several, or of a mapping's values, whose keys become config keys."""
+    value = () if value is None else value
+    values = value.values() if isinstance(value, Mapping) else value
+    listed = [values] if isinstance(value, Hooks | type) else [*values]
+    for one in listed:
+        if not isinstance(one, kind):
+            raise TypeError(f"{name}={one!r}: must be objects of a subclass of runner.{kind.__name__}")
     if isinstance(value, Mapping):
         for key, one in value.items():
             one.config_key = one.config_key or key
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return listed

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -39,17 +40,44 @@ def get_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def init_process_group(device: torch.device, store: Store | None = None) -> None:
-    """Join the other ranks where there are any and this was not done yet: gloo on the CPU, NCCL beside it on CUDA.
+_rendezvous: Store | None = None
+_groups = 0
 
-    One process alone makes no process group. With a store, ranks find each other through it.
+
+def meet() -> Store:
+    """Return the store through which the ranks of this launch find each other, made at the first call. All ranks."""
+    global _rendezvous
+    if _rendezvous is None:
+        _rendezvous, _, _ = next(iter(rendezvous("env://", timeout=timedelta(minutes=30))))
+    return _rendezvous
+
+
+def init_process_group(device: torch.device) -> bool:
+    """Join the other ranks where there are any: gloo on the CPU, NCCL beside it on CUDA. All ranks.
+
+    One process alone makes no process group, and one that exists already is used.
+
+    Returns:
+        Whether a group was made, which `destroy_process_group` then has to end.
     """
-    if get_world_size() > 1 and not dist.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        rank, size = (get_global_rank(), get_world_size()) if store is not None else (-1, -1)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    global _groups
+    if get_world_size() == 1 or dist.is_initialized():
+        return False
+    rank, size = get_global_rank(), get_world_size()
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    _groups += 1
+    # Each group needs keys of its own in the store: an earlier one's addresses are stale.
+    dist.init_process_group(backend, store=PrefixStore(f"group/{_groups}", meet()), rank=rank, world_size=size)
+    return True
+
+
+def destroy_process_group() -> None:
+    """Leave the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -84,7 +112,9 @@ def replicate(model: nn.Module, device: torch.device) -> nn.Module:
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # since torch 2.13
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
 
 def broadcast_buffers(model: nn.Module) -> None:
@@ -156,6 +186,16 @@ class Pulse:
         self._batches = self._remaining = 1
         self.beat: Callable[[], float] = self._beat_alone if get_world_size() == 1 else self._beat_together
         """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
+
+    def start(self) -> None:
+        """Start the clock; what passed before does not count."""
+        self._elapsed = 0.0
+        self.resume()
+
+    def stop(self) -> None:
+        """Agree once more at the end of training, so that no signal is lost. All ranks."""
+        self._remaining = 1
+        self.beat()
 
     def pause(self) -> None:
         """Stop the clock, for an evaluation."""

@@ -93,6 +93,8 @@ class Engine:
                 else:
                     first.add_note(f"while closing, {name} raised {type(error).__name__}: {error}")
         self._table = _ClosedTable()
+        for event in Event:
+            setattr(self.on, event.value, partial(self.run_event, event))
         if first is not None and first is not state.error:
             raise first
 
@@ -165,7 +167,7 @@ def _handler(one: Hooks, event: Event) -> Handler | None:
 
 def _owner(handler: Handler) -> Hooks:
     method = handler.func if isinstance(handler, partial) else handler
-    return getattr(method, "__self__", None) or Hooks()
+    return getattr(method, "__self__", Hooks())
 
 
 def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
@@ -222,25 +224,13 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     return tuple(hooks)
 
 
-def snake_case(name: str) -> str:
-    """Return the config name of a class: `SpeedMonitor` -> `speed_monitor`, `MLflowLogger` -> `mlflow_logger`.
+# Names whose capitals do not start words.
+_WHOLE = re.compile("MLflow|MLPerf|NaN|NGram|WandB|TensorBoard|MixUp|CutMix|CutOut|ColOut|AugMix|BlurPool|ALiBi")
 
-    A capital starts a word when a lower-case letter follows it, or when it ends a run of lower-case letters; the few
-    names that read as one word (`MixUp`, `CutMix`, `MLflow`) are listed.
-    """
-    for whole in (
-        "MLflow",
-        "MixUp",
-        "CutMix",
-        "CutOut",
-        "ColOut",
-        "AugMix",
-        "BlurPool",
-        "ALiBi",
-        "InfoBatch",
-        "JSONLines",
-    ):
-        name = name.replace(whole, whole.capitalize() if whole != "JSONLines" else "JsonLines")
+
+def snake_case(name: str) -> str:
+    """Return the config name of a class: `SpeedMonitor` -> `speed_monitor`, `MLflowLogger` -> `mlflow_logger`."""
+    name = _WHOLE.sub(lambda match: match[0].capitalize(), name)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

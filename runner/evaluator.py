@@ -42,7 +42,8 @@ class Evaluator:
         self.label = label
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
-        self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.own_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.eval_interval = self.own_interval
         self.evaluated_at: int | None = None
         """Batches trained when it last ran."""
         self.subset_num_batches = subset_num_batches
@@ -80,7 +81,8 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluato
     """
     evaluators = _listed(eval_dataloader)
     for one in evaluators:
-        one.eval_interval = one.eval_interval or interval
+        # One that another Trainer used starts anew.
+        one.eval_interval, one.evaluated_at = one.own_interval or interval, None
     return evaluators
 
 

@@ -39,6 +39,11 @@ class Hooks:
                     f"{cls.__name__}.{name}(state, logger) is no event and would never be called; "
                     f"did you mean {near[0]!r}? A method that is meant to be no hook takes other arguments."
                 )
+        for alias, name in ALIASES.items():
+            if hasattr(cls, alias) and getattr(cls, name) is not getattr(Hooks, name):
+                raise TypeError(
+                    f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one of them"
+                )
 
     @classmethod
     def warm_up(cls) -> None:
@@ -201,6 +206,12 @@ class Algorithm(Hooks):
     runs_before: ClassVar[Iterable[str]] = ()
     runs_after: ClassVar[Iterable[str]] = ()
     conflicts_with: ClassVar[Iterable[str]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for key in ("runs_before", "runs_after", "conflicts_with"):
+            if isinstance(names := getattr(cls, key), str):
+                raise TypeError(f"{cls.__name__}.{key}={names!r}: must be a set of class names, {{{names!r}}}")
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None]:
         """Return a context inside which the model holds the weights to evaluate and to export (an average, say)."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-WAIT = timedelta(minutes=30)
-"""How long a rank waits for the next job."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +52,6 @@ class Ranks:
                 raise SystemExit(message["exit"])
             yield Job(**message["job"])
 
-    def run(self, job: Job, work: Callable[[Job], Any]) -> Any:
-        """Do a job within a process group of all ranks, or alone without one. All ranks."""
-        if self.size == 1:
-            return work(job)
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import PrefixStore
-
-        from runner.distributed import init_process_group, pick_device
-
-        # A process group needs addresses of its own in the store: those of an earlier job's are stale.
-        store = PrefixStore(f"group/{self._jobs}", self._connect())
-        init_process_group(pick_device(job.config["trainer"].get("device", "auto")), store)
-        try:
-            return work(job)
-        finally:
-            dist.destroy_process_group()
-
     def _put(self, message: dict[str, Any]) -> None:
         if self.size > 1:
             self._connect().set(f"job/{self._jobs}", json.dumps(message))
@@ -81,8 +60,8 @@ class Ranks:
     def _connect(self) -> Store:
         if self._store is None:
             from torch._C._distributed_c10d import PrefixStore
-            from torch.distributed.rendezvous import rendezvous
 
-            store, _, _ = next(iter(rendezvous("env://", timeout=WAIT)))
-            self._store = PrefixStore("runner", store)
+            from runner.distributed import meet
+
+            self._store = PrefixStore("jobs", meet())
         return self._store

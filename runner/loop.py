@@ -30,7 +30,7 @@ def fit(trainer: Trainer) -> None:
     """Train from the state's timestamp to `max_duration`. All ranks."""
     state, on, stream = trainer.state, trainer.engine.on, trainer.train_stream
     state.unwrapped_model.train()
-    trainer.pulse.resume()
+    trainer.pulse.start()
     on.fit_start()
     while state.timestamp < state.max_duration and not state.stop_requested:
         now = state.timestamp
@@ -44,6 +44,9 @@ def fit(trainer: Trainer) -> None:
         end_epoch(trainer)
     evaluate_now(trainer, [one for one in state.evaluators if one.is_owed(state)])
     on.fit_end()
+    trainer.pulse.stop()
+    if trainer.pulse.signal:
+        raise Interrupt.exception(trainer.pulse.signal)
 
 
 def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:

@@ -123,4 +123,8 @@ def make_schedulers(
         stepped += [one(optimizer) for optimizer in optimizers]
         if not hasattr(stepped[-1], "step"):
             raise TypeError(f"schedulers={one!r} returned a {type(stepped[-1]).__name__}, which has no step()")
+        if isinstance(stepped[-1], ReduceLROnPlateau):
+            raise TypeError("schedulers=ReduceLROnPlateau: steps by a metric, which no schedule here does; stop early")
+    if schedules and stepped:
+        raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo one another")
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

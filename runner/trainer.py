@@ -10,19 +10,17 @@ from typing import Any
 
 import torch
 
-from runner import checkpoint, evaluation, loop
-from runner.arguments import check_duration, check_iteration_length, refuse_unseen_hooks, set_hooks, set_microbatches
+from runner import checkpoint, distributed, evaluation, loop
+from runner.arguments import (
+    check_duration,
+    check_iteration_length,
+    check_trainable,
+    refuse_unseen_hooks,
+    set_hooks,
+    set_microbatches,
+)
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
-from runner.distributed import (
-    Pulse,
-    broadcast_object,
-    get_global_rank,
-    get_world_size,
-    init_process_group,
-    pick_device,
-    replicate,
-)
 from runner.engine import Engine, name_hooks
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
@@ -120,9 +118,9 @@ class Trainer:
         self.state = State(
             unwrapped_model=model,
             model=model,
-            device=pick_device(device),
+            device=distributed.pick_device(device),
             precision=Precision(precision),
-            seed=seed + get_global_rank(),
+            seed=seed + distributed.get_global_rank(),
             rank_zero_seed=seed,
             run_name=run_name or "",
             config=dict(config or {}),
@@ -131,13 +129,13 @@ class Trainer:
         set_microbatches(self.state, grad_accum, microbatch_size)
         set_hooks(self.state, algorithms, callbacks, loggers)
         self.state.precision.check(self.state.device)
-        self._before = set_determinism(deterministic)
-        init_process_group(self.state.device)
+        self._made_group = distributed.init_process_group(self.state.device)
         self._name_run(run_dir)
         self._interval = Interval(eval_interval, name="eval_interval")
         self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self.logger = Logger(self.state, self.state.loggers)
         self.engine = Engine(self.state, self.logger)
+        self._before = set_determinism(deterministic)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
@@ -147,22 +145,16 @@ class Trainer:
         SIGTERM and Ctrl-C let the batch in flight finish, then end training as the signal asks, after `close`.
 
         Raises:
-            ValueError: there is nothing to train with, or nothing left to train.
+            ValueError: see `check_trainable`.
         """
         state = self.state
-        if state.train_dataloader is None or not state.optimizers:
-            missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
-            raise ValueError(f"{missing}=None: fit() needs it; give it to the Trainer")
         if duration is not None:
             more = check_duration(duration, "duration")
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
-        if state.timestamp >= state.max_duration:
-            raise ValueError(
-                f"max_duration={str(state.max_duration)!r} is reached: nothing is left to train. "
-                "Go on with fit(duration='1ep'), or raise max_duration."
-            )
+        check_trainable(state)
         state.stop_requested = False
-        with self._closing_on_error(), self._interrupt.listening():
+        # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
+        with self._interrupt.listening(), self._closing_on_error():
             loop.fit(self)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
@@ -182,6 +174,8 @@ class Trainer:
             if eval_dataloader is not None:
                 self._open_evaluators(evaluators)
             evaluation.evaluate_standalone(self, evaluators)
+            if eval_dataloader is not None:
+                self._open_evaluators(self.state.evaluators)  # those given here may have had their labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
@@ -195,6 +189,8 @@ class Trainer:
             self.engine.close()
         finally:
             restore_determinism(self._before)
+            if self._made_group:
+                distributed.destroy_process_group()
 
     def __enter__(self) -> Trainer:
         return self
@@ -222,7 +218,9 @@ class Trainer:
 
     def _name_run(self, run_dir: str | Path | None) -> None:
         state = self.state
-        state.run_name = broadcast_object(state.run_name or f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3])
+        state.run_name = distributed.broadcast_object(
+            state.run_name or f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
+        )
         state.run_dir = Path(run_dir if run_dir is not None else Path("outputs") / state.run_name)
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
@@ -258,8 +256,8 @@ class Trainer:
         """Fire the events of construction, and make what stands between them."""
         state, fire = self.state, self.engine.run_event
         model, self._interrupt = state.unwrapped_model, Interrupt()
-        self.world_size = get_world_size()
-        self.pulse = Pulse(self._interrupt)
+        self.world_size = distributed.get_world_size()
+        self.pulse = distributed.Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss
         refuse_unseen_hooks(state)
@@ -279,7 +277,7 @@ class Trainer:
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
-        state.model = replicate(model, state.device)
+        state.model = distributed.replicate(model, state.device)
         self._bind()
 
     def _bind(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from callbacks import InMemoryLogger, ProgressBar
-from callbacks.progress_bar import describe
+from callbacks._run_description import describe_metrics
 from runner import ClassificationModel, Trainer
 from runner.data import TensorLoader
 
@@ -82,7 +82,7 @@ def test_what_is_not_a_loss_or_metric_is_left_out():
         "loss/train/total": 0.123456,
         "lr-SGD/group0": 1.0,
     }
-    assert describe(values) == ["train loss 0.1235", "b loss 2 F1 0.25"]
+    assert describe_metrics(values) == ["train loss 0.1235", "b loss 2 F1 0.25"]
 
 
 PROGRAM = """

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, Trainer
+from runner.data import TensorLoader
+from runner.destination import Record
+from runner.logger import Logger, read_back
+
+
+def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "loggers": list(loggers),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_a_value_is_that_of_the_moment_it_was_logged():
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        value = torch.tensor(1.0)
+        trainer.logger.log_metrics({"a": value})
+        value.fill_(2.0)
+        trainer.logger.log_metrics({"a": value, "b": value.requires_grad_()})
+    assert [v for _, v in memory.data["a"]] == [1.0, 2.0]
+    assert [v for _, v in memory.data["b"]] == [2.0]
+
+
+def test_not_a_number_and_infinity_arrive_unaltered():
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        trainer.logger.log_metrics({"nan": torch.tensor(float("nan")), "inf": float("-inf")})
+    assert memory.data["nan"][0][1] != memory.data["nan"][0][1]
+    assert memory.data["inf"][0][1] == float("-inf")
+
+
+@pytest.mark.parametrize("shape", [(2,), (0,), (1, 3)])
+def test_a_tensor_that_is_no_number_is_an_error_with_its_key(shape):
+    with make_trainer(InMemoryLogger()) as trainer, pytest.raises(ValueError, match=r"metric 'norm' has shape \("):
+        trainer.logger.log_metrics({"norm": torch.zeros(shape)})
+
+
+def test_read_back_keeps_order_and_records_whatever_the_dtypes():
+    values = [torch.tensor(1.5), 2, torch.tensor([3], dtype=torch.int32), torch.tensor(0.1, dtype=torch.float64), True]
+    values.append(torch.tensor(2.0, dtype=torch.bfloat16))
+    records = [Record({"a": value, "b": torch.tensor(float(i))}, i, Timestamp(), 0.0) for i, value in enumerate(values)]
+    back = read_back(records)
+    assert [record.metrics["a"] for record in back] == [1.5, 2, 3.0, 0.1, True, 2.0]
+    assert [record.metrics["b"] for record in back] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [record.step for record in back] == [0, 1, 2, 3, 4, 5]
+    assert isinstance(records[0].metrics["a"], torch.Tensor), "the records themselves stay as they were"
+
+
+def test_values_arrive_in_the_background_in_order_and_all_of_them():
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        for i in range(1000):
+            trainer.logger.log_metrics({"i": torch.tensor(i)}, step=i)
+        deadline = time.monotonic() + 10
+        while len(memory._data.get("i", ())) < 1000 and time.monotonic() < deadline:  # no flush: the thread does it
+            time.sleep(0.01)
+        assert [int(v) for _, v in memory._data["i"]] == [*range(1000)]
+        assert [t.batch for t, _ in memory._data["i"]] == [*range(1000)]
+    assert not [one for one in threading.enumerate() if one.name == "logger"], "close ends the thread"
+
+
+def test_values_logged_from_several_threads_all_arrive():
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        threads = [
+            threading.Thread(target=lambda k=k: [trainer.logger.log_metrics({f"t{k}": i}) for i in range(200)])
+            for k in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert {key: [int(v) for _, v in series] for key, series in memory.data.items()} == {
+        f"t{k}": [*range(200)] for k in range(4)
+    }
+
+
+def test_without_destinations_nothing_is_kept():
+    with make_trainer() as trainer:
+        trainer.logger.log_metrics({"a": torch.zeros(())})
+        assert not trainer.logger._pending and trainer.logger._thread is None
+        trainer.fit()
+
+
+def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(caplog):
+    class Full(LoggerDestination):
+        def log_records(self, records):
+            raise OSError(28, "No space left on device")
+
+    memory = InMemoryLogger()
+    with caplog.at_level(logging.WARNING, "runner"), make_trainer(Full(), memory) as trainer:
+        trainer.fit()
+        trainer.logger.flush()
+        trainer.logger.log_metrics({"a": 1})
+        trainer.logger.flush()
+    assert len(memory.data["loss/train/total"]) == 4
+    assert [r.getMessage() for r in caplog.records] == [
+        "full cannot write ([Errno 28] No space left on device): training goes on without it"
+    ]
+
+
+def test_a_defect_of_a_destination_ends_the_run_as_itself():
+    class Broken(LoggerDestination):
+        def log_metrics(self, metrics, step):
+            raise KeyError("mine")
+
+    memory = InMemoryLogger()
+    with pytest.raises(KeyError, match="mine") as raised, make_trainer(Broken(), memory, max_duration="9ep") as trainer:
+        trainer.fit()
+    assert len(memory.data["loss/train/total"]) >= 1, "the other destination has its values"
+    assert trainer.state.error in (None, raised.value)
+
+
+def test_flush_raises_an_error_once():
+    class Broken(LoggerDestination):
+        def log_metrics(self, metrics, step):
+            raise ArithmeticError("mine")
+
+    trainer = make_trainer(Broken())
+    trainer.logger.log_metrics({"a": 1})
+    with pytest.raises(ArithmeticError, match="mine"):
+        trainer.logger.flush()
+    trainer.logger.flush()
+    trainer.close()
+
+
+def test_what_close_logs_still_arrives():
+    class Late(Callback):
+        def close(self, state, logger: Logger):
+            logger.log_metrics({"late": torch.tensor(3.0)})
+
+    memory = InMemoryLogger()
+    with make_trainer(memory, callbacks=[Late()]):
+        pass
+    assert [value for _, value in memory.data["late"]] == [3.0]
+
+
+def test_a_destination_has_all_metrics_before_it_is_closed():
+    class Slow(LoggerDestination):
+        def __init__(self):
+            self.seen = []
+
+        def log_metrics(self, metrics, step):
+            self.seen.append(step)
+
+        def close(self, state, logger):
+            assert self.seen == [1, 2, 3, 4]
+
+    with make_trainer(Slow()) as trainer:
+        trainer.fit()
+
+
+def test_logging_a_tensor_does_not_wait_for_a_slow_destination():
+    release = threading.Event()
+
+    class Stuck(LoggerDestination):
+        def log_metrics(self, metrics, step):
+            assert release.wait(30)
+
+    trainer = make_trainer(Stuck(), max_duration="50ep")
+    try:
+        trainer.fit()  # all 200 batches, while the first value is still on its way
+        assert trainer.state.timestamp.batch == 200
+        assert not release.is_set()
+    finally:
+        release.set()
+        trainer.close()

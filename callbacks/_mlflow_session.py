@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ log = logging.getLogger("runner")
 
 
 class Session:
-    """One run's spool and its delivery, from now until `close`; troubles are one warning.
+    """One run's spool and its delivery, from `begin` until `close`; troubles are one warning.
+
+    What is appended before waits in memory: a run that is refused before it begins leaves nothing behind.
 
     Args:
         run_dir: the run's folder; where it cannot be written, nothing is recorded.
@@ -26,15 +29,27 @@ class Session:
 
     def __init__(self, run_dir: Path, **target: Any) -> None:
         self._run_dir = run_dir
+        self._target = target
+        self._held: list[dict[str, Any]] = []
+        self._begun = False
+        self._beginning = threading.Lock()
         self._warned = False
         self._known_id: str | None = None
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
         self._progress: Progress | None = None
-        try:
-            self._open(target)
-        except OSError as error:
-            self._warn(f"this run is not recorded, because {run_dir / 'mlflow'} cannot be written ({error})")
+
+    def begin(self) -> None:
+        """Open the spool, with what was appended so far, and have it sent from now on. Later calls do nothing."""
+        with self._beginning:  # metrics come from a thread of their own
+            if self._begun:
+                return
+            try:
+                self._open(self._target)
+            except OSError as error:
+                self._warn(f"this run is not recorded, because {self._run_dir / 'mlflow'} cannot be written ({error})")
+            self._begun = True
+            self.append(*self._held)
 
     @property
     def run_id(self) -> str | None:
@@ -48,14 +63,17 @@ class Session:
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Record entries of any kind."""
-        if self._spool is not None:
+        if not self._begun:
+            self._held += entries
+        elif self._spool is not None:
             try:
                 self._spool.append(*entries)
             except OSError as error:
                 self._warn(f"values are lost ({error})")
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
-        """Record metrics, each with its step and its time in seconds."""
+        """Record metrics, each with its step and its time in seconds; they begin the run."""
+        self.begin()
         if self._spool is not None:
             try:
                 self._spool.append_metrics(records)
@@ -63,9 +81,10 @@ class Session:
                 self._warn(f"metrics are lost ({error})")
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
-        """Record images of shape (N, H, W, C), uint8, in a file beside the spool."""
+        """Record images of shape (N, H, W, C), uint8, in a file beside the spool; they begin the run."""
         import numpy as np
 
+        self.begin()
         if self._spool is None:
             return
         file = self._spool.path.parent / "images" / f"{uuid.uuid4().hex}.npy"
@@ -79,7 +98,7 @@ class Session:
             self.append({"images": name, "file": str(file), "captions": texts, "s": step, "t": now_ms()})
 
     def close(self, status: str, timeout: float) -> None:
-        """Record how the run ended, and wait until the writer has sent all of it, with a bound.
+        """Record how the run ended, if it began, and wait until the writer has sent all of it, with a bound.
 
         Where the writer was killed, another goes on where it stopped.
 
@@ -114,7 +133,7 @@ class Session:
             unsent.write_text(str(self._run_dir))
         self._known_id = read_sent(folder, order["tracking_uri"]).run_id
         self._spool = spool
-        self.append({"start": now_ms()})
+        spool.append({"start": now_ms()})
         self._deliver()
 
     def _deliver(self) -> None:

@@ -53,7 +53,8 @@ def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                experiment_id = client.create_experiment(name, artifact_location=order["artifact_location"])
+                tags = {"mlflow.experimentKind": "custom_model_development"}  # opens in the view for training
+                experiment_id = client.create_experiment(name, order["artifact_location"], tags)
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise

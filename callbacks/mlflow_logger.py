@@ -24,7 +24,8 @@ class MLflowLogger(LoggerDestination):
 
     Training neither waits for MLflow nor fails because of it. What is logged is appended to
     `<run folder>/mlflow/spool.jsonl`; a process started beside the trainer sends it on, marks the run FAILED when the
-    trainer is killed, and leaves what it could not send to the next run. A resumed run continues its MLflow run:
+    trainer is killed, and leaves what it could not send to the next run. A run that is refused before training begins
+    leaves nothing. A resumed run continues its MLflow run:
     values of batches that are trained again are there already and are kept as they were, and a parameter that has
     changed is a tag `param_changed.<key>`, because MLflow's parameters cannot change.
 
@@ -97,11 +98,18 @@ class MLflowLogger(LoggerDestination):
         self._session.append({"tags": self._tags}, {"params": flatten(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        self._begin(state, logger)
         if self._session is not None and not self._inputs_logged:
             self._inputs_logged = True
             loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
             data = state.config.get("data")
             self._session.append(*({"input": describe_dataset(loader, label, data)} for label, loader in loaders))
+
+    def _begin(self, state: State, logger: Logger) -> None:
+        if self._session is not None:
+            self._session.begin()
+
+    eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         if self._session is not None:
@@ -127,7 +135,9 @@ class MLflowLogger(LoggerDestination):
         if self._session is None:
             return
         status = "FINISHED"
-        if state.error is not None:
+        if state.error is None:
+            self._session.begin()
+        else:
             status = "KILLED" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "FAILED"
             self._session.append({"text": "".join(traceback.format_exception(state.error)), "file": "error.txt"})
         self._session.close(status, self._close_timeout)

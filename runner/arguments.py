@@ -36,11 +36,9 @@ def check_arguments(
     check_duration(max_duration).scaled(scale_schedule_ratio)
     Interval(eval_interval, name="eval_interval")
     check_iteration_length(iteration_length)
-    Precision(precision)
     check_microbatches(grad_accum, microbatch_size)
-    pick_device(device)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    Precision(precision).check(pick_device(device))
+    check_seed(seed)
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
@@ -74,6 +72,17 @@ def check_trainable(state: State) -> None:
         raise ValueError(
             f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."
         )
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed.
+
+    Raises:
+        ValueError: it is no int, or negative.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    return seed
 
 
 def check_iteration_length(value: str | int | Time | None) -> Time | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
+
+from runner.signatures import check_signature, nearest
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
@@ -31,7 +35,6 @@ _SUPPLIED = [
     "resume_path",
     "run_name",
 ]
-_HYDRA_KEYS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 
 
 def warm_up(config: Mapping[str, Any]) -> None:
@@ -56,19 +59,23 @@ def check(config: Mapping[str, Any]) -> None:
     for key in config:
         if key not in KEYS:
             raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
-    for group in ("model", "data", "trainer"):
-        if not isinstance(config.get(group), Mapping) or "_target_" not in config[group]:
-            raise ValueError(f"{group}={config.get(group)!r}: needs a `_target_`; choose a file of conf/{group}/")
+    _check_single_values(config)
+    for group in ("model", "data", "optimizer", "trainer"):
+        section = config.get(group)
+        if not isinstance(section, Mapping) or "_target_" not in section:
+            raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
     for group in ("callbacks", "algorithms"):
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
                 raise ValueError(
-                    f"{group}.{key}={section!r}: needs a `_target_`; add one that ships with +{group}={key}"
+                    f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
+                    f"one that ships is added with +{group}=<name> and removed with ~{group}.<name>"
                 )
-    for path, section in targets(config):
-        supplied = _SUPPLIED if path == "trainer" else ()
-        check_signature(path, section, supplied)
     _check_trainer(config["trainer"])
+    for path, section in targets(config):
+        check_signature(path, section, _SUPPLIED if path == "trainer" else ())
+    _check_checkpoint("resume", config["resume"])
+    _check_checkpoint("trainer.load_path", config["trainer"].get("load_path"))
 
 
 def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -81,67 +88,6 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any
     elif isinstance(config, list):
         for index, value in enumerate(config):
             yield from targets(value, f"{path}[{index}]")
-
-
-def check_signature(path: str, section: Mapping[str, Any], supplied: Any = ()) -> None:
-    """Raise where a section's keys do not fit the signature of its target.
-
-    Raises:
-        ValueError: the target cannot be imported, a key is no argument of it, or a required one is missing.
-    """
-    target = locate(path, section["_target_"])
-    name = section["_target_"]
-    try:
-        parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        return  # built in C, without a signature: it will speak for itself when it is called
-    keys = [key for key in section if key not in _HYDRA_KEYS]
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    for key in keys:
-        if key in supplied:
-            raise ValueError(f"{path}.{key}: is made from the other groups and cannot be set here")
-        if key not in named and not open_ended:
-            allowed = [one for one in named if one not in supplied]
-            raise ValueError(f"{path}.{key}: {name} has no such argument; {nearest(key, allowed)}")
-    if section.get("_partial_") or section.get("_args_"):
-        return
-    for key, one in parameters.items():
-        required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        if required and key not in keys and key not in supplied:
-            raise ValueError(f"{path}.{key}: {name} needs this argument; set it with +{path}.{key}=...")
-
-
-def locate(path: str, target: str) -> Callable[..., Any]:
-    """Return the class or function that a `_target_` names.
-
-    Raises:
-        ValueError: it cannot be imported, or is not callable.
-    """
-    try:
-        found = hydra.utils.get_object(target)
-    except Exception as error:
-        cause = error.__cause__ or error
-        module, _, name = target.rpartition(".")
-        hint = ""
-        if module:
-            try:
-                hint = f" {nearest(name, _public(hydra.utils.get_object(module)))}"
-            except Exception:
-                hint = ""
-        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        raise ValueError(f"{path}._target_={target!r}: cannot be imported ({reason}).{hint}") from None
-    if not callable(found):
-        raise ValueError(f"{path}._target_={target!r}: is a {type(found).__name__}, not a class or function")
-    return found
-
-
-def nearest(name: str, allowed: Any) -> str:
-    """Return a phrase with the nearest allowed name and, where they are few, all of them."""
-    allowed = sorted(map(str, allowed))
-    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return f"{guess}Allowed: {', '.join(allowed)}." if len(allowed) <= 40 else guess
 
 
 def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
@@ -165,7 +111,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     optimizers, schedulers = make("optimizer", config.get("optimizer")), make("scheduler", config.get("scheduler"))
     torch.manual_seed(stream_seed(seed, "model"))
     model = make("model", config["model"])
-    _try_optimizer(optimizers)
+    _try_optimizer(optimizers, config["optimizer"])
     train_dataloader, eval_dataloader = make("data", config["data"])
     resume = config.get("resume")
     return make(
@@ -193,14 +139,56 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
-    try:
+    with _naming(path, section, supplied.get("config", {})):
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")
+
+
+@contextmanager
+def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error that a callback or algorithm raises at an event gets a note with its section, as in `make`."""
+    try:
+        yield
+    except Exception as error:
+        raised = [
+            match[1] for note in getattr(error, "__notes__", []) if (match := re.match(r"raised by '(\w+)'", note))
+        ]
+        sections = {**(config.get("callbacks") or {}), **(config.get("algorithms") or {})}
+        if raised and raised[0] in sections:
+            group = "callbacks" if raised[0] in (config.get("callbacks") or {}) else "algorithms"
+            _note_section(error, f"{group}.{raised[0]}", sections[raised[0]], {})
+        raise
+
+
+@contextmanager
+def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         cause = error.__cause__ if type(error).__name__ == "InstantiationException" and error.__cause__ else error
-        cause.add_note(f"in {path} ({section['_target_']})")
+        _note_section(cause, path, section, config)
         raise cause from None
+
+
+def _note_section(error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Note `in path.key (target)`: the key is the one with which the message begins, in this section or elsewhere."""
+    name = str(error).partition("=")[0]
+    places = [*targets(section, path), *targets(config)]
+    keys = [f"{inner}.{name}" for inner, one in places if name in one]
+    error.add_note(f"in {keys[0] if keys else path} ({section['_target_']})")
+
+
+def _check_single_values(config: Mapping[str, Any]) -> None:
+    for key in ("seed", "run_name", "experiment_name", "resume"):
+        if key not in config:
+            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+    seed = config["seed"]
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str)):
+        if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
+            raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
 
 
 def _check_trainer(section: Mapping[str, Any]) -> None:
@@ -208,21 +196,25 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
 
     if section["_target_"] == "runner.Trainer":
         known = inspect.signature(check_arguments).parameters
-        check_arguments(**{key: value for key, value in section.items() if key in known})
+        with _naming("trainer", section):
+            check_arguments(**{key: value for key, value in section.items() if key in known})
 
 
-def _try_optimizer(factory: Any) -> None:
+def _check_checkpoint(key: str, path: str | None) -> None:
+    from runner.checkpoint_files import find_checkpoint
+
+    if path is not None:
+        try:
+            find_checkpoint(path)
+        except FileNotFoundError as error:
+            reason = "no complete checkpoint there" if Path(path).exists() else "no such folder"
+            raise ValueError(f"{key}={path!r}: {reason}; give a run's folder, or a checkpoint's") from error
+
+
+def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
     """Raise what the optimizer says to its arguments, before data is read."""
     import torch
 
-    if isinstance(factory, type(None)) or not callable(factory):
-        return
-    try:
-        factory([torch.nn.Parameter(torch.zeros(2, 2))])
-    except (ValueError, TypeError) as error:
-        error.add_note("in optimizer")
-        raise
-
-
-def _public(module: Any) -> list[str]:
-    return [name for name in dir(module) if not name.startswith("_")]
+    if callable(factory):
+        with _naming("optimizer", section):
+            factory([torch.nn.Parameter(torch.zeros(2, 2))])

@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.batch import map_tensors
 from runner.checkpoint_files import Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
 from runner.hooks import Algorithm, Hooks
+from runner.metrics import empty
 from runner.state import State
 from runner.time import Timestamp
 
@@ -100,8 +101,11 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         ValueError: names or shapes differ; all of them are listed.
         FileNotFoundError: there is no checkpoint.
     """
-    weights = read_file(find_checkpoint(path), "model.pt")
-    own = state.unwrapped_model.state_dict()
+    _load_into(state.unwrapped_model, read_file(find_checkpoint(path), "model.pt"), path, strict)
+
+
+def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
+    own = model.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     shapes = [
         f"{k} {tuple(weights[k].shape)} into {tuple(own[k].shape)}"
@@ -115,7 +119,7 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         )
     if missing or unexpected:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
-    state.unwrapped_model.load_state_dict(weights, strict=False)
+    model.load_state_dict(weights, strict=False)
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -131,10 +135,8 @@ def restore(state: State, path: str | Path) -> None:
             f"checkpoint {str(path)!r} holds weights only: start from it with load_path, it cannot be resumed"
         )
     saved = read_file(path, "state.pt")
-    if saved["model"] is None:
-        load_weights(state, path)
-    else:
-        state.unwrapped_model.load_state_dict(saved["model"])
+    weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
+    _load_into(state.unwrapped_model, weights, path, strict=True)
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
@@ -177,7 +179,7 @@ def _metric_states(state: State) -> dict[str, Any]:
         shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
         if shared:
             metric.sync()
-        states[name] = {key: value.clone() for key, value in metric.state_dict().items()}
+        states[name] = dict(metric.state_dict())
         if shared:
             metric.unsync()
     return states
@@ -186,6 +188,14 @@ def _metric_states(state: State) -> dict[str, Any]:
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
     """Give the accumulators of all ranks to rank 0; the others start from nothing."""
     for name, metric in state.train_metrics.items():
-        if name in saved and get_global_rank() == 0:
-            metric.load_state_dict(saved[name])
-            metric._update_count = 1  # accumulators count as updated: compute() must not warn that they are not
+        if name not in saved:
+            continue
+        metric.load_state_dict(saved[name])
+        metric.to(state.device)
+        for part in metric.modules():
+            for key, value in getattr(part, "metric_state", {}).items():
+                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
+                    setattr(part, key, [value])  # merging ranks joined the list
+        if get_global_rank() != 0:
+            empty(metric)
+        metric._update_count = 1  # accumulators count as updated: compute() must not warn that they are not

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
+
+import yaml
 
 _APPEND = re.compile(r"^\+(callbacks|algorithms)=(.*)$")
 
@@ -40,6 +43,50 @@ def _names(value: str) -> list[str] | None:
     if (inner == value and len(names) > 1) or not all(re.fullmatch(r"[\w/@.-]+", one) for one in names):
         return None
     return names
+
+
+OPTIONS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
+"""Hydra's, which has no public list of them."""
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Raise where an option with two dashes is none of Hydra's.
+
+    Raises:
+        ValueError: what is meant is most likely a key, which is written without dashes.
+    """
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name.startswith("--") and not any(option.startswith(name) for option in OPTIONS):
+            near = difflib.get_close_matches(name, OPTIONS, n=1)
+            guess = f"Did you mean {near[0]}? " if near else ""
+            key = name.lstrip("-").replace("-", "_")
+            raise ValueError(f"{argument}: no such option. {guess}Keys are written without dashes: {key}=...")
+
+
+def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with, before them, what a run was started with where `resume=` names its folder.
+
+    So a run goes on as it was; what is given again on the command line replaces what was saved.
+    """
+    folders = [Path(one.removeprefix("resume=")).absolute() for one in arguments if one.startswith("resume=")]
+    # A run's folder, its folder of checkpoints, or one of them.
+    records = [up / "overrides.yaml" for folder in folders for up in (folder, *folder.parents[:2])]
+    record = next((path for path in records if path.is_file()), None)
+    if record is None:
+        return list(arguments)
+    saved = [str(one) for one in yaml.safe_load(record.read_text()) or []]
+    given = {_key(one) for one in arguments}
+    appended = {_key(one) for one in arguments if _APPEND.match(one)}
+    kept = [one for one in saved if _key(one) not in given or (_APPEND.match(one) and _key(one) in appended)]
+    return merge_repeated([*kept, *arguments])
+
+
+def _key(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0]
 
 
 def shadowed_packages() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from runner.event import ALIASES, Event
+from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.logger import Logger
 
@@ -145,24 +145,15 @@ class _ClosedTable(dict[str, tuple[Handler, ...]]):
 
 
 def overrides(one: Hooks, event: Event) -> bool:
-    """Whether an object has its own method for an event, under its name or an earlier one."""
-    return _method_name(one, event) is not None
-
-
-def _method_name(one: Hooks, event: Event) -> str | None:
-    names = [event.value, *(alias for alias, name in ALIASES.items() if name == event.value)]
-    for name in names:
-        if name in vars(one) or getattr(type(one), name, None) is not getattr(Hooks, name, None):
-            return name
-    return None
+    """Whether an object has its own method for an event."""
+    return event.value in vars(one) or getattr(type(one), event.value) is not getattr(Hooks, event.value)
 
 
 def _handler(one: Hooks, event: Event) -> Handler | None:
     """Return the method of an object that is to run at an event, or None when it overrides none."""
     if type(one).run_event is not Hooks.run_event:
         return partial(one.run_event, event)
-    name = _method_name(one, event)
-    return None if name is None else getattr(one, name)
+    return getattr(one, event.value) if overrides(one, event) else None
 
 
 def _owner(handler: Handler) -> Hooks:

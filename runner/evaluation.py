@@ -18,7 +18,7 @@ from runner.distributed import broadcast_buffers
 from runner.engine import evaluation_weights
 from runner.evaluator import Evaluator
 from runner.loss import total_of
-from runner.metrics import WeightedMean
+from runner.metrics import WeightedMean, update_metrics
 from runner.time import Timestamp
 
 if TYPE_CHECKING:
@@ -64,11 +64,9 @@ def evaluate(trainer: Trainer, evaluator: Evaluator) -> None:
         on.eval_before_forward()
         state.outputs = trainer.eval_forward(state.batch)
         on.eval_after_forward()
-        if samples:
-            for metric in metrics.values():
-                model.update_metric(state.batch, state.outputs, metric)
-            if trainer.has_loss:
-                loss.add(total_of(trainer.compute_loss(state.outputs, state.batch)), model.loss_weight(state.batch))
+        update_metrics(model, state.batch, state.outputs, metrics, counts=samples > 0)
+        if samples and trainer.has_loss:
+            loss.add(total_of(trainer.compute_loss(state.outputs, state.batch)), model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:

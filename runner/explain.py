@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.build import nearest
+from runner.signatures import nearest
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, ImportError)
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""
 
 
@@ -32,25 +34,69 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
         conf: the folder of config groups.
     """
     text = str(error).strip() or type(error).__name__
-    if match := re.match(r"In '.*': Could not find '(.+)/([^/']+)'\s+Available options in '.+':\n((?:\t.*\n?)*)", text):
-        return f"{match[1]}={match[2]}: no such choice; {nearest(match[2], match[3].split())}"
-    if match := re.match(r"Could not override '([^']+)'", text):
-        return _unknown_key(match[1], overrides, conf)
-    if match := re.match(r"Could not delete from config\. '([^']+)' does not exist", text):
-        return _unknown_key(match[1], overrides, conf)
-    if match := re.match(r"Multiple values for (\w+)", text):
-        return f"{match[1]}: given more than once; for several in one list write '+{match[1]}=[a,b]'"
-    if match := re.match(r"Config group override must be a string or a list\. Got (\w+)", text):
-        return f"{_suspect(overrides)}: a config group takes a name or a list of names; to empty one write =none"
-    if type(error).__name__ == "OverrideParseException":
-        first = text.splitlines()
-        return (
-            f"{' '.join(first[:2])}. Write key=value; quote values with brackets, commas or blanks: '+callbacks=[a,b]'"
-        )
+    if isinstance(error, HydraException) or text.startswith("Config group override"):
+        return _about_composing(error, text, overrides, conf)
     if isinstance(error, OmegaConfBaseException):
+        if isinstance(error.__cause__, OSError):  # of a resolver
+            return explain(error.__cause__, overrides, conf)
         return f"{getattr(error, 'full_key', None) or 'config'}: {text.splitlines()[0]}"
-    notes = "; ".join(note for note in getattr(error, "__notes__", []) if note.startswith("in "))
-    return f"{text} ({notes})" if notes else text
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"cannot use {str(error.filename)!r}: {error.strerror}"
+    return _with_place(error, text)
+
+
+def _about_composing(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> str:
+    """Return what is wrong with the choice of groups and overrides."""
+    if match := re.match(r"In '.*': Could not find '(.+)/([^/']*)'\s+Available options in '.+':\n((?:\t.*\n?)*)", text):
+        return f"{match[1]}={match[2]}: no such choice; {nearest(match[2], match[3].split())}"
+    if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", text):
+        return _unknown_key(match[1], overrides, conf)
+    if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"+{match[1]}: is there already; write {match[1]}=... without the +"
+    if match := re.match(r"Multiple values for ([\w/]+)", text):
+        group = match[1]
+        if group in ("callbacks", "algorithms"):
+            return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
+        return f"+{group}: there is one already; write {group}=... without the +"
+    if re.match(r"Config group override must be a string or a list", text):
+        return _about_empty(overrides, conf)
+    if match := re.match(r"Ambiguous value for argument '(([^=]+)=([^']*))'", text):
+        return f"{match[1]}: several values; write '{match[2]}=[{match[3]}]' for a list, or add -m to run each"
+    if type(error).__name__ == "OverrideParseException":
+        typed = getattr(error, "override", None) or text.splitlines()[0]
+        return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
+    return text.partition("\n\n")[0]
+
+
+def _about_empty(overrides: Sequence[str], conf: Path) -> str:
+    """Return what to write in place of a group's name that is null or a number."""
+    for one in overrides:
+        name, _, value = one.lstrip("+").partition("=")
+        if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
+            files = [path.stem for path in (conf / name).glob("*.yaml")]
+            return f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
+        if not name:
+            return f"{one}: has no key; write key=value"
+    return "a group takes the name of a choice, or a list of names"
+
+
+def _with_place(error: Exception, text: str) -> str:
+    """Return a constructor's message with the key as typed, its class, and the line where that is not of this project.
+
+    The key is in the note that `runner.build` added.
+    """
+    notes = (re.fullmatch(r"in (\S+) \((\S+)\)", note) for note in getattr(error, "__notes__", []))
+    for path, target in (note.groups() for note in notes if note is not None):
+        name = text.partition("=")[0]
+        if path.rpartition(".")[2] == name:
+            return f"{path}{text.removeprefix(name)}"
+        if path != "trainer":
+            text = f"{path}: {text} ({target})"
+        break
+    if isinstance(error, TypeError):
+        frames = traceback.extract_tb(error.__traceback__)
+        text += f" [{frames[-1].filename}:{frames[-1].lineno}]" if frames else ""
+    return text
 
 
 def _unknown_key(key: str, overrides: Sequence[str], conf: Path) -> str:
@@ -63,12 +109,14 @@ def _unknown_key(key: str, overrides: Sequence[str], conf: Path) -> str:
         if part not in node:
             group = parts[0]
             if depth == 1 and (conf / group / f"{part}.yaml").exists():
-                return f"{key}: {part!r} is not part of this run; add it with +{group}={part}"
+                return f"{key}: {part!r} is not part of this run; it is added with +{group}={part}"
             where = f"{'.'.join(parts[:depth])} has no key {part!r}" if depth else f"no key {part!r}"
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
+            if part in groups:
+                return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
             return f"{key}: {where}; {nearest(part, [*node, *(one for one in groups if one not in node)])}"
         node = node[part]
-    return f"{key}: cannot be overridden here"
+    return f"{key}: is null, there is nothing to remove"
 
 
 def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> Any:
@@ -82,11 +130,3 @@ def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> Any:
         except Exception:
             continue
     return {}
-
-
-def _suspect(overrides: Sequence[str]) -> str:
-    for one in overrides:
-        name, _, value = one.partition("=")
-        if value in ("null", "", "None") or value.replace(".", "").isdigit() or not name:
-            return one
-    return "a config group"

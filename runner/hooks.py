@@ -40,10 +40,11 @@ class Hooks:
                     f"did you mean {near[0]!r}? A method that is meant to be no hook takes other arguments."
                 )
         for alias, name in ALIASES.items():
-            if hasattr(cls, alias) and getattr(cls, name) is not getattr(Hooks, name):
-                raise TypeError(
-                    f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one of them"
-                )
+            methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
+            if alias in methods:
+                if methods.get(name, methods[alias]) is not methods[alias]:
+                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one")
+                setattr(cls, name, methods[alias])
 
     @classmethod
     def warm_up(cls) -> None:

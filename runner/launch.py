@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Ranks:
     """The other ranks of a launch, reached through the store of the rendezvous. Alone, everything here does nothing."""
 
     def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._store: Store | None = None
         self._jobs = 0
@@ -51,6 +53,14 @@ class Ranks:
             if "exit" in message:
                 raise SystemExit(message["exit"])
             yield Job(**message["job"])
+
+    def hears_more(self, seconds: float = 10.0) -> bool:
+        """Whether rank 0 has sent something by then: it has left the job that this rank could not do."""
+        try:
+            self._connect().wait([f"job/{self._jobs}"], timedelta(seconds=seconds))
+        except RuntimeError:
+            return False
+        return True
 
     def _put(self, message: dict[str, Any]) -> None:
         if self.size > 1:

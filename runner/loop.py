@@ -98,7 +98,7 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
         scheduler.step()
     tokens = state.unwrapped_model.num_tokens(state.batch)
     if tokens and samples != all_samples:
-        tokens = tokens * all_samples // samples if samples else 0
+        tokens = tokens * all_samples // max(1, samples)  # what stands in for an empty share is one sample
     state.step_time(state.timestamp.to_next_batch(all_samples, tokens, trainer.pulse.beat()))
 
 

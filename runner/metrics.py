@@ -10,6 +10,7 @@ Logs:
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from runner.distributed import all_reduce_sum
 from runner.hooks import Callback
 from runner.logger import Logger
+from runner.model import Model
 from runner.state import State
 
 
@@ -36,10 +38,8 @@ class TrainMetrics(Callback):
             state.train_metrics.update(copy.deepcopy(self._before))
 
     def after_loss(self, state: State, logger: Logger) -> None:
-        if state.batch_is_padding:
-            return
-        for metric in state.train_metrics.values():
-            state.unwrapped_model.update_metric(state.microbatch, state.outputs, metric)
+        counts = not state.batch_is_padding
+        update_metrics(state.unwrapped_model, state.microbatch, state.outputs, state.train_metrics, counts)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         state.train_metric_values = {name: metric.compute() for name, metric in state.train_metrics.items()}
@@ -67,6 +67,33 @@ class TrainerLog(Callback):
         label = state.dataloader_label or ""
         values = state.eval_metric_values[label].items()
         logger.log_metrics({f"loss/{label}/total" if k == "loss" else f"metrics/{label}/{k}": v for k, v in values})
+
+
+def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
+    """Add a batch to metrics.
+
+    Args:
+        model: whose metrics they are.
+        batch: this rank's.
+        outputs: of the model for it.
+        metrics: by name.
+        counts: whether it is one of this rank's; otherwise it stands in for an empty share, and adds nothing.
+    """
+    for metric in metrics.values():
+        if counts:
+            model.update_metric(batch, outputs, metric)
+        elif not metric.update_called:
+            model.update_metric(batch, outputs, metric)
+            empty(metric)
+
+
+def empty(metric: Any) -> None:
+    """Empty a metric's states, keeping their types and dimensions: ranks gather states that must agree in those."""
+    for part in metric.modules():
+        for name, seen in getattr(part, "metric_state", {}).items():
+            joined = isinstance(seen, list) and getattr(part._reductions[name], "__name__", "") == "dim_zero_cat"
+            nothing = [torch.atleast_1d(one)[:0] for one in seen[:1]] if joined else copy.deepcopy(part._defaults[name])
+            setattr(part, name, nothing)
 
 
 class WeightedMean:

@@ -169,7 +169,7 @@ class ClassificationModel(Model):
 
     def update_metric(self, batch: Any, outputs: Tensor, metric: Metric) -> None:
         """Adds a batch to one metric; targets that are probabilities count as their most probable class."""
-        targets = batch[1]
+        targets = self._targets(batch)
         metric.update(outputs, targets.argmax(dim=1) if targets.is_floating_point() else targets)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runner.schedulers import Schedule, ScheduledRates
 from runner.time import Progress
@@ -97,15 +98,15 @@ def make_schedulers(
 
     Args:
         schedulers: a schedule of `runner.schedulers`, a factory from an optimizer to a torch scheduler, a list of
-            those, or None.
+            one kind, or None.
         optimizers: whose rates to set.
         progress: to check the schedules' lengths against the run's.
         ratio: `scale_schedule_ratio`.
         scale_warmup: whether it applies to warm-ups.
 
     Raises:
-        TypeError: something is neither.
-        ValueError: a schedule does not fit into the run.
+        TypeError: something is neither, or steps by a metric.
+        ValueError: a schedule does not fit into the run, or both kinds are given.
     """
     given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     schedules = [one.scaled(ratio, scale_warmup) for one in given if isinstance(one, Schedule)]
@@ -124,7 +125,7 @@ def make_schedulers(
         if not hasattr(stepped[-1], "step"):
             raise TypeError(f"schedulers={one!r} returned a {type(stepped[-1]).__name__}, which has no step()")
         if isinstance(stepped[-1], ReduceLROnPlateau):
-            raise TypeError("schedulers=ReduceLROnPlateau: steps by a metric, which no schedule here does; stop early")
+            raise TypeError(f"schedulers={one!r}: ReduceLROnPlateau needs a metric to step, which a run cannot give it")
     if schedules and stepped:
         raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo one another")
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

@@ -25,7 +25,7 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Precision:
         near = difflib.get_close_matches(str(value), list(cls), n=1, cutoff=0.0)[0]
-        raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {near!r}?")
+        raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
 
     def check(self, device: torch.device) -> None:
         """Raise where a device cannot do it, and warn where it is slow.

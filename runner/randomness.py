@@ -45,10 +45,12 @@ class ForwardStream:
     Args:
         seed: of this rank.
         device: the device whose generator is seeded beside the CPU's.
+        name: of the consumer.
+        counters: which of its streams, where it has several.
     """
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._base = stream_seed(seed, "forward")
+    def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:
+        self._base = stream_seed(seed, name, *counters)
         self._seed_cpu = torch.default_generator.manual_seed
         self._seed_device: Callable[[int], Any] | None = None
         if device.type == "cuda":

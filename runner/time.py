@@ -87,8 +87,8 @@ class Time:
         time = _read(value) if isinstance(value, str) else value
         if isinstance(time, Time) and 0 <= time.value <= (1 if time.unit is TimeUnit.DURATION else math.inf):
             return time
-        error = ValueError if isinstance(value, str | Time) else TypeError
-        raise error(f"{name}={value!r} is not a time: give {_ALLOWED}.{_suggestion(str(value))}")
+        error, shown = (ValueError, str(value)) if isinstance(value, str | Time) else (TypeError, value)
+        raise error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{_suggestion(str(value))}")
 
     @classmethod
     def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
@@ -103,11 +103,11 @@ class Time:
     def scaled(self, ratio: float) -> Time:
         """This length times `ratio`, rounded down, but a ValueError if nothing is left; `dur` follows max_duration."""
         if not 0 < ratio < math.inf:
-            raise ValueError(f"ratio={ratio!r} must be a finite number above 0")
+            raise ValueError(f"scale_schedule_ratio={ratio!r} must be a finite number above 0")
         exact = self.exact * (1 if self.unit is TimeUnit.DURATION else Fraction(repr(float(ratio))))
         value = math.floor(exact) if isinstance(self.value, int) else float(exact)
         if self.value and not value:
-            raise ValueError(f"ratio={ratio!r} leaves nothing of {str(self)!r}: give a larger ratio or a longer time")
+            raise ValueError(f"scale_schedule_ratio={ratio!r} leaves nothing of {str(self)!r}: give a larger one")
         return Time(value, self.unit)
 
     def _numbers(self, other: Time) -> tuple[int | float, int | float]:

@@ -14,6 +14,7 @@ from runner import checkpoint, distributed, evaluation, loop
 from runner.arguments import (
     check_duration,
     check_iteration_length,
+    check_seed,
     check_trainable,
     refuse_unseen_hooks,
     set_hooks,
@@ -120,7 +121,7 @@ class Trainer:
             model=model,
             device=distributed.pick_device(device),
             precision=Precision(precision),
-            seed=seed + distributed.get_global_rank(),
+            seed=check_seed(seed) + distributed.get_global_rank(),
             rank_zero_seed=seed,
             run_name=run_name or "",
             config=dict(config or {}),
@@ -128,7 +129,6 @@ class Trainer:
         )
         set_microbatches(self.state, grad_accum, microbatch_size)
         set_hooks(self.state, algorithms, callbacks, loggers)
-        self.state.precision.check(self.state.device)
         self._made_group = distributed.init_process_group(self.state.device)
         self._name_run(run_dir)
         self._interval = Interval(eval_interval, name="eval_interval")
@@ -243,7 +243,8 @@ class Trainer:
 
     def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
         state = self.state
-        return BatchStream(loader, state.device, state.precision, state.unwrapped_model.num_samples, name)
+        num_samples = state.unwrapped_model.num_samples
+        return BatchStream(loader, state.device, state.precision, num_samples, name, state.rank_zero_seed)
 
     def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
         for metric in metrics.values():
@@ -260,6 +261,7 @@ class Trainer:
         self.pulse = distributed.Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss
+        state.precision.check(state.device)
         refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
         fire(Event.INIT)

@@ -119,9 +119,10 @@ def test_on_other_ranks_only_those_that_ask_for_it_work(monkeypatch, all_ranks: 
 
     one = Everything()
     one.all_ranks = all_ranks
-    monkeypatch.setenv("RANK", "1")
     with make_trainer() as trainer:
+        monkeypatch.setenv("RANK", "1")
         set_hooks(trainer.state, [], [], [one])
+        monkeypatch.delenv("RANK")
     assert trainer.state.loggers == ((one,) if works else ())
 
 

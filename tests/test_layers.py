@@ -45,7 +45,7 @@ LAYERS = {
     2: {"engine"},
     3: {"arguments", "checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
     # 4 is callbacks/ and algorithms/
-    5: {"__main__", "build", "command_line", "explain", "launch", "record"},
+    5: {"__main__", "build", "command_line", "explain", "launch", "record", "signatures"},
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 FOLDERS = {"data", "models"}
@@ -55,7 +55,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
 MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2500  # runner/*.py, not counting blank lines, comments and docstrings
+MAX_ENGINE_CODE_LINES = 2500  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,12 @@ def test_code_lines_counts_code_only():
 
 
 def test_the_engine_stays_small():
-    counts = {s.path.name: code_lines(s.text) for s in sources("runner") if s.path.parent == ROOT / "runner"}
+    engine = {name for name, layer in LAYER.items() if layer <= 3}
+    counts = {
+        s.path.name: code_lines(s.text)
+        for s in sources("runner")
+        if s.path.stem in engine and s.path.parent == ROOT / "runner"
+    }
     listing = "\n".join(f"{lines:5} {name}" for name, lines in sorted(counts.items(), key=lambda item: -item[1]))
     assert sum(counts.values()) <= MAX_ENGINE_CODE_LINES, f"{sum(counts.values())} lines of code:\n{listing}"
 

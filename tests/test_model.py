@@ -125,7 +125,7 @@ def test_samples_are_counted_along_the_first_dimension_of_the_first_tensor(batch
 
 @pytest.mark.parametrize(("batch", "name"), [("text", "str"), (7, "int"), ([], "list"), ({"a": None}, "dict")])
 def test_a_batch_without_tensors_is_an_error_that_says_what_to_override(batch, name):
-    with pytest.raises(TypeError, match=rf"batch of type '{name}'.*override Regression.num_samples\(batch\)"):
+    with pytest.raises(TypeError, match=rf"batch of type {name}: .*override Model.num_samples"):
         Regression().num_samples(batch)
 
 
@@ -159,6 +159,18 @@ def test_classification_accuracy_is_plain_top_1_over_uneven_classes_and_batches(
         targets = 0.4 * F.one_hot(labels[part], 4) + 0.15 if soft else labels[part]
         model.update_metric((None, targets), outputs[part], metric)
     assert metric.compute().item() == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
+
+
+def test_classification_accuracy_is_of_the_targets_that_validate_gives():
+    class Shifted(ClassificationModel):
+        def validate(self, batch):
+            return self(batch), (batch[1] + 1) % 3
+
+    model = Shifted(nn.Identity(), 3)
+    batch = torch.eye(3), torch.tensor([2, 0, 0])
+    metric = model.metrics(train=False)["MulticlassAccuracy"]
+    model.update_metric(batch, model.eval_forward(batch), metric)
+    assert metric.compute().item() == pytest.approx(2 / 3)  # of its own targets, the model gets none right
 
 
 def test_every_call_gives_new_metrics():

@@ -188,9 +188,22 @@ def test_a_failure_is_failed_with_its_trace(folder: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)], ids=repr)
 def test_an_interrupted_run_is_killed(folder: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), logging_to(MLflowLogger(), "r"):
+    with pytest.raises(type(error)), logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
         raise error
     assert query("select status from runs") == [("KILLED",)]
+
+
+def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> None:
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
+    rows, files = query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))
+    for run_dir in ("r", "new"):
+        with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), run_dir, config={"lr": 1}):
+            raise ValueError("refused")
+    shared_writer().finish(shared_writer().deliver(Path("r")))  # has it take up whatever there might be
+    assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
+    assert not Path("new").exists()
 
 
 def test_one_writer_serves_runs_one_after_another(folder: Path) -> None:
@@ -236,9 +249,9 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
         log_steps(state, logger, range(1, 11), value=1.0)
     second = MLflowLogger()
     with logging_to(second, "r", config={"lr": 0.2, "kept": 1}) as (state, logger):
-        assert second.run_id == first.run_id
-        wait_until(lambda: query("select status from runs") == [("RUNNING",)])
         log_steps(state, logger, range(6, 16), value=2.0)
+        wait_until(lambda: query("select status from runs") == [("RUNNING",)])
+        assert second.run_id == first.run_id
         logger.log_metrics({"other": 3.0}, step=8)  # new at a step that is known
     assert points("loss") == [(step, 1.0) for step in range(1, 11)] + [(step, 2.0) for step in range(11, 16)]
     assert points("other") == [(8, 3.0)]

@@ -1,6 +1,7 @@
 import inspect
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,8 +15,7 @@ SHIPPED = ["digits", "stdlib_text", "synthetic_images", "synthetic_tokens"]
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_config_has_every_argument_with_its_default_and_makes_two_loaders(name):
     config = OmegaConf.create({"seed": 0, "data": OmegaConf.load(FOLDER / f"{name}.yaml")}).data
-    arguments = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(arguments, dict)
+    arguments: Any = OmegaConf.to_container(config, resolve=True)
     module, _, function = arguments.pop("_target_").rpartition(".")
     load = getattr(import_module(module), function)
     assert arguments == {key: value.default for key, value in inspect.signature(load).parameters.items()}

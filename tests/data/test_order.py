@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -5,7 +6,6 @@ import pytest
 import torch
 
 from runner.data import SampleOrder
-from runner.data.order import derive_seed
 
 
 def orders(world_size, num_samples, batch_size, **options):
@@ -128,10 +128,13 @@ def test_batches_and_epochs_that_do_not_exist_are_errors():
         order.indices(-1, 0)
 
 
-def test_derived_seeds_differ_by_name_and_number_and_are_the_same_in_another_process():
-    seeds = {derive_seed(name, a, b) for name in ("x", "y") for a in range(30) for b in range(30)}
-    assert len(seeds) == 1800
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    code = "from runner.data.order import derive_seed; print(derive_seed('x', 1, 23))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert int(other) == derive_seed("x", 1, 23) != derive_seed("x", 12, 3)
+def test_another_process_has_the_same_order():
+    code = "from runner.data import SampleOrder; print(SampleOrder(50, 8, seed=7).permutation(3).tolist())"
+    environment = os.environ | {"PYTHONHASHSEED": "1", "RANK": "1", "WORLD_SIZE": "3"}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == str(SampleOrder(50, 8, seed=7).permutation(3).tolist())
+
+
+def test_counts_do_not_depend_on_what_the_batch_holds():
+    order = SampleOrder(9, 8, rank=0, world_size=2)
+    assert [order.counts(batch, torch.zeros(99)) for batch in (0, 1)] == [(4, 8), (0, 1)]

@@ -1,0 +1,139 @@
+"""Whether a section of the config fits the signature of its `_target_`: found, named and typed, before it is called."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import hydra.utils
+
+_SCALARS: dict[Any, tuple[type, ...]] = {
+    NoneType: (NoneType,),
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+}
+_COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
+
+
+def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:
+    """Raise where a section's keys or values do not fit the signature of its target.
+
+    Args:
+        path: the section's dotted path, for messages.
+        section: with a `_target_`.
+        supplied: arguments that are given by code, and may not stand in the section.
+
+    Raises:
+        ValueError: the target cannot be imported, a key is no argument of it, a required one is missing, or a value is
+            of another type than its annotation says.
+    """
+    target, name = locate(path, section["_target_"]), section["_target_"]
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return  # built in C, without a signature: it will speak for itself when it is called
+    keys = [key for key in section if key not in ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")]
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    for key in keys:
+        if key in supplied:
+            raise ValueError(f"{path}.{key}: is made from the other groups and cannot be set here")
+        if key not in named and not open_ended:
+            allowed = [one for one in named if one not in supplied]
+            raise ValueError(f"{path}.{key}: {name} has no such argument; {nearest(key, allowed)}")
+    _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
+    if section.get("_partial_") or section.get("_args_"):
+        return
+    for key, one in parameters.items():
+        required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if required and key not in keys and key not in supplied:
+            raise ValueError(f"{path}.{key}: {name} needs this argument; set it with +{path}.{key}=...")
+
+
+def locate(path: str, target: Any) -> Callable[..., Any]:
+    """Return the class or function that a `_target_` names.
+
+    Raises:
+        ValueError: it cannot be imported, or is not callable.
+    """
+    shown = f"{path}._target_={target!r}"
+    if not isinstance(target, str) or not target.strip("."):
+        raise ValueError(f"{shown}: must name a class or function, such as 'my_module.MyClass'")
+    try:
+        found = hydra.utils.get_object(target)
+    except Exception as error:
+        raise ValueError(f"{shown}: {_why_not_found(target, error.__cause__ or error)}") from None
+    if not callable(found):
+        raise ValueError(f"{shown}: is a {type(found).__name__}, not a class or function")
+    return found
+
+
+def nearest(name: str, allowed: Iterable[Any]) -> str:
+    """Return a phrase with the nearest allowed name and, where they are few, all of them."""
+    names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
+    longer = [one for one in names if name and one.startswith(name)]
+    near = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    if len(names) > 40:
+        return f"did you mean {near[0]!r}?" if near else "it has many others"
+    return f"did you mean {near[0]!r}? Allowed: {', '.join(names)}" if near else f"allowed: {', '.join(names)}"
+
+
+def _why_not_found(target: str, cause: BaseException) -> str:
+    """Return what is missing: the module, a package that it imports, or the name in it."""
+    parts = target.split(".")
+    if not isinstance(cause, ModuleNotFoundError | AttributeError):
+        return f"importing it failed with {type(cause).__name__}: {cause}"
+    if isinstance(cause, ModuleNotFoundError) and not f"{target}.".startswith(f"{cause.name}."):
+        return f"importing it needs the package {cause.name!r}, which is not installed"
+    for depth in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:depth])
+        try:
+            found = hydra.utils.get_object(module)
+        except Exception:
+            continue
+        return f"{module} has no {parts[depth]!r}; {nearest(parts[depth], _callables(found))}"
+    return f"there is no module {parts[0]!r}, neither installed nor in the working directory"
+
+
+def _callables(module: Any) -> list[str]:
+    """Return the public classes and functions of a module or class."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    home = getattr(module, "__name__", "")
+    public = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
+    return [name for name in public if str(getattr(getattr(module, name), "__module__", home)).startswith(home)]
+
+
+def _check_types(
+    path: str, section: Mapping[str, Any], target: Any, parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    try:
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    except Exception:
+        return  # annotations of names that only a type checker imports
+    for key, parameter in parameters.items():
+        value = section[key]
+        made = isinstance(value, Mapping) and "_target_" in value
+        if key in hints and not made and value != parameter.default and not _fits(value, hints[key]):
+            hint = parameter.annotation
+            shown = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+            raise ValueError(f"{path}.{key}={value!r}: {section['_target_']} takes {shown}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value can be meant by an annotation; True where that cannot be told."""
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin in _SCALARS:
+        return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
+    if origin in _COLLECTIONS:
+        return isinstance(value, _COLLECTIONS[origin])
+    return getattr(origin, "__name__", "") != "Tensor"  # which no config can hold

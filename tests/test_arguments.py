@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import EMA
+from callbacks import InMemoryLogger, SpeedMonitor
+from runner import Callback, ClassificationModel, LanguageModel, Time, Trainer
+from runner.arguments import check_arguments, check_duration, check_iteration_length
+from runner.data import TensorLoader
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(4, 3), torch.zeros(4, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_duration": "0ep"}, "max_duration='0ep': must be more than 0"),
+    ({"max_duration": "0.5dur"}, "max_duration='0.5dur': must be more than 0, in ep, ba, sp, tok or seconds"),
+    ({"max_duration": "3iter"}, "max_duration='3iter'"),
+    ({"max_duration": "5"}, "max_duration='5' is not a time.*'5ep'"),
+    ({"max_duration": "1.5ep"}, "max_duration='1.5ep' is not a time"),
+    ({"max_duration": -1}, "max_duration=-1 is not a time|max_duration=.*not a time"),
+    ({"eval_interval": "2 ep"}, "eval_interval='2 ep' is not a time"),
+    ({"iteration_length": "4ba"}, "iteration_length='4ba': must be in epochs"),
+    ({"iteration_length": 0}, "iteration_length=0: must be in epochs and more than 0"),
+    ({"precision": "fp61"}, "precision='fp61': must be one of .*did you mean"),
+    ({"grad_accum": 0}, "grad_accum=0: must be an int of at least 1"),
+    ({"grad_accum": True}, "grad_accum=True: must be an int"),
+    ({"microbatch_size": 0}, "microbatch_size=0: must be an int of at least 1, 'auto', or None"),
+    ({"microbatch_size": "big"}, "microbatch_size='big'"),
+    ({"microbatch_size": 2, "grad_accum": 2}, "grad_accum=2 and microbatch_size=2 exclude one another"),
+    ({"device": "gpu"}, "device='gpu': must be 'auto', 'cpu'"),
+    ({"scale_schedule_ratio": 0}, "ratio=0 must be"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_a_wrong_argument_is_an_error_before_there_is_anything_and_in_the_trainer(wrong: dict, message: str):
+    with pytest.raises((ValueError, TypeError), match=message):
+        check_arguments(**wrong)
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_trainer(**wrong)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True, None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number of at least 0"):
+        check_arguments(seed=seed)
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number of at least 0"):
+        make_trainer(seed=seed)
+
+
+def test_what_is_right_passes():
+    check_arguments()
+    check_arguments(max_duration="90m", eval_interval=0, iteration_length=2, grad_accum=4, seed=2**40)
+    assert check_duration(3) == "3ep" and check_duration("1h30m") == Time(5400, "sec")
+    assert check_iteration_length(None) is None and check_iteration_length("2ep") == check_iteration_length(2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "kind"),
+    [
+        ("callbacks", SpeedMonitor, "Callback"),
+        ("callbacks", [SpeedMonitor], "Callback"),
+        ("callbacks", EMA(), "Callback"),
+        ("callbacks", "speed_monitor", "Callback"),
+        ("callbacks", [None], "Callback"),
+        ("algorithms", [SpeedMonitor()], "Algorithm"),
+        ("algorithms", {"ema": "EMA"}, "Algorithm"),
+        ("loggers", [SpeedMonitor()], "LoggerDestination"),
+    ],
+)
+def test_hooks_of_another_kind_are_refused(argument: str, value, kind: str):
+    with pytest.raises(TypeError, match=rf"{argument}=.*: must be objects of a subclass of runner\.{kind}"):
+        make_trainer(**{argument: value})
+
+
+def test_hooks_may_be_one_several_none_or_named():
+    for none in (None, (), [], {}):
+        with make_trainer(callbacks=none, algorithms=none, loggers=none) as trainer:
+            assert trainer.state.algorithms == trainer.state.loggers == ()
+    one, memory = Callback(), InMemoryLogger()
+    for form in (one, [one], (one,), {"mine": one}):
+        with make_trainer(callbacks=form, loggers=memory) as trainer:
+            assert one in trainer.state.callbacks and trainer.state.loggers == (memory,)
+
+
+def test_a_duration_in_tokens_needs_a_model_that_counts_them():
+    message = "max_duration='100tok': ClassificationModel counts no tokens; override"
+    with make_trainer(max_duration="100tok") as trainer, pytest.raises(ValueError, match=message):
+        trainer.fit()
+    with make_trainer() as trainer, pytest.raises(ValueError, match="counts no tokens"):
+        trainer.fit(duration="1tok")
+
+    tokens = TensorLoader(
+        torch.zeros(4, 5, dtype=torch.long), torch.zeros(4, 5, dtype=torch.long), batch_size=2, shuffle=False
+    )
+    model = LanguageModel(nn.Embedding(7, 7))
+    with make_trainer(model=model, train_dataloader=tokens, max_duration="10tok") as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.token == 10

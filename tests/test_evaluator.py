@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from runner import Evaluator, Interval
+from runner.evaluator import ensure_evaluators
+
+LOADER = [torch.zeros(2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label": ""}, "label=''"),
+        ({"label": "train"}, "label='train': must be a name without '/', other than 'train' and 'predict'"),
+        ({"label": "predict"}, "label='predict'"),
+        ({"label": "a/b"}, "label='a/b'"),
+        ({"label": "a", "subset_num_batches": 0}, "subset_num_batches=0: must be at least 1, or None"),
+        (
+            {"label": "a", "metric_names": "Accuracy"},
+            r"metric_names='Accuracy': must be a list of names, \['Accuracy'\]",
+        ),
+        ({"label": "a", "eval_interval": "often"}, "eval_interval='often' is not a time"),
+        ({"label": "a", "eval_interval": -1}, "eval_interval="),
+    ],
+)
+def test_a_wrong_argument_is_an_error(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Evaluator(**{"dataloader": LOADER, **arguments})
+
+
+def test_metrics_are_selected_by_name():
+    metrics = {"a": 1, "b": 2}
+    assert Evaluator("x", LOADER).select(metrics) == metrics
+    assert Evaluator("x", LOADER, ["b"]).select(metrics) == {"b": 2}
+    assert Evaluator("x", LOADER, []).select(metrics) == {}
+    with pytest.raises(ValueError, match=r"evaluator 'x': metric_names='c' is none of the model's \['a', 'b'\]"):
+        Evaluator("x", LOADER, ["c"]).select(metrics)
+
+
+def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
+    interval, one, two = Interval("3ba"), Evaluator("one", LOADER), Evaluator("two", LOADER, eval_interval="5ba")
+    assert ensure_evaluators(None, interval) == []
+    (made,) = ensure_evaluators(LOADER, interval)
+    assert (made.label, made.dataloader, made.eval_interval) == ("eval", LOADER, interval)
+    assert ensure_evaluators(one, interval) == [one]
+    assert ensure_evaluators((one, two), interval) == [one, two]
+    assert (one.eval_interval, two.eval_interval) == (interval, Interval("5ba"))
+    with pytest.raises(ValueError, match="a list must hold Evaluators only"):
+        ensure_evaluators([one, LOADER], interval)
+    with pytest.raises(ValueError, match=r"must have different labels, not \['one', 'one'\]"):
+        ensure_evaluators([one, Evaluator("one", LOADER)], interval)
+
+
+def test_an_evaluator_takes_the_interval_of_each_trainer_that_it_is_given_to():
+    one = Evaluator("one", LOADER)
+    for interval in (Interval("3ba"), Interval("1ep")):
+        one.evaluated_at = 7
+        ensure_evaluators(one, interval)
+        assert (one.eval_interval, one.evaluated_at) == (interval, None)

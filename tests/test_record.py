@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runner.record import environment, write_record
+
+CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, a git repository of one committed file."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    run_dir = tmp_path / "deep" / "run"
+    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"])
+    assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json"]
+    assert {*run_dir.iterdir()} == {*files}
+    assert yaml.safe_load((run_dir / "config.yaml").read_text()) == CONFIG
+    assert list(yaml.safe_load((run_dir / "config.yaml").read_text())) == list(CONFIG)
+    assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == ["seed=3", "+callbacks=[a,b]"]
+    assert json.loads((run_dir / "environment.json").read_text())["git_commit"] is None
+
+
+def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
+    assert [path.name for path in write_record(repository / "run", CONFIG, [])][-1] == "environment.json"
+    (repository / "code.py").write_text("a = 2\n")
+    *_, patch = write_record(repository / "run", CONFIG, [])
+    assert patch.name == "git.patch"
+    git(repository, "checkout", "-q", "code.py")
+    git(repository, "apply", str(patch))
+    assert (repository / "code.py").read_text() == "a = 2\n"
+
+
+def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["runner", "seed=1", "run_name=two words"])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = environment()
+    assert found["command"].endswith("-m runner seed=1 'run_name=two words'")
+    assert found["folder"] == str(repository)
+    assert found["git_commit"] == git(repository, "rev-parse", "HEAD")
+    assert found["ranks"] == 4
+    assert found["packages"]["torch"] == version("torch")
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_record(tmp_path / "file" / "run", CONFIG, [])

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runner import Callback, ClassificationModel, Evaluator, Interval, State, Time, Timestamp, Trainer
+from runner.data import TensorLoader
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "callbacks": list(callbacks),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_a_field_that_does_not_exist_can_be_neither_read_nor_written():
+    with make_trainer() as trainer:
+        for name in ("bacth", "timestep"):
+            with pytest.raises(AttributeError, match=name):
+                getattr(trainer.state, name)
+            with pytest.raises(AttributeError, match=name):
+                setattr(trainer.state, name, 1)
+
+
+def test_what_is_in_flight_is_unset_until_it_exists_and_there_afterwards():
+    in_flight = {"batch", "microbatch", "outputs", "loss", "total_loss"}
+    with make_trainer(max_duration="1ba") as trainer:
+        for name in in_flight:
+            with pytest.raises(AttributeError, match=name):
+                getattr(trainer.state, name)
+        trainer.fit()
+        assert all(isinstance(getattr(trainer.state, name), torch.Tensor | tuple) for name in in_flight)
+
+
+def test_every_field_that_the_specification_names_is_there():
+    named = """
+        model unwrapped_model optimizers schedulers scaler precision device seed rank_zero_seed algorithms callbacks
+        timestamp eval_timestamp predict_timestamp max_duration dataloader dataloader_label dataloader_len
+        train_dataloader evaluators batch microbatch outputs loss total_loss train_metrics eval_metrics
+        eval_metric_values run_name grad_accum microbatch_size
+    """
+    fields = {one.name for one in dataclasses.fields(State)}
+    assert {*named.split()} <= fields
+    assert inspect.isfunction(State.stop_training) and inspect.isfunction(State.get_elapsed_duration)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [("8ba", [1 / 8, 2 / 8, 3 / 8, 4 / 8]), ("2ep", [1 / 8, 2 / 8, 3 / 8, 4 / 8]), ("5sp", [2 / 5, 4 / 5, 1.0])],
+)
+def test_the_elapsed_duration_is_a_fraction_and_at_most_one(duration: str, expected: list[float]):
+    seen: list[float] = []
+
+    class Looks(Callback):
+        def batch_end(self, state, logger):
+            elapsed = state.get_elapsed_duration()
+            assert isinstance(elapsed, Time) and elapsed.unit == "dur"
+            seen.append(float(elapsed.value))
+
+    with make_trainer(Looks(), max_duration=duration) as trainer:
+        assert trainer.state.get_elapsed_duration() == "0dur"
+        trainer.fit()
+        assert trainer.state.get_elapsed_duration() == "1dur"
+    assert seen[: len(expected)] == pytest.approx(expected)
+
+
+def test_the_timestamp_reads_as_numbers_and_compares_with_times():
+    with make_trainer(max_duration="6ba") as trainer:
+        trainer.fit()
+        now = trainer.state.timestamp
+    assert (int(now.epoch), f"{now.epoch}-{now.batch:04d}") == (1, "1-0006")
+    assert now >= "6ba" and not now > "6ba" and now < "2ep" and now >= Time(12, "sp")
+
+
+def test_a_step_of_time_remembers_the_one_before():
+    with make_trainer() as trainer:
+        state = trainer.state
+        state.step_time(Timestamp(batch=3))
+        state.step_time(Timestamp(batch=5))
+        assert (state.previous_timestamp.batch, state.timestamp.batch) == (3, 5)
+        assert state.is_due(Interval("2ba")) and state.is_due(Interval("5ba")) and not state.is_due(Interval("6ba"))
+        assert not state.is_due(Interval(0))
+
+
+def test_labels_lengths_and_timestamps_of_what_is_read_now():
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+
+    class Looks(Callback):
+        def run_event(self, event, state, logger):
+            one = (state.dataloader_label, state.dataloader_len)
+            seen.setdefault(event.value, set()).add(one)
+            if event == "eval_batch_end":
+                assert state.eval_timestamp.batch >= 1
+
+    evaluators = [Evaluator("short", [(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))], eval_interval="1ba")]
+    with make_trainer(Looks(), eval_dataloader=evaluators, max_duration="2ba") as trainer:
+        assert trainer.state.dataloader_label is None
+        trainer.fit()
+        trainer.predict([(torch.ones(2, 3),)] * 3)
+        state = trainer.state
+    assert seen["batch_start"] == seen["batch_end"] == seen["batch_checkpoint"] == {("train", 4)}
+    assert seen["eval_start"] == seen["eval_end"] == {("short", 1)}
+    assert seen["predict_batch_end"] == seen["predict_end"] == {("predict", 3)}
+    assert (state.eval_timestamp.batch, state.eval_timestamp.sample) == (1, 2)
+    assert (state.predict_timestamp.batch, state.predict_timestamp.sample) == (3, 6)
+
+
+def test_metric_values_are_by_label_so_that_evaluators_never_collide():
+    inputs, zeros = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    evaluators = [Evaluator("zeros", [(inputs, zeros)]), Evaluator("ones", [(inputs, zeros + 1)])]
+    model = ClassificationModel(nn.Linear(3, 2), 2)
+    nn.init.constant_(model.module.weight, 0.0)
+    model.module.bias.data = torch.tensor([5.0, -5.0])
+    with make_trainer(model=model, eval_dataloader=evaluators) as trainer:
+        values = trainer.eval()
+    assert {label: float(one["MulticlassAccuracy"]) for label, one in values.items()} == {"zeros": 1.0, "ones": 0.0}
+    assert trainer.state.eval_metric_values == values == {k: trainer.state.metric_values[k] for k in values}
+    assert trainer.state.eval_metrics["zeros"] is not trainer.state.eval_metrics["ones"]
+    assert "train" in trainer.state.metric_values

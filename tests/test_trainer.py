@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, Event, Logger, Model, State, Time, Trainer
+from runner.data import TensorLoader
+from runner.schedulers import constant, cosine_annealing, linear, step
+
+
+def make_data() -> TensorLoader:
+    inputs = torch.arange(24.0).view(8, 3) / 24
+    return TensorLoader(inputs, torch.arange(8) % 2, batch_size=2, shuffle=False)
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
+    torch.manual_seed(0)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": make_data(),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "callbacks": list(callbacks),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+# The examples of the original documentation, with only the imports changed
+
+
+class EpochMonitor(Callback):
+    def epoch_start(self, state: State, logger: Logger):
+        print(f"Epoch: {int(state.timestamp.epoch)}")
+
+
+class EpochMonitorByEvent(Callback):
+    def run_event(self, event: Event, state: State, logger: Logger):
+        if event == Event.EPOCH_START:
+            print(f"Epoch: {int(state.timestamp.epoch)}")
+
+
+@pytest.mark.parametrize("monitor", [EpochMonitor, EpochMonitorByEvent])
+def test_the_epoch_monitor(monitor: type[Callback], capsys):
+    with make_trainer(max_duration="2ep", callbacks=[monitor()]) as trainer:
+        trainer.engine.run_event(Event.EPOCH_START)
+        assert capsys.readouterr().out == "Epoch: 0\n"
+        trainer.fit()
+        assert capsys.readouterr().out == "Epoch: 0\nEpoch: 1\n"
+        trainer.engine.run_event(Event.EPOCH_START)
+        assert capsys.readouterr().out == "Epoch: 2\n"
+
+
+def test_hooks_under_the_earliest_names_run(capsys):
+    class Early(Callback):
+        def training_start(self, state, logger):
+            print("start")
+
+        def training_end(self, state, logger):
+            print("end")
+
+    with make_trainer(Early()) as trainer:
+        trainer.fit()
+        trainer.engine.run_event("training_end")
+    assert capsys.readouterr().out == "start\nend\nend\n"
+
+
+# Learning rates
+
+
+class Rates(Callback):
+    """Notes each optimizer's learning rate as it is when the optimizers are about to step."""
+
+    def __init__(self):
+        self.seen: list[tuple[float, ...]] = []
+        self.at: list[tuple[int, float]] = []
+
+    def after_train_batch(self, state, logger):
+        self.seen.append(tuple(one.param_groups[0]["lr"] for one in state.optimizers))
+        self.at.append((state.timestamp.batch, state.timestamp.epoch + state.timestamp.batch_in_epoch / 4))
+
+
+def rates(**arguments: Any) -> list[float]:
+    seen = Rates()
+    with make_trainer(seen, **arguments) as trainer:
+        trainer.fit()
+    return [one for (one,) in seen.seen]
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "duration", "formula"),
+    [
+        (None, "2ep", lambda n: 1.0),
+        (linear(), "8ba", lambda n: 1 - n / 8),
+        (linear(), "2ep", lambda n: 1 - n / 8),
+        (linear(t_warmup="4ba"), "8ba", lambda n: n / 4 if n < 4 else 1 - (n - 4) / 4),
+        (cosine_annealing(), "16sp", lambda n: (1 + math.cos(math.pi * n / 8)) / 2),
+        (step("3ba", gamma=0.5), "8ba", lambda n: 0.5 ** (n // 3)),
+        (step("1ep", gamma=0.5), "8ba", lambda n: 0.5 ** (n // 4)),
+        ([linear(), step("1ep", gamma=0.5), constant(0.5)], "8ba", lambda n: 0.5 * (1 - n / 8) * 0.5 ** (n // 4)),
+    ],
+)
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_the_rate_of_a_batch_is_the_schedule_at_its_own_timestamp(schedulers, duration, formula, grad_accum: int):
+    expected = [0.1 * formula(n) for n in range(8)]
+    seen = rates(schedulers=schedulers, max_duration=duration, grad_accum=grad_accum)
+    assert seen == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_a_torch_scheduler_steps_per_epoch_or_per_batch():
+    def halves(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    per_epoch = rates(schedulers=halves, max_duration="2ep")
+    assert per_epoch == pytest.approx([0.1] * 4 + [0.05] * 4)
+    per_batch = rates(schedulers=halves, max_duration="5ba", step_schedulers_every_batch=True)
+    assert per_batch == pytest.approx([0.1 * 0.5**n for n in range(5)])
+
+    def grows(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 + epoch)
+
+    with make_trainer(schedulers=[halves, grows], max_duration="1ep") as trainer:
+        assert len(trainer.state.schedulers) == 2
+
+
+def test_one_torch_scheduler_for_each_optimizer():
+    seen = Rates()
+    model = ClassificationModel(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 2)
+    optimizers = [torch.optim.SGD(model.module[i].parameters(), lr=0.1 * 10**i) for i in (0, 1)]
+    schedulers = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    with make_trainer(seen, model=model, optimizers=optimizers, schedulers=schedulers, max_duration="2ep") as trainer:
+        trainer.fit()
+    assert seen.seen[0] == pytest.approx((0.1, 1.0)) and seen.seen[-1] == pytest.approx((0.05, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "kind", "message"),
+    [
+        ([linear(), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)], ValueError, "would undo one another"),
+        (lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o), TypeError, "ReduceLROnPlateau needs a metric"),
+        ("linear", TypeError, "schedulers='linear': must be a schedule"),
+        (lambda o: None, TypeError, r"returned a NoneType, which has no step\(\)"),
+        (linear(t_warmup="9ba"), ValueError, "t_warmup='9ba' is longer than t_max='1dur'"),
+    ],
+)
+def test_schedulers_that_cannot_work_are_refused_at_once(schedulers, kind, message: str):
+    with pytest.raises(kind, match=message):
+        make_trainer(schedulers=schedulers, max_duration="8ba")
+
+
+def test_scale_schedule_ratio_scales_duration_and_schedules():
+    scaled = rates(schedulers=step("4ba", gamma=0.5), max_duration="8ba", scale_schedule_ratio=0.5)
+    assert scaled == pytest.approx([0.1, 0.1, 0.05, 0.05])
+
+
+# Optimizers
+
+
+class TinyGAN(Model):
+    """Learns to produce numbers near 3; two networks that are trained against each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Linear(1, 1)
+        self.discriminator = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, batch):
+        return self.generator(batch[0])
+
+    def training_step(self, state):
+        real, noise = state.microbatch[1], state.microbatch[0]
+        produced = self.generator(noise)
+        judge = nn.functional.softplus
+        d_loss = (judge(-self.discriminator(real)) + judge(self.discriminator(produced.detach()))).mean()
+        (d_loss * state.loss_scale).backward()
+        g_loss = judge(-self.discriminator(produced)).mean()
+        (g_loss * state.loss_scale).backward(inputs=list(self.generator.parameters()))
+        return {"discriminator": d_loss, "generator": g_loss}
+
+
+def make_gan(*callbacks: Callback, **arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(0)
+    noise, real = torch.randn(64, 1, generator=generator), 3 + 0.1 * torch.randn(64, 1, generator=generator)
+    defaults: dict[str, Any] = {
+        "train_dataloader": TensorLoader(noise, real, batch_size=16, shuffle=False),
+        "optimizers": {
+            "generator": lambda params: torch.optim.Adam(params, lr=0.02),
+            "discriminator": lambda params: torch.optim.Adam(params, lr=0.01),
+        },
+    }
+    torch.manual_seed(0)
+    return make_trainer(*callbacks, model=TinyGAN(), **(defaults | arguments))
+
+
+def test_two_optimizers_train_a_gan_through_its_training_step():
+    memory, seen = InMemoryLogger(), Rates()
+    with make_gan(seen, loggers=memory, max_duration="50ep", schedulers=linear(alpha_f=0.5)) as trainer:
+        state = trainer.state
+        assert [len(one.param_groups[0]["params"]) for one in state.optimizers] == [2, 4], "in the order given"
+        before = trainer.predict([(torch.zeros(1, 1),)])[0].item()
+        trainer.fit()
+        after = trainer.predict([(torch.zeros(1, 1),)])[0].item()
+    assert abs(after - 3) < abs(before - 3) / 2
+    assert seen.seen[0] == pytest.approx((0.02, 0.01)) and seen.seen[100] == pytest.approx((0.015, 0.0075))
+    for key in ("loss/train/total", "loss/train/generator", "loss/train/discriminator"):
+        assert [t.batch for t, _ in memory.data[key]] == [*range(1, 201)]
+    parts = [memory.data[f"loss/train/{name}"][7][1] for name in ("generator", "discriminator")]
+    assert memory.data["loss/train/total"][7][1] == pytest.approx(sum(parts))
+
+
+def test_microbatches_of_a_training_step_give_the_gradient_of_the_batch():
+    def weights(grad_accum: int) -> list[torch.Tensor]:
+        with make_gan(max_duration="3ba", grad_accum=grad_accum) as trainer:
+            trainer.fit()
+        return list(trainer.state.unwrapped_model.parameters())
+
+    torch.testing.assert_close(weights(1), weights(4))
+
+
+@pytest.mark.parametrize("event", ["after_forward", "before_loss", "after_loss", "before_backward"])
+def test_a_hook_that_a_training_step_never_calls_is_refused(event: str):
+    unseen = type("Mine", (Callback,), {event: lambda self, state, logger: None})()
+    with pytest.raises(ValueError, match=f"Mine acts at {event.upper()}, which does not happen with TinyGAN"):
+        make_gan(unseen)
+
+
+def test_the_events_around_a_training_step_still_happen():
+    heard: list[str] = []
+
+    class Hears(Callback):
+        def run_event(self, event, state, logger):
+            heard.append(event.name)
+
+    with make_gan(Hears(), max_duration="1ba", grad_accum=2) as trainer:
+        trainer.fit()
+    inside = heard[heard.index("BEFORE_TRAIN_BATCH") : heard.index("AFTER_TRAIN_BATCH") + 1]
+    step_events = ["BEFORE_FORWARD", "AFTER_BACKWARD"]
+    assert inside == ["BEFORE_TRAIN_BATCH", *step_events, *step_events, "AFTER_TRAIN_BATCH"]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "kind", "message"),
+    [
+        ({"generater": torch.optim.SGD}, ValueError, "optimizers='generater': the keys must name submodules"),
+        ("adam", TypeError, "optimizers='adam': must be an optimizer, or a factory"),
+        (lambda params: None, TypeError, "the factory returned a NoneType"),
+        (lambda params: torch.optim.LBFGS(params), TypeError, "optimizers=LBFGS: needs a closure"),
+        (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1), ValueError, "1 of its parameters are not in the model"),
+    ],
+)
+def test_optimizers_that_cannot_work_are_refused_at_once(optimizers, kind, message: str):
+    with pytest.raises(kind, match=message):
+        make_trainer(optimizers=optimizers)
+
+
+# What the trainer logs
+
+
+def test_the_trainer_s_own_keys_and_steps():
+    memory = InMemoryLogger()
+    arguments = {"eval_dataloader": make_data(), "eval_interval": "1ep", "max_duration": "2ep"}
+    with make_trainer(loggers=memory, **arguments) as trainer:
+        trainer.fit()
+    steps = {key: [timestamp.batch for timestamp, _ in series] for key, series in memory.data.items()}
+    every = [*range(1, 9)]
+    assert steps == {
+        "loss/train/total": every,
+        "time/epoch": every,
+        "time/batch": every,
+        "time/sample": every,
+        "metrics/train/MulticlassAccuracy": [4, 8],
+        "metrics/eval/MulticlassAccuracy": [4, 8],
+        "loss/eval/total": [4, 8],
+    }
+    assert memory.get_timeseries("time/batch") == (every, every)
+    assert memory.get_timeseries("time/sample") == (every, [2 * n for n in every])
+    assert memory.get_timeseries("time/epoch") == (every, [0] * 4 + [1] * 4)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_the_loss_at_step_one_is_that_of_the_first_batch(grad_accum: int):
+    memory = InMemoryLogger()
+    with make_trainer(loggers=memory, max_duration="1ep", grad_accum=grad_accum) as trainer:
+        inputs, targets = next(iter(make_data()))
+        with torch.no_grad():
+            first = nn.functional.cross_entropy(trainer.state.unwrapped_model.module(inputs), targets)
+        trainer.fit()
+    timestamp, value = memory.data["loss/train/total"][0]
+    assert (timestamp.batch, value) == (1, pytest.approx(float(first)))
+
+
+# Arguments and life
+
+
+def test_fit_needs_data_and_optimizers():
+    for missing in ("train_dataloader", "optimizers"):
+        with make_trainer(**{missing: None}) as trainer, pytest.raises(ValueError, match=f"{missing}=None: fit"):
+            trainer.fit()
+
+
+def test_a_model_that_is_no_runner_model_is_refused():
+    with pytest.raises(TypeError, match="model=Linear: must be a runner.Model"):
+        make_trainer(model=nn.Linear(3, 2))
+
+
+def test_durations_as_int_time_or_string_are_equal():
+    for duration in (2, "2ep", Time(2, "ep")):
+        with make_trainer(max_duration=duration) as trainer:
+            assert trainer.state.max_duration == "2ep"
+
+
+def test_determinism_ends_with_the_trainer_also_when_it_cannot_be_made():
+    assert not torch.are_deterministic_algorithms_enabled()
+    with make_trainer(deterministic=True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    for wrong in ({"train_dataloader": []}, {"optimizers": "adam"}, {"eval_interval": "often"}):
+        with pytest.raises((ValueError, TypeError)):
+            make_trainer(deterministic=True, **wrong)
+        assert not torch.are_deterministic_algorithms_enabled(), wrong
+
+
+def test_a_trainer_makes_no_folder_unless_something_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with make_trainer() as trainer:
+        trainer.fit()
+    assert [*tmp_path.iterdir()] == []
+    assert trainer.state.run_name and trainer.state.run_dir.parts == ("outputs", trainer.state.run_name)
+
+
+def test_two_equal_trainers_train_equal_weights_whatever_watches():
+    def weights(*callbacks: Callback) -> list[torch.Tensor]:
+        with make_trainer(*callbacks, max_duration="3ep", seed=3) as trainer:
+            trainer.fit()
+        return list(trainer.state.unwrapped_model.parameters())
+
+    class Draws(Callback):
+        def batch_start(self, state, logger):
+            torch.rand(7)
+
+    for one, other in zip(weights(), weights(Draws()), strict=True):
+        assert torch.equal(one, other)

@@ -126,6 +126,11 @@ def refuse_unseen_hooks(state: State) -> None:
     """
     if state.unwrapped_model.training_step is None:
         return
+    if state.train_metrics:
+        raise ValueError(
+            f"{type(state.unwrapped_model).__name__}.metrics(train=True) must return {{}}: its own training_step "
+            "leaves no outputs to measure"
+        )
     for one in (*state.algorithms, *state.callbacks, *state.loggers):
         for event in _UNSEEN:
             if overrides(one, event):

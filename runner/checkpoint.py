@@ -144,6 +144,9 @@ def restore(state: State, path: str | Path) -> None:
             )
         for one, its in zip(own, saved[kind], strict=True):
             one.load_state_dict(its)
+    optimizers: list[Any] = state.optimizers
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # torch's schedulers warn when they step first, as at the end of an epoch
     if state.scaler is not None and saved["scaler"] is not None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])

@@ -72,8 +72,8 @@ def verify(path: str | Path) -> str | None:
     """Return why a folder is no complete checkpoint, or None if it is one: its manifest holds, file by file."""
     path = Path(path)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        for name, facts in manifest["files"].items():
+        files = json.loads((path / "manifest.json").read_text())["files"]
+        for name, facts in {"model.pt": files["model.pt"], **files}.items():
             if (path / name).stat().st_size != facts["size"]:
                 return f"{name} has another size than its manifest says"
             with (path / name).open("rb") as file:
@@ -81,7 +81,7 @@ def verify(path: str | Path) -> str | None:
                     return f"{name} was altered: its SHA-256 differs from its manifest's"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
     return None
 
@@ -118,7 +118,7 @@ def read_file(path: str | Path, name: str) -> Any:
     """Return a file of a checkpoint, tensors on the CPU.
 
     Raises:
-        ValueError: it holds more than tensors, numbers, strings, lists and dicts.
+        ValueError: it holds more than tensors, numbers, strings, lists and dicts, or cannot be read at all.
     """
     try:
         return torch.load(Path(path) / name, map_location="cpu", weights_only=True)
@@ -126,6 +126,8 @@ def read_file(path: str | Path, name: str) -> Any:
         raise ValueError(
             f"{Path(path) / name} holds objects that would have to be unpickled, which could run code: refused. {error}"
         ) from None
+    except (EOFError, RuntimeError) as error:
+        raise ValueError(f"{Path(path) / name} was not written by torch.save: {error or 'it ends too early'}") from None
 
 
 class _HashingFile:

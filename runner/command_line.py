@@ -10,29 +10,28 @@ from pathlib import Path
 
 import yaml
 
-_APPEND = re.compile(r"^\+(callbacks|algorithms)=(.*)$")
+_CHOICE = re.compile(r"^(\+?)(callbacks|algorithms)=(.*)$")
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
     """Return arguments with repeated `+callbacks=a +callbacks=b` as one `+callbacks=[a,b]`, which Hydra understands.
 
-    The same for algorithms. What cannot be merged (a sweep over choices, `a,b` without brackets) is left as it is.
+    So too `callbacks=none +callbacks=a`, which becomes `callbacks=[a]`, and the same for algorithms. What cannot be
+    merged (a sweep over choices, `a,b` without brackets) is left as it is.
     """
-    merged: list[str] = []
-    place: dict[str, int] = {}
-    for argument in arguments:
-        match = _APPEND.match(argument)
-        names = None if match is None else _names(match[2])
-        if match is None or names is None:
-            merged.append(argument)
+    merged = list(arguments)
+    for group in ("callbacks", "algorithms"):
+        found = [
+            (place, match) for place, one in enumerate(merged) if (match := _CHOICE.match(one)) and match[2] == group
+        ]
+        appended = [_names(match[3]) for _, match in found if match[1]]
+        replaced = [_names(match[3]) for _, match in found if not match[1]][-1:]
+        if len(found) < 2 or not appended or None in (*appended, *replaced):
             continue
-        group = match[1]
-        if group in place:
-            before = _names(merged[place[group]].partition("=")[2]) or []
-            merged[place[group]] = f"+{group}=[{','.join([*before, *(one for one in names if one not in before)])}]"
-        else:
-            place[group] = len(merged)
-            merged.append(argument)
+        names = dict.fromkeys(name for names in (*replaced, *appended) for name in names or () if name != "none")
+        first, *others = (place for place, _ in found)
+        merged[first] = f"{'' if replaced else '+'}{group}=[{','.join(names)}]"
+        merged = [one for place, one in enumerate(merged) if place not in others]
     return merged
 
 
@@ -78,11 +77,14 @@ def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
     record = next((path for path in records if path.is_file()), None)
     if record is None:
         return list(arguments)
-    saved = [str(one) for one in yaml.safe_load(record.read_text()) or []]
-    given = {_key(one) for one in arguments}
-    appended = {_key(one) for one in arguments if _APPEND.match(one)}
-    kept = [one for one in saved if _key(one) not in given or (_APPEND.match(one) and _key(one) in appended)]
-    return merge_repeated([*kept, *arguments])
+    saved = [str(one) for one in yaml.safe_load(record.read_text()) or [] if _key(str(one)) != "resume"]
+    given = {_key(one) for one in arguments if not _appends(one)}
+    return merge_repeated([*(one for one in saved if _key(one) not in given), *arguments])
+
+
+def _appends(argument: str) -> bool:
+    match = _CHOICE.match(argument)
+    return match is not None and match[1] == "+"
 
 
 def _key(argument: str) -> str:

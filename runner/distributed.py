@@ -184,7 +184,8 @@ class Pulse:
         self._last = time.perf_counter()
         self._elapsed = 0.0
         self._batches = self._remaining = 1
-        self.beat: Callable[[], float] = self._beat_alone if get_world_size() == 1 else self._beat_together
+        self._alone = get_world_size() == 1
+        self.beat: Callable[[], float] = self._beat_alone if self._alone else self._beat_together
         """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
 
     def start(self) -> None:
@@ -202,8 +203,10 @@ class Pulse:
         self._elapsed += time.perf_counter() - self._last
 
     def resume(self) -> None:
-        """Let the clock run on."""
+        """Let the clock run on; alone, see what came meanwhile."""
         self._last = time.perf_counter()
+        if self._alone:
+            self.signal = self._interrupt.signal
 
     def _beat_alone(self) -> float:
         self.signal = self._interrupt.signal

@@ -86,7 +86,7 @@ class Engine:
         for name, step in steps:
             try:
                 step()
-            except Exception as error:
+            except BaseException as error:
                 if first is None:
                     first = error
                     error.add_note(f"raised by {name} while closing; everything else was closed all the same")

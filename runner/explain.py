@@ -37,9 +37,8 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
     if isinstance(error, HydraException) or text.startswith("Config group override"):
         return _about_composing(error, text, overrides, conf)
     if isinstance(error, OmegaConfBaseException):
-        if isinstance(error.__cause__, OSError):  # of a resolver
-            return explain(error.__cause__, overrides, conf)
-        return f"{getattr(error, 'full_key', None) or 'config'}: {text.splitlines()[0]}"
+        reason = re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", text.splitlines()[0])
+        return f"{getattr(error, 'full_key', None) or 'config'}: {reason}"
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
     return _with_place(error, text)

@@ -16,7 +16,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal = 0
-        """Number of the signal that came, 0 while none did."""
+        """Number of the signal that came last, 0 while none did."""
+        self._interrupted = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -35,8 +36,10 @@ class Interrupt:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
         self.signal = number
 
     @staticmethod

@@ -32,6 +32,9 @@ def fit(trainer: Trainer) -> None:
     state.unwrapped_model.train()
     trainer.pulse.start()
     on.fit_start()
+    now = state.timestamp
+    if now.epoch_in_iteration and now.batch_in_epoch == 0 and trainer.iteration_is_complete():
+        end_iteration(trainer)  # resumed from the EPOCH_CHECKPOINT before it
     while state.timestamp < state.max_duration and not state.stop_requested:
         now = state.timestamp
         if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
@@ -103,7 +106,7 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
 
 
 def end_epoch(trainer: Trainer) -> None:
-    """Step time to the next epoch, and to the next iteration where one is complete."""
+    """Step time to the next epoch, and end the iteration where it is complete."""
     state, on = trainer.state, trainer.engine.on
     state.step_time(state.timestamp.to_next_epoch())
     for scheduler in trainer.epoch_schedulers:
@@ -112,9 +115,15 @@ def end_epoch(trainer: Trainer) -> None:
     evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
     on.epoch_checkpoint()
     if trainer.iteration_is_complete():
-        state.step_time(state.timestamp.to_next_iteration())
-        on.iteration_end()
-        on.iteration_checkpoint()
+        end_iteration(trainer)
+
+
+def end_iteration(trainer: Trainer) -> None:
+    """Step time to the next iteration."""
+    state, on = trainer.state, trainer.engine.on
+    state.step_time(state.timestamp.to_next_iteration())
+    on.iteration_end()
+    on.iteration_checkpoint()
 
 
 def whole_batch(trainer: Trainer, share: Weight) -> None:

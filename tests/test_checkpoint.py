@@ -26,7 +26,7 @@ def make_net(*more: nn.Module, width: int = 6) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(16, width), nn.BatchNorm1d(width), nn.Dropout(0.4), *more, nn.Linear(width, 3)
+            nn.Flatten(), nn.Linear(16, width), nn.BatchNorm1d(width), nn.Dropout(0.4), nn.Linear(width, 3), *more
         )
 
 
@@ -141,7 +141,7 @@ def test_a_resumed_run_is_the_run_that_did_not_stop(make_arguments, tmp_path: Pa
         whole.fit()
     expected = outcome(whole)
     assert whole.state.timestamp.batch == BATCHES
-    for name, batch in [*((f"ba{n}", n) for n in range(1, BATCHES)), ("ep1", 5)]:
+    for name, batch in [*((f"ba{n}", n) for n in range(1, BATCHES + 1)), ("ep1", 5)]:
         again = InMemoryLogger()
         resumed = make_trainer(**make_arguments(), resume_path=tmp_path / name, loggers=[again])
         assert resumed.state.timestamp.batch == batch
@@ -155,12 +155,10 @@ def test_resuming_at_the_end_finds_nothing_to_do_and_goes_on_when_asked(tmp_path
     with make_trainer(**full_arguments(), callbacks=[SaveEach(tmp_path)]) as whole:
         whole.fit()
         whole.fit(duration="1ep")
-    for name in ("ep2", "ba10"):  # the epoch's last batch, before and after the epoch is counted
-        with (
-            make_trainer(**full_arguments(), resume_path=tmp_path / name) as resumed,
-            pytest.raises(ValueError, match="nothing is left to train"),
-        ):
-            resumed.fit()
+    ended = make_trainer(**full_arguments(), resume_path=tmp_path / "ep2")
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        ended.fit()
+    ended.close()
     with make_trainer(**full_arguments(), resume_path=tmp_path / "ep2") as resumed:
         resumed.fit(duration="1ep")
     equal(outcome(resumed)["weights"], outcome(whole)["weights"])
@@ -239,7 +237,7 @@ def test_evaluation_after_load_is_the_evaluation_before(tmp_path: Path):
 
 class Deeper(ClassificationModel):
     def __init__(self):
-        super().__init__(make_net(nn.Linear(6, 6)), 3)
+        super().__init__(make_net(nn.Linear(3, 3)), 3)
 
 
 @pytest.mark.parametrize("how", ["load_path", "resume_path"])

@@ -18,6 +18,8 @@ HEARD: list[tuple[str, str]] = []
 class Hears:
     """Notes its name and the event, at every event."""
 
+    config_key: str
+
     def __init__(self, name: str):
         self.name = name
 
@@ -63,7 +65,7 @@ def test_who_acts_first_at_every_event_of_a_run():
     with make_trainer(algorithms, callbacks, loggers) as trainer:
         trainer.fit()
         trainer.eval()
-        trainer.predict(trainer.state.train_dataloader)
+        trainer.predict([(torch.ones(2, 3),)])
         for event in Event:
             expected = ["A1", "A2", "C1", "C2", "L1", "L2"]
             if event is Event.INIT:
@@ -201,7 +203,7 @@ def test_who_overrides_run_event_hears_all_and_its_methods_only_through_itself()
     with make_trainer(callbacks=[silent, passing]) as trainer:
         trainer.fit()
         trainer.eval()
-        trainer.predict(trainer.state.train_dataloader)
+        trainer.predict([(torch.ones(2, 3),)])
     assert {*silent.events} == {*Event} and silent.events == passing.events
     assert silent.events.count(Event.BATCH_END) == 6
     assert (silent.ends, passing.ends) == (0, 6)
@@ -275,7 +277,7 @@ def run_everything(fails: Fails, outcome: Outcome) -> None:
     with make_trainer(**hooks) as trainer:
         trainer.fit()
         trainer.eval()
-        trainer.predict(trainer.state.train_dataloader)
+        trainer.predict([(torch.ones(2, 3),)])
 
 
 @pytest.mark.parametrize("event", list(Event))

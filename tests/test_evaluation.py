@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from callbacks import InMemoryLogger
-from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, Trainer
+from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer
 from runner.data import TensorLoader
 from runner.evaluation import _IN_FLIGHT
 
@@ -34,6 +34,11 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
         "device": "cpu",
     }
     return Trainer(**(defaults | arguments))
+
+
+def layers(state: State) -> Any:
+    """The network itself, to be called and indexed."""
+    return state.unwrapped_model.module
 
 
 class Trace(Callback):
@@ -63,7 +68,7 @@ def test_values_are_means_over_samples_also_with_an_uneven_last_batch():
     memory = InMemoryLogger()
     with make_trainer(loggers=memory) as trainer:
         values = trainer.eval()["eval"]
-        model = trainer.state.unwrapped_model.module.eval()
+        model = layers(trainer.state).eval()
         inputs, targets = (torch.cat(parts) for parts in zip(*make_data(7, 3), strict=True))
         outputs = model(inputs)
         loss = nn.functional.cross_entropy(outputs, targets).detach()
@@ -76,7 +81,7 @@ def test_values_are_means_over_samples_also_with_an_uneven_last_batch():
 def test_predictions_are_the_outputs_in_order_on_the_cpu():
     with make_trainer() as trainer:
         outputs = trainer.predict(make_data(7, 3))
-        expected = trainer.state.unwrapped_model.module.eval()(torch.cat([inputs for inputs, _ in make_data(7, 3)]))
+        expected = layers(trainer.state).eval()(torch.cat([inputs for inputs, _ in make_data(7, 3)]))
     assert [len(one) for one in outputs] == [3, 3, 1]
     assert all(one.device.type == "cpu" and not one.requires_grad for one in outputs)
     torch.testing.assert_close(torch.cat(outputs), expected)
@@ -110,7 +115,7 @@ def test_evaluation_leaves_training_as_it_was(how: str):
 
     class Compares(Callback):
         def batch_end(self, state, logger):
-            state.unwrapped_model.module[2].eval()  # a mode of its own, as a frozen layer has
+            layers(state)[2].eval()  # a mode of its own, as a frozen layer has
             self.before = snapshot(state)
             if how == "eval":
                 trainer.eval()
@@ -159,7 +164,7 @@ class Doubles(Algorithm):
 
     @contextmanager
     def evaluation_weights(self, state):
-        bias = state.unwrapped_model.module[3].bias
+        bias = layers(state)[3].bias
         with torch.no_grad():
             bias.mul_(2)
         self.inside += 1
@@ -202,7 +207,7 @@ def test_an_error_inside_puts_weights_and_modes_back(event: Event):
 
     doubles, fails = Doubles(), Fails()
     trainer = make_trainer(fails, algorithms=doubles, eval_interval="1ba", max_duration="2ba")
-    before = trainer.state.unwrapped_model.module[3].bias.detach().clone()
+    before = layers(trainer.state)[3].bias.detach().clone()
     with pytest.raises(ValueError, match="mine"):
         if event.name.startswith("PREDICT"):
             trainer.predict(make_data())
@@ -210,7 +215,7 @@ def test_an_error_inside_puts_weights_and_modes_back(event: Event):
         trainer.state.optimizers[0].param_groups[0]["lr"] = 0.0
         trainer.fit()
     assert (doubles.inside, fails.inside, fails.modes) == (0, 0, {True})
-    assert torch.equal(trainer.state.unwrapped_model.module[3].bias, before)
+    assert torch.equal(layers(trainer.state)[3].bias, before)
     assert torch.is_grad_enabled()
 
 
@@ -234,7 +239,7 @@ def test_an_evaluator_without_data_is_an_error():
 def test_evaluating_other_data_does_not_change_what_training_evaluates():
     zeros, ones = ([(torch.ones(2, 3), torch.full((2,), value))] for value in (0, 1))
     model = make_model()
-    model.module[3].bias.data = torch.tensor([9.0, -9.0])
+    model.get_parameter("module.3.bias").data = torch.tensor([9.0, -9.0])
     arguments = {"model": model, "optimizers": lambda p: torch.optim.SGD(p, lr=0.0), "max_duration": "1ba"}
     with make_trainer(eval_dataloader=zeros, eval_interval="1ba", **arguments) as trainer:
         assert float(trainer.eval(ones)["eval"]["MulticlassAccuracy"]) == 0.0

@@ -63,9 +63,6 @@ def test_methods_that_are_no_hooks_are_let_alone():
         def close(self, state, logger): ...
         def training_start(self, state, logger): ...
 
-        @staticmethod
-        def batch_star(self, state, logger): ...
-
     assert Mine().batch_ends("state") is None
 
 
@@ -78,7 +75,7 @@ def test_a_misspelt_hook_of_a_grandchild_is_refused_too():
         class Child(Parent):
             def batch_en(self, state, logger): ...
 
-    assert Parent().batch_end("state", "logger") is None
+    assert Parent().batch_end.__name__ == "batch_end"
 
 
 @pytest.mark.parametrize(("alias", "name"), [*ALIASES.items()])

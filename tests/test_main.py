@@ -106,7 +106,7 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Any]:
+def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Any]:
     """Runs a command line in this very process, in the working directory `folder`."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
@@ -310,7 +310,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 def test_a_run_is_in_mlflow(story: Any):
-    folder, done = story
+    folder, _ = story
     (run_dir,) = run_folders(folder)
     name = f"mlp-digits-{run_dir.parent.name}-{run_dir.name}"
     assert query(folder, "select status, name from runs") == [("FINISHED", name)]
@@ -334,7 +334,7 @@ def test_a_run_is_in_mlflow(story: Any):
 
 
 def test_a_run_is_in_its_folder(story: Any):
-    folder, done = story
+    folder, _ = story
     (run_dir,) = run_folders(folder)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert config["data"]["batch_size"] == 400
@@ -422,7 +422,7 @@ def test_neither_mlflow_nor_a_full_disk_ends_training(folder: Path, run_app: Any
     assert "Traceback" not in done.stderr
     assert "epoch 2/2" in done.stdout
     assert not (run_dir / "checkpoints").exists() or list((run_dir / "checkpoints").iterdir()) == []
-    assert [path for path in run_dir.rglob("*.tmp")] == []
+    assert list(run_dir.rglob("*.tmp")) == []
     assert query(folder, "select count(*) from runs") == [(0,)]
 
 
@@ -466,6 +466,13 @@ def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Pat
     (folder / "kept" / "notes.txt").write_text("mine")
     assert run_here("hydra.run.dir=kept", "callbacks.checkpoint_saver.monitor=nothing").code == 2
     assert (folder / "kept" / "notes.txt").read_text() == "mine"
+
+
+def test_a_working_directory_that_cannot_be_written_is_named(tmp_path: Path, run_app: Any):
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    done = run_app(exit_code=2)
+    assert done.stderr.startswith("error: hydra.run.dir: ") and f"'{tmp_path}/outputs" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any):

@@ -119,9 +119,9 @@ def test_labels_lengths_and_timestamps_of_what_is_read_now():
 def test_metric_values_are_by_label_so_that_evaluators_never_collide():
     inputs, zeros = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
     evaluators = [Evaluator("zeros", [(inputs, zeros)]), Evaluator("ones", [(inputs, zeros + 1)])]
-    model = ClassificationModel(nn.Linear(3, 2), 2)
-    nn.init.constant_(model.module.weight, 0.0)
-    model.module.bias.data = torch.tensor([5.0, -5.0])
+    linear = nn.Linear(3, 2)
+    linear.weight.data, linear.bias.data = torch.zeros(2, 3), torch.tensor([5.0, -5.0])
+    model = ClassificationModel(linear, 2)
     with make_trainer(model=model, eval_dataloader=evaluators) as trainer:
         values = trainer.eval()
     assert {label: float(one["MulticlassAccuracy"]) for label, one in values.items()} == {"zeros": 1.0, "ones": 0.0}

@@ -129,8 +129,9 @@ def test_a_torch_scheduler_steps_per_epoch_or_per_batch():
 
 def test_one_torch_scheduler_for_each_optimizer():
     seen = Rates()
-    model = ClassificationModel(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 2)
-    optimizers = [torch.optim.SGD(model.module[i].parameters(), lr=0.1 * 10**i) for i in (0, 1)]
+    layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model = ClassificationModel(layers, 2)
+    optimizers = [torch.optim.SGD(layers[i].parameters(), lr=0.1 * 10**i) for i in (0, 1)]
     schedulers = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
     with make_trainer(seen, model=model, optimizers=optimizers, schedulers=schedulers, max_duration="2ep") as trainer:
         trainer.fit()
@@ -284,10 +285,12 @@ def test_the_trainer_s_own_keys_and_steps():
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_the_loss_at_step_one_is_that_of_the_first_batch(grad_accum: int):
     memory = InMemoryLogger()
-    with make_trainer(loggers=memory, max_duration="1ep", grad_accum=grad_accum) as trainer:
+    linear = nn.Linear(3, 2)
+    model = ClassificationModel(linear, 2)
+    with make_trainer(loggers=memory, max_duration="1ep", grad_accum=grad_accum, model=model) as trainer:
         inputs, targets = next(iter(make_data()))
         with torch.no_grad():
-            first = nn.functional.cross_entropy(trainer.state.unwrapped_model.module(inputs), targets)
+            first = nn.functional.cross_entropy(linear(inputs), targets)
         trainer.fit()
     timestamp, value = memory.data["loss/train/total"][0]
     assert (timestamp.batch, value) == (1, pytest.approx(float(first)))

@@ -17,9 +17,10 @@ NUM_TRAIN = 1200  # the first samples; the others evaluate
 def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0) -> tuple[TensorLoader, TensorLoader]:
     """Returns a training loader of the first 1200 digits and an evaluation loader of the last 597.
 
-    Batches are ``(images, labels)``: float32 ``(N, 1, 8, 8)`` in [0, 1], where 0 is the background, so that what
-    an augmentation pads with zeros is background too, and int64 ``(N,)`` in [0, 10). The split follows the order of scikit-learn's file. Source:
-    Alpaydin and Kaynak 1998, the test set of UCI's "Optical Recognition of Handwritten Digits".
+    Batches are ``(images, labels)``: float32 ``(N, 1, 8, 8)`` in [0, 1], where 0 is the background, so that what an
+    augmentation pads with zeros is background too, and int64 ``(N,)`` in [0, 10). The split follows the order of
+    scikit-learn's file. Source: Alpaydin and Kaynak 1998, the test set of UCI's "Optical Recognition of Handwritten
+    Digits".
 
     Args:
         batch_size: samples in a training batch, all ranks together.

@@ -58,6 +58,10 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
     return Sent(**saved) if saved.get("tracking_uri") == tracking_uri else Sent(tracking_uri)
 
 
+# Made once: json.dumps makes an encoder at each call that asks for other separators.
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
 def write_sent(folder: Path, sent: Sent) -> None:
     """Keep what was sent, so that another writer can go on from there."""
     write_json(folder / "sent.json", asdict(sent))
@@ -134,7 +138,7 @@ class Spool:
         Raises:
             OSError: the disk is full, or the spool is closed.
         """
-        data = "".join(json.dumps(entry, separators=(",", ":"), default=str) + "\n" for entry in entries).encode()
+        data = "".join([_encode(entry) + "\n" for entry in entries]).encode()
         with self._lock:
             data = b"\n" + data if self._torn else data
             written = os.write(self._fd, data)
@@ -155,7 +159,9 @@ class Spool:
                     self._written = self._read_written(step)
                 known = self._written.get(step, frozenset())
                 metrics = {key: value for key, value in metrics.items() if key not in known}
-            if metrics:
+            if entries and entries[-1]["s"] == step and entries[-1]["m"].keys().isdisjoint(metrics):
+                entries[-1]["m"] = entries[-1]["m"] | metrics  # a batch's metrics come from several callbacks
+            elif metrics:
                 entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
         if entries:
             self.append(*entries)

@@ -73,7 +73,6 @@ class CheckpointSaver(Callback):
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = -1
-        self._between_batches = False
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._reported: int | None = None
@@ -93,12 +92,9 @@ class CheckpointSaver(Callback):
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
         self._checkpoints.forget_missing()
 
-    def before_dataloader(self, state: State, logger: Logger) -> None:
-        self._between_batches = False
-
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        self._between_batches = True
-        self._save_if_due(state)
+        if state.is_due(self.interval):
+            self._save_unless_over(state)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
@@ -107,7 +103,7 @@ class CheckpointSaver(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         # All ranks stopped after one batch; a second Ctrl-C interrupts inside one, and leaves nothing whole to save.
-        if isinstance(state.error, KeyboardInterrupt | SystemExit) and self._between_batches:
+        if state.error is not None and state.ended_between_batches:
             self._save_last(state)
         self._wait()
 
@@ -117,8 +113,8 @@ class CheckpointSaver(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._checkpoints.load_state_dict(state)
 
-    def _save_if_due(self, state: State) -> None:
-        if not state.is_due(self.interval) or self._tried_at == state.timestamp.batch:
+    def _save_unless_over(self, state: State) -> None:
+        if self._tried_at == state.timestamp.batch:
             return
         # The last one is left to FIT_END, which knows the final metrics.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":

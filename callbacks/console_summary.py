@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice
 from callbacks._run_description import describe_events, describe_run, show_path
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 MAX_METRICS = 8
 
 
-class _Series(NamedTuple):
+@dataclass(slots=True)
+class _Series:
     lower_is_better: bool
     final: float
     best: float
@@ -32,6 +34,7 @@ class ConsoleSummary(LoggerDestination):
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
+        self._ignored: set[str] = set()  # keys that are not summed up
         self._state: State | None = None
         self._logger: Logger | None = None
 
@@ -46,8 +49,12 @@ class ConsoleSummary(LoggerDestination):
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
             for key, value in record.metrics.items():
+                if key in self._ignored:
+                    continue
                 if key.startswith(("loss/", "metrics/")):
                     self._note(key, value, record.timestamp)
+                else:
+                    self._ignored.add(key)
 
     def close(self, state: State, logger: Logger) -> None:
         if self._state is None:
@@ -66,7 +73,10 @@ class ConsoleSummary(LoggerDestination):
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
             self._logger.flush()  # what was logged before a checkpoint belongs into it
-        return {key: [*one[:3], one.best_at.state_dict()] for key, one in self._series.items()}
+        return {
+            key: [one.lower_is_better, one.final, one.best, one.best_at.state_dict()]
+            for key, one in self._series.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._series = {
@@ -75,16 +85,16 @@ class ConsoleSummary(LoggerDestination):
         }
 
     def _note(self, key: str, value: float, timestamp: Timestamp) -> None:
-        before = self._series.get(key)
-        if before is None:
+        series = self._series.get(key)
+        if series is None:
             lower = key.startswith("loss/")
             if self._state is not None and not lower:
                 lower = _choice(key).lower_is_better(self._state)
             self._series[key] = _Series(lower, value, value, timestamp)
-        elif value < before.best if before.lower_is_better else value > before.best:
-            self._series[key] = _Series(before.lower_is_better, value, value, timestamp)
-        else:
-            self._series[key] = before._replace(final=value)
+            return
+        series.final = value
+        if value < series.best if series.lower_is_better else value > series.best:
+            series.best, series.best_at = value, timestamp
 
 
 def _choice(key: str) -> MetricChoice:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import LoggerDestination
+from runner import LoggerDestination, Record
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -35,17 +35,25 @@ class LearningCurves(LoggerDestination):
             raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename
         self._curves: dict[str, _Curve] = {}
+        self._ignored: set[str] = set()  # keys that are not drawn
         self._logger: Logger | None = None
 
     def init(self, state: State, logger: Logger) -> None:
         self._logger = logger
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        for key, value in metrics.items():
-            if key.startswith(("loss/", "metrics/", "lr-")):
-                if key not in self._curves:
-                    self._curves[key] = _Curve()
-                self._curves[key].add(step, value)
+    def log_records(self, records: Sequence[Record]) -> None:
+        curves, ignored = self._curves, self._ignored
+        for record in records:
+            for key, value in record.metrics.items():
+                if key in ignored:
+                    continue
+                if key in curves:
+                    curves[key].add(record.step, value)
+                elif key.startswith(tuple(PANELS.values())):
+                    curves[key] = _Curve()
+                    curves[key].add(record.step, value)
+                else:
+                    ignored.add(key)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         logger.flush()  # the intended host-device sync, once per fit
@@ -77,12 +85,16 @@ class _Curve:
         self._pending: list[tuple[float, float]] = []
 
     def add(self, step: float, value: float) -> None:
-        self._pending.append((step, value))
-        if len(self._pending) < self._stride:
-            return
-        for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
-            points.append(sum(numbers) / self._stride)
-        self._pending.clear()
+        if self._stride == 1:
+            self.steps.append(step)
+            self.values.append(value)
+        else:
+            self._pending.append((step, value))
+            if len(self._pending) < self._stride:
+                return
+            for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
+                points.append(sum(numbers) / self._stride)
+            self._pending.clear()
         if len(self.steps) >= 2 * MAX_POINTS:
             self._stride *= 2
             self.steps, self.values = (

@@ -59,6 +59,7 @@ class SpeedMonitor(Callback):
         self._unit = SECONDS[time_unit]
         self._peak: float | None = None
         self._ranks = 1
+        self._ranks = 1
         # Seconds trained, batches, samples, tokens, operations: after each batch, and before the window's first.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
@@ -70,6 +71,7 @@ class SpeedMonitor(Callback):
 
         self._ranks = get_world_size()
         self._fit_started = time.perf_counter()
+        self._ranks = get_world_size()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
         if not self._window:
             now = state.timestamp
@@ -79,26 +81,33 @@ class SpeedMonitor(Callback):
         self._asked = time.perf_counter()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self._train += time.perf_counter() - self._asked
-        now = state.timestamp
+        self._train = train = self._train + time.perf_counter() - self._asked
+        now, ranks = state.timestamp, self._ranks
         flops = state.unwrapped_model.flops_per_batch(state.batch)
-        self._flops += (flops or 0.0) * self._ranks
-        self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
-        seconds, *counts = (last - first for first, last in zip(self._window[0], self._window[-1], strict=True))
-        batches, samples, tokens, operations = (count / seconds for count in counts)
-        rates = {"batches_per_sec": batches, "samples_per_sec": samples}
-        if now.token:
-            rates["tokens_per_sec"] = tokens
         if flops is not None:
-            rates["flops_per_sec"] = operations
-        metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
-        for name, rate in rates.items():
-            metrics[f"throughput/device/{name}"] = rate / self._ranks
-        if flops is not None and self._peak is not None:
-            metrics["throughput/device/mfu"] = operations / self._ranks / self._peak
-        metrics["time/train"] = self._train / self._unit
-        metrics["time/val"] = self._val / self._unit
-        metrics["time/total"] = self._seconds_in_total() / self._unit
+            self._flops += flops * ranks
+        window = self._window
+        window.append((train, now.batch, now.sample, now.token, self._flops))
+        began, batch, sample, token, operations = window[0]
+        seconds = train - began
+        batches, samples = (now.batch - batch) / seconds, (now.sample - sample) / seconds
+        metrics = {
+            "throughput/batches_per_sec": batches,
+            "throughput/samples_per_sec": samples,
+            "throughput/device/batches_per_sec": batches / ranks,
+            "throughput/device/samples_per_sec": samples / ranks,
+            "time/train": train / self._unit,
+            "time/val": self._val / self._unit,
+            "time/total": self._seconds_in_total() / self._unit,
+        }
+        if now.token:
+            metrics["throughput/tokens_per_sec"] = tokens = (now.token - token) / seconds
+            metrics["throughput/device/tokens_per_sec"] = tokens / ranks
+        if flops is not None:
+            metrics["throughput/flops_per_sec"] = rate = (self._flops - operations) / seconds
+            metrics["throughput/device/flops_per_sec"] = rate / ranks
+            if self._peak is not None:
+                metrics["throughput/device/mfu"] = rate / ranks / self._peak
         logger.log_metrics(metrics)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:

@@ -61,13 +61,23 @@ class Logger:
         Raises:
             ValueError: a tensor has more than one element.
         """
+        if self.destinations:
+            kept = {key: value if type(value) is float else _keep(key, value) for key, value in metrics.items()}
+            self.hand_over(kept, step)
+
+    def hand_over(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Log metrics without a copy: floats and zero-dimensional tensors that nobody changes any more.
+
+        Args:
+            metrics: by key; belongs to the logger from now on.
+            step: the batch to log at; default `state.timestamp.batch`.
+        """
         if not self.destinations:
             return
         if self._error is not None:
             self.flush()
         timestamp = self._state.timestamp
-        record = {key: _keep(key, value) for key, value in metrics.items()}
-        self._pending.append(Record(record, timestamp.batch if step is None else step, timestamp, time.time()))
+        self._pending.append(Record(metrics, timestamp.batch if step is None else step, timestamp, time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
@@ -118,10 +128,11 @@ class Logger:
 
     def _drain(self) -> None:
         with self._draining:
-            records = [self._pending.popleft() for _ in range(len(self._pending))]
+            take = self._pending.popleft
+            records = [take() for _ in range(len(self._pending))]
             if not records:
                 return
-            records = read_back(records)
+            read_back(records)
             for destination in self.destinations:
                 try:
                     destination.log_records(records)
@@ -137,21 +148,19 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
-        return value.detach().clone()
+        return value.detach().reshape(()).clone()
     return float(value)
 
 
-def read_back(records: Sequence[Record]) -> list[Record]:
-    """Return records with every value as a float, read with one host-device sync per device and dtype."""
+def read_back(records: Sequence[Record]) -> None:
+    """Replace tensors in records by floats, in place, with one host-device sync per device and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    plain = [record._replace(metrics=dict(record.metrics)) for record in records]
-    for record in plain:
+    for record in records:
         for key, value in record.metrics.items():
-            if isinstance(value, Tensor):
+            if type(value) is not float:
                 groups.setdefault((value.device, value.dtype), []).append((record.metrics, key))
     for places in groups.values():
         # The intended host-device sync: on the logger's own thread.
-        values = torch.stack([metrics[key].reshape(()) for metrics, key in places]).tolist()
+        values = torch.stack([metrics[key] for metrics, key in places]).tolist()
         for (metrics, key), value in zip(places, values, strict=True):
             metrics[key] = float(value)
-    return plain

@@ -49,6 +49,7 @@ def fit(trainer: Trainer) -> None:
     on.fit_end()
     trainer.pulse.stop()
     if trainer.pulse.signal:
+        state.ended_between_batches = True
         raise Interrupt.exception(trainer.pulse.signal)
 
 
@@ -70,6 +71,7 @@ def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:
             evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
         on.batch_checkpoint()
         if pulse.signal:
+            state.ended_between_batches = True
             raise Interrupt.exception(pulse.signal)
         if state.stop_requested or state.timestamp.count(unit) >= limit:
             return state.timestamp.batch_in_epoch == stream.length

@@ -53,15 +53,17 @@ class TrainerLog(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
-        metrics: dict[str, Any] = {"loss/train/total": state.total_loss}
+        metrics: dict[str, Any] = {
+            "loss/train/total": state.total_loss,
+            "time/epoch": float(now.epoch),
+            "time/batch": float(now.batch),
+            "time/sample": float(now.sample),
+        }
+        if now.token:
+            metrics["time/token"] = float(now.token)
         for name, value in state.loss_parts.items():
             metrics[f"loss/train/{name}"] = value
-        metrics["time/epoch"] = now.epoch
-        metrics["time/batch"] = now.batch
-        metrics["time/sample"] = now.sample
-        if now.token:
-            metrics["time/token"] = now.token
-        logger.log_metrics(metrics)
+        logger.hand_over(metrics)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""

@@ -121,6 +121,8 @@ class State:
 
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
+    ended_between_batches: bool = field(default=False, init=False)
+    """Whether a signal ended training after a whole batch, the same one on all ranks."""
     error: BaseException | None = field(default=None, init=False)
     """What ended the run, set before `close`; None while all is well. KeyboardInterrupt and SystemExit too."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from pathlib import Path
@@ -350,15 +351,18 @@ def save_and_resume() -> None:
     from runner.distributed import barrier, destroy_process_group, init_process_group
 
     init_process_group(torch.device("cpu"))
-    with ranked_trainer(callbacks=[SaveEach(Path())]) as whole:
-        whole.fit()
+    with ranked_trainer(callbacks=[SaveEach(Path())]) as trainer:
+        trainer.fit()
+    whole = shared_outcome(trainer)
     barrier()
     resumed = {}
-    for name in (*(f"ba{n}" for n in range(1, BATCHES)), "ep1"):
+    for name in (*(f"ba{n}" for n in range(1, BATCHES + 1)), "ep1"):
         with ranked_trainer(resume_path=name) as trainer:
             trainer.fit()
         resumed[name] = shared_outcome(trainer)
     if get_global_rank() == 0:
-        torch.save(shared_outcome(whole), "whole.pt")
+        torch.save(whole, "whole.pt")
         torch.save(resumed, "resumed.pt")
+    del trainer
+    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
     destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -259,6 +260,7 @@ def on_ranks() -> None:
         "object": broadcast_object({"rank": get_global_rank()}),
     }
     torch.save(found, f"rank{get_global_rank()}.pt")
+    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
     destroy_process_group()
 
 

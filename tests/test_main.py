@@ -32,7 +32,7 @@ from runner import Callback, ClassificationModel
 
 
 class Failing(Callback):
-    def batch_end(self, state, logger):
+    def batch_start(self, state, logger):
         raise RuntimeError("a callback that fails")
 
 
@@ -401,7 +401,7 @@ def test_a_failure_in_training_is_a_trace_and_exit_code_1(folder: Path, run_app:
     done = run_app(*SHORT, "+callbacks.mine._target_=own.Failing", exit_code=1)
     assert "Traceback" in done.stderr
     assert "RuntimeError: a callback that fails" in done.stderr
-    assert "raised by 'mine' at BATCH_END, epoch 0, batch 1 (1 in epoch)" in done.stderr
+    assert "raised by 'mine' at BATCH_START, epoch 0, batch 0 (0 in epoch)" in done.stderr
     assert "failed" in done.stdout
     assert query(folder, "select status from runs") == [("FAILED",)]
     (trace,) = (folder / "outputs" / "mlartifacts").rglob("error.txt")

@@ -10,7 +10,7 @@ from torch import nn
 
 from callbacks import InMemoryLogger, LearningCurves, LRMonitor
 from callbacks.learning_curves import MAX_POINTS, draw
-from runner import ClassificationModel, Trainer, save_checkpoint
+from runner import ClassificationModel, Record, Timestamp, Trainer, save_checkpoint
 from runner.data import TensorLoader
 
 
@@ -76,7 +76,7 @@ def test_many_points_are_averaged_into_few():
     curves = LearningCurves()
     steps = range(1, 40 * MAX_POINTS + 1)
     for step in steps:
-        curves.log_metrics({"loss/a/total": 2.0 * step, "time/batch": step}, step)
+        curves.log_records([Record({"loss/a/total": 2.0 * step, "time/batch": step}, step, Timestamp(), 0.0)])
     drawn_steps, drawn_values = lines(curves)["loss"]["a"]
     assert MAX_POINTS <= len(drawn_steps) < 2 * MAX_POINTS
     assert np.mean(drawn_steps) == np.mean(steps)  # every step is in exactly one mean

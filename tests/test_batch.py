@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from runner.batch import count_samples, map_tensors, split, tensors, to_device
+
+Pair = namedtuple("Pair", ["inputs", "targets"])
+N = 6
+
+
+def nested() -> dict[str, Any]:
+    return {
+        "tuple": (torch.arange(N), [torch.ones(N, 2), {"deep": torch.zeros(N, 1, 3)}]),
+        "pair": Pair(torch.arange(N) * 2, None),
+        "ordered": OrderedDict(x=torch.arange(N)),
+        "scalar": torch.tensor(3.0),
+        "name": "batch",
+        "number": 3,
+        "flag": True,
+    }
+
+
+def test_mapping_keeps_the_nesting():
+    batch = nested()
+    mapped = map_tensors(batch, lambda tensor: tensor + 1)
+    assert list(mapped) == list(batch) and isinstance(mapped["pair"], Pair) and mapped["pair"].targets is None
+    assert isinstance(mapped["ordered"], OrderedDict) and isinstance(mapped["tuple"][1], list)
+    assert mapped["name"] == "batch" and mapped["number"] == 3 and mapped["flag"] is True
+    assert [t.tolist() for t in tensors(mapped)] == [(t + 1).tolist() for t in tensors(batch)]
+    assert float(mapped["scalar"]) == 4.0 and float(batch["scalar"]) == 3.0
+
+
+def test_tensors_come_in_order():
+    assert [t.shape for t in tensors(nested())] == [(N,), (N, 2), (N, 1, 3), (N,), (N,), ()]
+    assert list(tensors("none")) == []
+
+
+@pytest.mark.parametrize("odd", [object(), {1, 2}, len, range(3)])
+def test_what_is_no_batch_is_named(odd: object):
+    with pytest.raises(TypeError, match=f"a batch holds a {type(odd).__name__}; it must be a tensor"):
+        map_tensors([torch.zeros(1), odd], lambda tensor: tensor)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(4, 2),
+        (torch.zeros(4), torch.zeros(9)),
+        {"scalar": torch.tensor(1.0), "x": torch.zeros(4)},
+        [[torch.zeros(4)]],
+    ],
+)
+def test_samples_are_counted_on_the_first_tensor_that_has_them(batch: Any):
+    assert count_samples(batch) == 4
+
+
+@pytest.mark.parametrize("batch", [{}, "text", torch.tensor(1.0), [1, 2], (torch.tensor(1),)])
+def test_nothing_to_count(batch: Any):
+    with pytest.raises(TypeError, match="cannot count the samples"):
+        count_samples(batch)
+
+
+def test_moving_does_not_copy_what_is_there():
+    batch = nested()
+    moved = to_device(batch, torch.device("cpu"))
+    assert all(a is b for a, b in zip(tensors(batch), tensors(moved), strict=True))
+    assert {t.device.type for t in tensors(to_device(batch, torch.device("meta")))} == {"meta"}
+
+
+@pytest.mark.parametrize("parts", range(1, 9))
+def test_parts_are_the_batch_and_differ_by_one_sample_at_most(parts: int):
+    batch = nested()
+    pieces = split(batch, N, parts=parts)
+    assert len(pieces) == min(parts, N)
+    sizes = [count_samples(piece) for _, piece in pieces]
+    assert sum(sizes) == N and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+    assert [start for start, _ in pieces] == [sum(sizes[:index]) for index in range(len(sizes))]
+    columns = [list(tensors(piece)) for _, piece in pieces]
+    for index, whole in enumerate(tensors(batch)):
+        joined = [column[index] for column in columns]
+        assert torch.equal(torch.cat(joined) if whole.ndim else joined[0], whole)
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [4, 2]), (5, [5, 1]), (6, [6]), (99, [6])]
+)
+def test_microbatches_of_a_size(size: int, sizes: list[int]):
+    pieces = split((torch.arange(N), torch.arange(N)), N, size=size)
+    assert [len(piece[0]) for _, piece in pieces] == sizes
+    assert torch.cat([piece[1] for _, piece in pieces]).tolist() == list(range(N))
+
+
+def test_pieces_are_views_and_one_piece_is_the_batch_itself():
+    batch = (torch.arange(N), torch.arange(N))
+    assert split(batch, N)[0] == (0, batch) and split(batch, N, parts=1)[0][1] is batch
+    assert split(batch, N, size=N)[0][1] is batch
+    for start, piece in split(batch, N, parts=4):
+        assert piece[0].data_ptr() == batch[0][start:].data_ptr()
+
+
+def test_tensors_of_another_length_cannot_be_split():
+    with pytest.raises(ValueError, match=r"cannot split a batch of 6 samples: a tensor in it has shape \(7, 2\)"):
+        split((torch.zeros(6), torch.zeros(7, 2)), 6, parts=2)
+    split((torch.zeros(6), torch.zeros(7, 2)), 6, parts=1)
+
+
+def test_read_only_mappings_work():
+    mapped = map_tensors(MappingProxyType({"x": torch.zeros(2)}), lambda tensor: tensor + 1)
+    assert mapped["x"].tolist() == [1.0, 1.0]

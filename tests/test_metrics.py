@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
+
+from callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, Evaluator, Trainer
+from runner.data import TensorLoader
+from runner.metrics import WeightedMean, empty, update_metrics
+from runner.model import LanguageModel
+
+
+def make_data(size: int = 10) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(size, 3, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def make_model() -> ClassificationModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return ClassificationModel(nn.Linear(3, 2), 2)
+
+
+class Outputs(Callback):
+    """Predictions and targets of each epoch's training batches, as the metrics should have seen them."""
+
+    def __init__(self):
+        self.seen: list[list[Tensor]] = []
+
+    def epoch_start(self, state, logger):
+        self.seen.append([])
+
+    def after_loss(self, state, logger):
+        self.seen[-1].append((state.outputs.argmax(1) == state.microbatch[1]).float())
+
+
+def fit(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
+    logged = InMemoryLogger()
+    with Trainer(
+        **{
+            "model": make_model(),
+            "train_dataloader": TensorLoader(*make_data(), batch_size=4, shuffle=True),
+            "eval_dataloader": TensorLoader(*make_data(7), batch_size=4, shuffle=False),
+            "optimizers": lambda params: torch.optim.SGD(params, lr=0.5),
+            "max_duration": "3ep",
+            "callbacks": [*callbacks],
+            "loggers": [logged],
+            "device": "cpu",
+            **arguments,
+        }
+    ) as trainer:
+        trainer.fit()
+    return trainer, logged
+
+
+@pytest.mark.parametrize("split", [{}, {"grad_accum": 3}, {"microbatch_size": "auto"}], ids=str)
+def test_training_metrics_are_over_the_epoch(split: dict[str, Any]):
+    outputs = Outputs()
+    trainer, logged = fit(outputs, **split)
+    means = [float(torch.cat(epoch).mean()) for epoch in outputs.seen]
+    points = logged.data["metrics/train/MulticlassAccuracy"]
+    assert [value for _, value in points] == pytest.approx(means)
+    assert [(now.batch, now.epoch) for now, _ in points] == [(3, 1), (6, 2), (9, 3)]
+    assert float(trainer.state.train_metric_values["MulticlassAccuracy"]) == pytest.approx(means[-1])
+
+
+def test_a_batch_that_is_done_again_is_counted_once():
+    class SmallMemory(ClassificationModel):
+        def forward(self, batch):
+            outputs = super().forward(batch)
+            if self.training and len(batch[0]) > 1 and bool(batch[0].sum() != 0):
+                raise torch.OutOfMemoryError("out of memory")
+            return outputs
+
+    class Counted(SmallMemory):
+        def metrics(self, train):
+            return {"count": torchmetrics.SumMetric()} if train else {}
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(float(len(batch[0])))
+
+    trainer, logged = fit(model=Counted(nn.Linear(3, 2), 2), microbatch_size="auto")
+    assert [value for _, value in logged.data["metrics/train/count"]] == [10.0, 10.0, 10.0]
+    assert trainer.state.microbatch_size == 1
+
+
+def test_evaluation_values_are_those_of_the_whole_data():
+    trainer, logged = fit()
+    inputs, targets = make_data(7)
+    with torch.no_grad():
+        logits = trainer.state.unwrapped_model((inputs, targets))
+    assert logged.data["metrics/eval/MulticlassAccuracy"][-1][1] == pytest.approx(
+        float((logits.argmax(1) == targets).float().mean())
+    )
+    assert logged.data["loss/eval/total"][-1][1] == pytest.approx(
+        float(nn.functional.cross_entropy(logits, targets)), rel=1e-6
+    )
+
+
+def test_the_keys_of_the_trainer_and_their_steps():
+    _, logged = fit(eval_dataloader=[Evaluator("a", TensorLoader(*make_data(), batch_size=4, shuffle=False))])
+    assert logged.data.keys() == {
+        "loss/train/total",
+        "metrics/train/MulticlassAccuracy",
+        "loss/a/total",
+        "metrics/a/MulticlassAccuracy",
+        "time/epoch",
+        "time/batch",
+        "time/sample",
+    }
+    assert [now.batch for now, _ in logged.data["loss/train/total"]] == list(range(1, 10))
+    assert [value for _, value in logged.data["time/sample"]] == [4, 8, 10, 14, 18, 20, 24, 28, 30]
+    assert [value for _, value in logged.data["time/batch"]] == list(range(1, 10))
+    assert [value for _, value in logged.data["time/epoch"]] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_tokens_are_logged_where_they_are_counted():
+    tokens = torch.randint(7, (6, 5))
+    _, logged = fit(
+        model=LanguageModel(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))),
+        train_dataloader=TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=4, shuffle=True),
+        eval_dataloader=None,
+        max_duration="1ep",
+    )
+    assert [value for _, value in logged.data["time/token"]] == [16, 24]
+
+
+def test_evaluators_choose_metrics():
+    model = make_model()
+    chosen = Evaluator("x", TensorLoader(*make_data(), batch_size=4, shuffle=False), metric_names=[])
+    trainer, _ = fit(model=model, eval_dataloader=chosen)
+    assert set(trainer.state.eval_metric_values["x"]) == {"loss"}
+    with pytest.raises(ValueError, match="metric_names='Accuracy' is none of the model's"):
+        loader = TensorLoader(*make_data(), batch_size=4, shuffle=False)
+        fit(eval_dataloader=Evaluator("x", loader, metric_names=["Accuracy"]))
+
+
+class TestWeightedMean:
+    def test_it_weighs(self):
+        mean = WeightedMean(torch.device("cpu"))
+        mean.add(torch.tensor(1.0), 3)
+        mean.add(torch.tensor(5.0), torch.tensor(1))
+        assert float(mean.compute()) == 2.0
+
+    def test_many_small_values_are_not_rounded_away(self):
+        mean = WeightedMean(torch.device("cpu"))
+        mean.add(torch.tensor(1.0), 2**24)
+        for _ in range(100):
+            mean.add(torch.tensor(2.0), 1)
+        assert float(mean.compute()) == (2**24 + 200) / (2**24 + 100)
+
+    def test_of_nothing_it_is_not_a_number(self):
+        assert math.isnan(float(WeightedMean(torch.device("cpu")).compute()))
+
+
+METRICS = {
+    "sums": lambda: MulticlassAccuracy(2, average="micro", validate_args=False),
+    "lists": lambda: BinaryAUROC(validate_args=False),
+    "matrix": lambda: MulticlassConfusionMatrix(2, validate_args=False),
+    "wrapper": lambda: torchmetrics.MinMaxMetric(MulticlassAccuracy(2, average="micro", validate_args=False)),
+}
+
+
+class Mixed(ClassificationModel):
+    def update_metric(self, batch, outputs, metric):
+        metric.update(outputs.softmax(1)[:, 1] if isinstance(metric, BinaryAUROC) else outputs, batch[1])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_batch_that_stands_in_adds_nothing_but_types(name: str):
+    model, metric, other = Mixed(nn.Linear(3, 2), 2), METRICS[name](), METRICS[name]()
+    batch = make_data(5)
+    outputs = model(batch).detach()
+    for _ in range(2):
+        update_metrics(model, batch, outputs, {name: metric}, counts=False)
+    assert metric.update_called
+    for value in metric.metric_state.values():
+        assert not isinstance(value, list) or [len(one) for one in value] == [0]
+    for one in (metric, other):
+        update_metrics(model, batch, outputs, {name: one}, counts=True)
+    torch.testing.assert_close(metric.compute(), other.compute())
+    update_metrics(model, batch, outputs, {name: metric}, counts=False)
+    torch.testing.assert_close(metric.compute(), other.compute())
+
+
+def test_emptied_states_keep_their_types():
+    metric = BinaryAUROC(validate_args=False)
+    metric.update(torch.rand(4, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
+    empty(metric)
+    assert [one.dtype for one in metric.preds] == [torch.float64] and [one.dtype for one in metric.target] == [
+        torch.int64
+    ]
+    assert [len(one) for one in (*metric.preds, *metric.target)] == [0, 0]

@@ -1,0 +1,268 @@
+"""What is read back from tensors on the training thread, against the same training written by hand.
+
+Two of torch's modes see every operation and every method called in this thread: reading a value, copying to another
+device, and whatever has a result of a size that depends on values. The logger's thread may read back, and does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchmetrics
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp
+from callbacks import (
+    CheckpointSaver,
+    ConsoleSummary,
+    InMemoryLogger,
+    JSONLinesLogger,
+    LearningCurves,
+    LRMonitor,
+    MLflowLogger,
+    ProgressBar,
+    SpeedMonitor,
+)
+from runner import Callback, ClassificationModel, LoggerDestination, Trainer
+from runner.data import TensorLoader
+from runner.model import LanguageModel
+from runner.schedulers import cosine_annealing
+
+FIRST, LAST = 10, 40  # batches watched, of one epoch of 48
+READS = {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select"}
+READS |= {"aten._unique2", "aten.unique_consecutive", "aten.unique_dim", "aten.repeat_interleave", "aten.bincount"}
+METHODS = {"tolist", "item", "numpy", "cpu", "cuda", "pin_memory", "__array__", "__bool__", "__float__", "__int__"}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations whose result the host has to wait for."""
+
+    def __init__(self, found: Counter[str]):
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func.overloadpacket)
+        result = func(*args, **(kwargs or {}))
+        crosses = name in ("aten._to_copy", "aten.copy_") and _devices(args) != _devices([result])
+        if name in READS or crosses:
+            self.found[name] += 1
+        return result
+
+
+class Methods(TorchFunctionMode):
+    """Counts methods that read values, some of which are no operations on the CPU."""
+
+    def __init__(self, found: Counter[str]):
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in METHODS and args and isinstance(args[0], Tensor):
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _devices(values: Any) -> set[torch.device]:
+    return {value.device for value in values if isinstance(value, Tensor)}
+
+
+class Watch:
+    """Counts what the thread reads from batch FIRST up to batch LAST."""
+
+    def __init__(self):
+        self.found: Counter[str] = Counter()
+        self._modes = Operations(self.found), Methods(self.found)
+
+    def before_batch(self, number: int) -> None:
+        if number == FIRST:
+            for mode in self._modes:
+                mode.__enter__()
+        elif number == LAST:
+            for mode in reversed(self._modes):
+                mode.__exit__(None, None, None)
+
+
+class Watching(Callback):
+    def __init__(self, watch: Watch):
+        self.watch = watch
+
+    def before_dataloader(self, state, logger):
+        self.watch.before_batch(state.timestamp.batch)
+
+
+def make_module() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 4))
+
+
+def make_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(384, 1, 8, 8, generator=generator), torch.arange(384) % 4
+
+
+def batches() -> Any:
+    """Batches of eight, picked as one would by hand."""
+    images, targets = make_data()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    for start in range(0, len(images), 8):
+        yield images[order[start : start + 8]], targets[order[start : start + 8]]
+
+
+def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Counter[str]:
+    """What a plain loop reads: forward, loss, backward, step, an accuracy."""
+    module = make_module()
+    optimizer = make_optimizer(module.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 48)
+    accuracy = torchmetrics.classification.MulticlassAccuracy(4, average="micro", validate_args=False)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp_fp16")
+    watch = Watch()
+    for number, (images, targets) in enumerate(batches()):
+        watch.before_batch(number)
+        optimizer.zero_grad()
+        for inputs, labels in zip(images.chunk(parts), targets.chunk(parts), strict=True):
+            with torch.autocast("cpu", torch.float16, enabled=precision == "amp_fp16"):
+                logits = module(inputs)
+                loss = F.cross_entropy(logits, labels) / parts
+            scaler.scale(loss).backward()
+            accuracy.update(logits.detach(), labels)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+    return watch.found
+
+
+def with_trainer(make_optimizer: Any, run_dir: Path, **arguments: Any) -> Counter[str]:
+    """What the Trainer reads."""
+    watch = Watch()
+    with Trainer(
+        **{
+            "model": ClassificationModel(make_module(), 4),
+            "train_dataloader": TensorLoader(*make_data(), batch_size=8, shuffle=True),
+            "eval_dataloader": TensorLoader(*make_data(), batch_size=64, shuffle=False),
+            "optimizers": make_optimizer,
+            "schedulers": cosine_annealing(t_warmup="5ba"),
+            "device": "cpu",
+            "run_dir": run_dir,
+            **arguments,
+            "callbacks": [Watching(watch), *arguments.get("callbacks", [])],
+        }
+    ) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == 48
+    return watch.found
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def test_reads_are_seen():
+    found: Counter[str] = Counter()
+    x = torch.tensor([0.0, 1.0])
+    with Operations(found), Methods(found):
+        x[0].item()
+        bool(x[1] > 0)
+        x.nonzero()
+        x.tolist()
+        x.to("meta")
+    assert found["aten._local_scalar_dense"] == 2 and found["aten.nonzero"] == 1
+    assert found["tolist"] == 1 and found["aten._to_copy"] == 1
+
+
+def test_a_loop_by_hand_reads_nothing_with_sgd():
+    assert not by_hand(sgd)
+    assert by_hand(sgd, "amp_fp16")["item"] == LAST - FIRST  # the scaler's flag
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "precision", "parts"),
+    [(sgd, "fp32", 1), (sgd, "fp32", 4), (adamw, "fp32", 1), (sgd, "amp_fp16", 1), (adamw, "amp_fp16", 2)],
+)
+def test_the_trainer_reads_no_more_than_a_loop_by_hand(make_optimizer, precision: str, parts: int, tmp_path: Path):
+    found = with_trainer(make_optimizer, tmp_path, precision=precision, grad_accum=parts)
+    assert found <= by_hand(make_optimizer, precision, parts)
+
+
+def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logged = InMemoryLogger()
+    built_in = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
+    more = [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), logged]
+    found = with_trainer(sgd, tmp_path / "run", callbacks=[*built_in, *more])
+    assert found <= by_hand(sgd)
+    assert len(logged.data["loss/train/total"]) == 48  # all was read back, elsewhere
+    assert {"lr-SGD/group0", "throughput/samples_per_sec", "metrics/eval/MulticlassAccuracy"} <= logged.data.keys()
+
+
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        [BatchAugment(pad=1, flip="random")],
+        [MixUp(), LabelSmoothing(), EMA("10ba"), GradientClipping("norm", 1.0)],
+        [GradientClipping("adaptive", 0.1)],
+        [GradientClipping("value", 0.1)],
+    ],
+    ids=lambda algorithms: "-".join(type(one).__name__ for one in algorithms),
+)
+def test_algorithms_read_nothing(algorithms, tmp_path: Path):
+    found = with_trainer(sgd, tmp_path, algorithms=algorithms, grad_accum=2)
+    assert found <= by_hand(sgd)
+
+
+def test_a_language_model_reads_nothing(tmp_path: Path):
+    tokens = torch.randint(16, (384, 9), generator=torch.Generator().manual_seed(0))
+    targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 3, -100)
+    found = with_trainer(
+        sgd,
+        tmp_path,
+        model=LanguageModel(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))),
+        train_dataloader=TensorLoader(tokens[:, :-1].contiguous(), targets, batch_size=8, shuffle=True),
+        eval_dataloader=None,
+        grad_accum=4,
+        loggers=[InMemoryLogger()],
+    )
+    assert not found
+
+
+def test_tensor_rates_are_set_without_reading(tmp_path: Path):
+    def capturable(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=torch.tensor(0.1))
+
+    plain = with_trainer(capturable, tmp_path, schedulers=None)
+    assert with_trainer(capturable, tmp_path, callbacks=[LRMonitor()], loggers=[InMemoryLogger()]) <= plain
+
+
+def test_values_are_read_on_the_loggers_thread(tmp_path: Path):
+    threads = set()
+
+    class Where(LoggerDestination):
+        def log_metrics(self, metrics, step):
+            threads.add(threading.current_thread().name)
+            assert all(isinstance(value, float) for value in metrics.values())
+
+    class Wait(Callback):
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == 20:
+                give_up = threading.Event()
+                for _ in range(200):
+                    if threads or give_up.wait(0.05):
+                        break
+
+    with_trainer(sgd, tmp_path, loggers=[Where()], callbacks=[Wait()])
+    assert "logger" in threads

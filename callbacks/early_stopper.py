@@ -86,7 +86,12 @@ class EarlyStopper(Callback):
             self._best, self._best_count = value, count
         elif count - self._best_count > self.patience.value:
             shown = f"{self._metric.label}/{self._metric.name}"
-            log.info("early stop: %s was best (%s) at %s%s", shown, self._best, self._best_count, self.patience.unit)
+            best = (
+                "no number yet"
+                if self._best is None
+                else f"{self._best:.4g}, reached at {self._best_count}{self.patience.unit}"
+            )
+            log.info("stopped early: %s has not improved on %s", shown, best)
             state.stop_training()
 
     def _is_better(self, value: float) -> bool:

@@ -84,7 +84,7 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
     for metric in metrics.values():
         if counts:
             model.update_metric(batch, outputs, metric)
-        elif not metric.update_called:
+        elif not any(getattr(part, "update_called", False) for part in metric.modules()):
             model.update_metric(batch, outputs, metric)
             empty(metric)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
 
 from algorithms import EMA, MixUp
 from callbacks import CheckpointSaver
@@ -137,16 +138,16 @@ class Everything(Classifier):
         if train:
             return {}
         return {
-            "accuracy": torchmetrics.classification.MulticlassAccuracy(2, average="micro", validate_args=False),
+            "accuracy": MulticlassAccuracy(2, average="micro", validate_args=False),
             "kept": torchmetrics.CatMetric(),
             "mean": torchmetrics.MeanMetric(),
-            "average_precision": torchmetrics.classification.BinaryAveragePrecision(validate_args=False),
+            "average_precision": BinaryAveragePrecision(validate_args=False),
         }
 
     def update_metric(self, batch, outputs, metric):
-        if isinstance(metric, torchmetrics.classification.MulticlassAccuracy):
+        if isinstance(metric, MulticlassAccuracy):
             metric.update(outputs, batch[1])
-        elif isinstance(metric, torchmetrics.classification.BinaryAveragePrecision):
+        elif isinstance(metric, BinaryAveragePrecision):
             metric.update(outputs.softmax(1)[:, 1], batch[1])
         else:
             metric.update(batch[0][:, 0])
@@ -180,7 +181,7 @@ def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> 
                 self.profiler.start()
             elif state.timestamp.batch == 50:
                 self.profiler.stop()
-                names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events()]
+                names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events() or []]
                 seen.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
 
     with Trainer(
@@ -202,7 +203,7 @@ def refusals() -> dict[str, str | None]:
     odd = TensorDataset(*class_data(13))
     unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)
     sharded = BatchSampler(DistributedSampler(data), 2, drop_last=False)
-    loaders = {
+    loaders: dict[str, dict[str, Any]] = {
         "plain": {"train_dataloader": DataLoader(data, batch_size=2)},
         "shuffled": {"train_dataloader": DataLoader(data, batch_size=2, shuffle=True)},
         "batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=unsharded)},
@@ -281,7 +282,6 @@ def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
     """With batch norm and dropout: room for two samples on rank 0 only, and microbatches of two."""
     found = []
     for size in ("auto", 2):
-        # Both models draw from one stream, so they are told apart by what is left out of memory alone.
         most = 2 if get_global_rank() == 0 else 100
         with Trainer(
             model=SmallMemory(most, nn.BatchNorm1d(5), nn.Dropout(0.3)),
@@ -411,6 +411,12 @@ def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, s
     assert stopped[0] == stopped[1] >= 25
     checkpoints = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()]
     assert [path.name.partition("-")[2] for path in checkpoints] == [f"ba{stopped[0]}"]
+
+
+def test_running_out_of_memory_alone():
+    (found, weights), (size, expected) = train_out_of_memory()
+    assert found == size == 2
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
 def test_one_process_makes_no_group():

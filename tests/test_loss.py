@@ -26,7 +26,7 @@ class Seen(Callback):
         self.parts: list[dict[str, Tensor]] = []
 
     def after_train_batch(self, state, logger):
-        self.gradients.append([p.grad.clone() for p in state.unwrapped_model.parameters()])
+        self.gradients.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
         self.totals.append(state.total_loss.clone())
         self.parts.append(dict(state.loss_parts))
 

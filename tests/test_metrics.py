@@ -179,7 +179,6 @@ def test_a_batch_that_stands_in_adds_nothing_but_types(name: str):
     outputs = model(batch).detach()
     for _ in range(2):
         update_metrics(model, batch, outputs, {name: metric}, counts=False)
-    assert metric.update_called
     for value in metric.metric_state.values():
         assert not isinstance(value, list) or [len(one) for one in value] == [0]
     for one in (metric, other):

@@ -106,16 +106,23 @@ def test_schedules_are_bound_to_each_optimizer():
     assert [one.param_groups[0]["lr"] for one in optimizers] == pytest.approx([0.025, 0.05])
 
 
-def test_torch_schedulers_and_schedules_live_together():
-    optimizers = make_optimizers(partial(SGD, lr=1.0), Two())
-    rates, stepped = make_schedulers(
-        [constant(0.5), partial(StepLR, step_size=1), lambda optimizer: ExponentialLR(optimizer, 0.9)],
-        optimizers,
-        progress(),
-        1.0,
-        False,
-    )
-    assert len(rates) == 1 and [type(one) for one in stepped] == [StepLR, ExponentialLR]
+def test_torch_schedulers_are_made_for_each_optimizer():
+    optimizers = make_optimizers([partial(SGD, lr=1.0), partial(Adam, lr=1.0)], Two())
+    given = [partial(StepLR, step_size=1), lambda optimizer: ExponentialLR(optimizer, 0.9)]
+    rates, stepped = make_schedulers(given, optimizers, progress(), 1.0, False)
+    assert not rates and [type(one) for one in stepped] == [StepLR, StepLR, ExponentialLR, ExponentialLR]
+    assert [one.optimizer for one in stepped] == optimizers * 2
+
+
+def test_both_kinds_of_schedules_at_once_are_refused():
+    with pytest.raises(ValueError, match="would undo one another"):
+        make_schedulers(
+            [constant(0.5), partial(StepLR, step_size=1)],
+            make_optimizers(partial(SGD, lr=1.0), Two()),
+            progress(),
+            1.0,
+            False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,7 @@ def test_torch_schedulers_step_per_epoch_or_batch():
     halve = partial(ExponentialLR, gamma=0.5)
     assert rates_of(schedulers=halve) == [1, 1, 1, 0.5, 0.5, 0.5]
     assert rates_of(schedulers=halve, step_schedulers_every_batch=True) == [0.5**n for n in range(6)]
-    assert rates_of(schedulers=[halve, constant(0.5)]) == rates_of(schedulers=constant(0.5))[:3] + [0.5] * 3
+    assert rates_of(schedulers=[halve, halve]) == [1, 1, 1, 0.25, 0.25, 0.25]
 
 
 def test_the_whole_schedule_is_scaled_with_the_run():

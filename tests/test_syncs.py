@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import torchmetrics
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchmetrics.classification import MulticlassAccuracy
 
 from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp
 from callbacks import (
@@ -124,7 +124,7 @@ def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Cou
     module = make_module()
     optimizer = make_optimizer(module.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 48)
-    accuracy = torchmetrics.classification.MulticlassAccuracy(4, average="micro", validate_args=False)
+    accuracy = MulticlassAccuracy(4, average="micro", validate_args=False)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp_fp16")
     watch = Watch()
     for number, (images, targets) in enumerate(batches()):

@@ -15,7 +15,7 @@ from torch import nn
 
 from algorithms import EMA, BatchAugment, GradientClipping, MixUp
 from callbacks import InMemoryLogger
-from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner import Algorithm, Callback, ClassificationModel, Trainer, save_checkpoint
 from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
@@ -68,6 +68,15 @@ class SaveEach(Callback):
         save_checkpoint(state, self.folder / f"ep{state.timestamp.epoch}")
 
 
+class Overflow(Algorithm):
+    """Makes the loss of the third batch overflow, so that the loss scale is halved."""
+
+    def after_loss(self, state, logger):
+        if state.timestamp.batch == 2:
+            assert isinstance(state.loss, torch.Tensor)
+            state.loss = state.loss * 1e30
+
+
 def make_trainer(**arguments: Any) -> Trainer:
     generator = torch.Generator().manual_seed(3)
     images, targets = torch.randn(38, 1, 4, 4, generator=generator), torch.arange(38) % 3
@@ -99,6 +108,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     return {
         "weights": {name: value.clone() for name, value in state.unwrapped_model.state_dict().items()},
         "optimizer": state.optimizers[0].state_dict(),
+        "scale": state.scaler.get_scale() if state.scaler is not None else None,
         "algorithms": [one.state_dict() for one in state.algorithms],
         "metrics": {label: dict(values) for label, values in state.metric_values.items()},
         "counts": now[: now._fields.index("total_wct")] if "total_wct" in now._fields else (),
@@ -130,7 +140,7 @@ def after(values: InMemoryLogger, batch: int) -> dict[str, list[tuple[int, float
         lambda: {"schedulers": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)},
         lambda: {"optimizers": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True)},
         lambda: {"precision": "bf16"},
-        lambda: {"precision": "amp_fp16"},
+        lambda: {"precision": "amp_fp16", "algorithms": [Overflow()]},
         lambda: {"iteration_length": "1ep", "microbatch_size": "auto"},
     ],
     ids=["plain", "all", "ema", "onecycle", "exponential", "sgd", "bf16", "fp16", "auto"],

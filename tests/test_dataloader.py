@@ -129,8 +129,11 @@ def test_augmentation_of_a_plain_dataset_is_a_function_of_epoch_and_batch():
             return torch.rand(())
 
     def noise(epoch: int, batch: int = 0) -> list[list[float]]:
-        torch.rand(3)
-        return [one.tolist() for one in make_stream(DataLoader(Noisy(), batch_size=2)).start(epoch, batch)]
+        read = []
+        for one in make_stream(DataLoader(Noisy(), batch_size=2)).start(epoch, batch):
+            read.append(one.tolist())
+            torch.rand(len(read) + batch)  # others draw in between
+        return read
 
     assert noise(1)[2:] == noise(1, 2) and noise(0) != noise(1)
     assert len({value for epoch in range(3) for batch in noise(epoch) for value in batch}) == 24

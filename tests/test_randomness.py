@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from algorithms import EMA, BatchAugment, MixUp
 from callbacks import InMemoryLogger
-from runner import Callback, ClassificationModel, Trainer, stream_seed
+from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_seed
 from runner.data import DatasetLoader, TensorLoader
 from runner.randomness import ForwardStream, _mix
 from runner.schedulers import cosine_annealing
@@ -111,8 +112,17 @@ def test_a_callback_that_draws_changes_no_number(loader: str, arguments: dict[st
     assert len(draws.drawn) > 100
 
 
-def test_evaluations_change_no_training_number():
-    never, often = run(eval_interval=0), run(eval_interval="1ba")
+class FrozenNorm(Algorithm):
+    """Trains with the running statistics of batch norm."""
+
+    def fit_start(self, state, logger):
+        state.unwrapped_model.get_submodule("module.2").eval()
+
+
+@pytest.mark.parametrize("algorithms", [[], [FrozenNorm()], [MixUp(), EMA("5ba")]], ids=["plain", "frozen", "averaged"])
+def test_evaluations_change_no_training_number(algorithms: list[Algorithm]):
+    never = run(eval_interval=0, algorithms=copy.deepcopy(algorithms))
+    often = run(eval_interval="1ba", algorithms=copy.deepcopy(algorithms))
     for name in never["weights"]:
         assert torch.equal(never["weights"][name], often["weights"][name])
     for key in never["logged"]:

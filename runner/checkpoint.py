@@ -80,6 +80,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             "train_metrics": metrics,
             "train_metric_values": state.train_metric_values,
             "eval_metric_values": state.eval_metric_values,
+            "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
             "microbatch_size": state.microbatch_size,
             "seed": state.rank_zero_seed,
             "run_name": state.run_name,
@@ -155,6 +156,8 @@ def restore(state: State, path: str | Path) -> None:
     state.timestamp = state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
     state.train_metric_values = saved["train_metric_values"]
     state.eval_metric_values = saved["eval_metric_values"]
+    for evaluator in state.evaluators:
+        evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
     if state.auto_microbatching:
         state.microbatch_size = saved["microbatch_size"]
 
@@ -173,6 +176,8 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
     for one in hooks:
         if one.config_key in saved:
             one.load_state_dict(saved[one.config_key])
+    for key in saved.keys() - {one.config_key for one in hooks}:
+        log.warning("the checkpoint's state of %r is not used: this run has nothing of that name", key)
 
 
 def _metric_states(state: State) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import time
@@ -75,7 +76,8 @@ def init_process_group(device: torch.device) -> bool:
 
 
 def destroy_process_group() -> None:
-    """Leave the other ranks."""
+    """Leave the other ranks. What DDP left behind goes first: its threads must not outlive the group."""
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -45,7 +45,8 @@ class TrainMetrics(Callback):
         state.train_metric_values = {name: metric.compute() for name, metric in state.train_metrics.items()}
         for metric in state.train_metrics.values():
             metric.reset()
-        logger.log_metrics({f"metrics/train/{name}": value for name, value in state.train_metric_values.items()})
+        for name, value in state.train_metric_values.items():
+            logger.log_metrics(scalars(f"metrics/train/{name}", value))
 
 
 class TrainerLog(Callback):
@@ -67,8 +68,20 @@ class TrainerLog(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
-        values = state.eval_metric_values[label].items()
-        logger.log_metrics({f"loss/{label}/total" if k == "loss" else f"metrics/{label}/{k}": v for k, v in values})
+        for name, value in state.eval_metric_values[label].items():
+            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"
+            logger.log_metrics(scalars(key, value))
+
+
+def scalars(key: str, value: Any) -> dict[str, Any]:
+    """Return a metric's value as single numbers: itself, or its elements (per class, say) under `key/0`, `key/name`."""
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.numel() != 1):
+        parts = enumerate(value)
+    else:
+        return {key: value}
+    return {name: one for part, item in parts for name, one in scalars(f"{key}/{part}", item).items()}
 
 
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from runner import checkpoint, distributed, evaluation, loop
 from runner.arguments import (
@@ -50,18 +51,16 @@ class Trainer:
         optimizers: a factory from parameters to an optimizer, an optimizer, or a dict of factories by the name of the
             submodule whose parameters they get (for a model with its own `training_step`). Factories are called after
             INIT, when algorithms have changed the model.
-        schedulers: schedules of `runner.schedulers`, whose product multiplies the learning rates at each batch;
-            and/or factories from an optimizer to a torch scheduler. One or a list.
+        schedulers: schedules of `runner.schedulers`, whose product multiplies the rates, or factories of torch's own.
         max_duration: a time string, or epochs as an int.
         eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
         iteration_length: epochs in an iteration ('2ep'); None: the whole run.
         algorithms: what changes training; ordered by their declarations, otherwise as given.
         callbacks: what watches training, in the order in which it is called; destinations too.
-        loggers: destinations of what is logged.
+        loggers: destinations.
         precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
         grad_accum: microbatches per batch.
-        microbatch_size: samples per microbatch on each rank, in place of `grad_accum`; 'auto' halves the batch until
-            it fits into the device's memory, each time with the same random numbers.
+        microbatch_size: samples per microbatch in place of `grad_accum`; 'auto' halves them until memory suffices.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
         seed: of all streams of randomness.
         deterministic: let torch refuse operations that may differ between two equal runs.
@@ -71,7 +70,7 @@ class Trainer:
         load_path: a checkpoint or a run's folder to take only the weights from, all by name unless not `load_strict`.
         resume_path: a checkpoint or a run's folder to go on from, to the bit.
         run_name: default: the date and time.
-        run_dir: the run's folder; default: `outputs/{run_name}`. Made when something is first written to it.
+        run_dir: the run's folder, made when something is first written to it; default: `outputs/{run_name}`.
         config: the resolved config that made this run, for the record.
 
     Raises:
@@ -190,6 +189,7 @@ class Trainer:
         finally:
             restore_determinism(self._before)
             if self._made_group:
+                self._bind(self.state.unwrapped_model)  # lets go of DDP, which must not outlive the group
                 distributed.destroy_process_group()
 
     def __enter__(self) -> Trainer:
@@ -279,12 +279,12 @@ class Trainer:
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
-        state.model = distributed.replicate(model, state.device)
-        self._bind()
+        self._bind(distributed.replicate(model, state.device))
 
-    def _bind(self) -> None:
+    def _bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls."""
         state, model = self.state, self.state.unwrapped_model
+        state.model = wrapped
         autocast = state.precision.autocast(state.device)
         self.parameters = list(model.parameters())
         self.forward = autocast(state.model)

@@ -12,7 +12,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, Multicl
 from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, Evaluator, Trainer
 from runner.data import TensorLoader
-from runner.metrics import WeightedMean, empty, update_metrics
+from runner.metrics import WeightedMean, empty, scalars, update_metrics
 from runner.model import LanguageModel
 
 
@@ -196,3 +196,13 @@ def test_emptied_states_keep_their_types():
         torch.int64
     ]
     assert [len(one) for one in (*metric.preds, *metric.target)] == [0, 0]
+
+
+def test_a_metric_with_several_values_is_logged_element_by_element():
+    value = {"per_class": torch.tensor([0.5, 1.0]), "mean": torch.tensor(0.75)}
+    assert {key: float(one) for key, one in scalars("metrics/eval/F1", value).items()} == {
+        "metrics/eval/F1/per_class/0": 0.5,
+        "metrics/eval/F1/per_class/1": 1.0,
+        "metrics/eval/F1/mean": 0.75,
+    }
+    assert scalars("k", [torch.ones(1, 1), 2.0]) == {"k/0": torch.ones(1, 1), "k/1": 2.0}

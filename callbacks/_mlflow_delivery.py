@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from callbacks._mlflow_sink import RunSink
 
-SEND_INTERVAL = 1.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
+SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
 LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
 LONGEST_PAUSE = 60.0  # seconds between two attempts while the run trains
 

@@ -45,6 +45,20 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
         yield
 
 
+def open_early(tracking_uri: str) -> None:
+    """Connect to a SQLite store that exists, so that a run that comes later need not wait for it; nothing is written.
+
+    Raises:
+        Exception: what MLflow says to it.
+    """
+    path = Path(tracking_uri.removeprefix("sqlite:///"))
+    if tracking_uri.startswith("sqlite:///") and path.is_file():
+        with store_lock(tracking_uri):
+            client = MlflowClient(tracking_uri=tracking_uri)
+            client.search_experiments(max_results=1)
+        _clients[tracking_uri] = client
+
+
 def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
     """A client of the run's store, and the id of its experiment; both are made when they do not exist."""
     uri, name = order["tracking_uri"], order["experiment_name"]

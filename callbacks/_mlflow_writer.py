@@ -21,6 +21,7 @@ from typing import Any
 
 from callbacks._mlflow_delivery import Delivery, Report
 from callbacks._mlflow_spool import try_lock
+from callbacks._mlflow_target import resolve_uri
 
 POLL = 0.2  # seconds between two looks at the spools
 LINGER = 60.0  # seconds to finish in when the trainer has ended
@@ -36,7 +37,7 @@ def serve() -> None:
     """Serve the trainer that started this process, until it ends and everything is sent."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # a scheduler ends all processes of a job: this one must say so in MLflow
-    os.nice(5)
+    os.nice(15)
     _configure()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)
@@ -93,9 +94,9 @@ class Service:
             orders: what the trainer wants; None when it has ended.
             trainer: its process id.
         """
-        with contextlib.suppress(ImportError):  # said when there is a run to say it of
+        with contextlib.suppress(Exception):  # said when there is a run to say it of
             importlib.import_module("callbacks._mlflow_sink")
-            importlib.import_module("callbacks._mlflow_store")
+            importlib.import_module("callbacks._mlflow_store").open_early(resolve_uri(None))
         deadline = None
         while deadline is None or (time.monotonic() < deadline and (self._active or self._backlog)):
             gone = not self._take(orders) or os.getppid() != trainer

@@ -94,7 +94,8 @@ class ProgressBar(LoggerDestination):
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
-            self._print_finished(before=record.step)
+            if self._finished:
+                self._print_finished(before=record.step)
             self._values.update(record.metrics)
             if TRAIN_LOSS in record.metrics:
                 count, total = self._losses

@@ -107,7 +107,11 @@ class Model(nn.Module):
         return count_samples(batch)
 
     def num_tokens(self, batch: Any) -> int:
-        """Returns the number of tokens in this rank's batch; 0 by default, for data without tokens."""
+        """Returns the number of tokens in this rank's batch; 0 by default, for data without tokens.
+
+        Every rank takes the others' samples to have as many tokens as its own: with many ranks, let it depend on the
+        shape that all batches share, not on what is padding.
+        """
         return 0
 
     def loss_weight(self, batch: Any) -> int | Tensor:

@@ -108,7 +108,7 @@ class SpeedMonitor(Callback):
             metrics["throughput/device/flops_per_sec"] = rate / ranks
             if self._peak is not None:
                 metrics["throughput/device/mfu"] = rate / ranks / self._peak
-        logger.log_metrics(metrics)
+        logger.hand_over(metrics)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         self._evaluation_started = time.perf_counter()

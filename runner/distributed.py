@@ -161,12 +161,6 @@ def any_rank(condition: bool) -> bool:
     return bool(flag.item())
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    if get_world_size() > 1:
-        any_rank(False)
-
-
 class Pulse:
     """What each rank sees by itself but all must agree on: how much time has passed, and whether a signal came.
 

@@ -358,13 +358,13 @@ def ranked_trainer(**arguments: Any) -> Trainer:
 def save_and_resume() -> None:
     """On each rank: a whole run, and one resumed from each of its checkpoints."""
     from runner import get_global_rank
-    from runner.distributed import barrier, destroy_process_group, init_process_group
+    from runner.distributed import any_rank, destroy_process_group, init_process_group
 
     init_process_group(torch.device("cpu"))
     with ranked_trainer(callbacks=[SaveEach(Path())]) as trainer:
         trainer.fit()
     whole = shared_outcome(trainer)
-    barrier()
+    any_rank(False)  # waits for the other
     resumed = {}
     for name in (*(f"ba{n}" for n in range(1, BATCHES + 1)), "ep1"):
         with ranked_trainer(resume_path=name) as trainer:

@@ -115,6 +115,10 @@ class MLflowLogger(LoggerDestination):
         if self._session is not None:
             self._session.append({"params": flatten(hyperparameters)})
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        if self._session is not None and tags:
+            self._session.append({"tags": dict(tags)})
+
     def log_records(self, records: Sequence[Record]) -> None:
         if self._session is not None:
             self._session.append_metrics((record.metrics, record.step, record.wall_time) for record in records)

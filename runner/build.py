@@ -17,8 +17,10 @@ from runner.signatures import check_signature, nearest
 if TYPE_CHECKING:
     from runner.trainer import Trainer
 
-GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "callbacks", "algorithms")
-KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "resume")
+GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
+SINGLE_VALUES = ("seed", "run_name", "experiment_name", "mode", "resume", "rerun")
+KEYS = (*GROUPS, *SINGLE_VALUES, "allow_targets", "skip_finished", "explain", "predict")
+MODES = ("train", "check", "explain", "eval", "predict", "sync")
 
 # Arguments of the Trainer that are made here and have no key of their own under `trainer`.
 _SUPPLIED = [
@@ -60,7 +62,7 @@ def check(config: Mapping[str, Any]) -> None:
         if key not in KEYS:
             raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
     _check_single_values(config)
-    for group in ("model", "data", "optimizer", "trainer"):
+    for group in ("model", "data", "optimizer", "trainer", "launch"):
         section = config.get(group)
         if not isinstance(section, Mapping) or "_target_" not in section:
             raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
@@ -180,9 +182,11 @@ def _note_section(error: BaseException, path: str, section: Mapping[str, Any], c
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:
-    for key in ("seed", "run_name", "experiment_name", "resume"):
-        if key not in config:
+    for key in KEYS:
+        if key not in config and key not in GROUPS:
             raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+    if config["mode"] not in MODES:
+        raise ValueError(f"mode={config['mode']!r}: no such mode; {nearest(config['mode'], MODES)}")
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")

@@ -33,6 +33,9 @@ class LoggerDestination(Callback):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Take the run's parameters: a nested mapping of plain values."""
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Take names under which the run is found again."""
+
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Take metrics of one step, as floats."""
 

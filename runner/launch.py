@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How many processes train, on this machine.
+
+    Attributes:
+        nproc_per_node: processes; 'auto': as many as there are GPUs, at least 1.
+        threads: CPU threads of each; None: by cores, processes and parallel jobs.
+    """
+
+    nproc_per_node: int | str = 1
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """One run, composed: plain containers, so that it can be sent to other processes."""
 
@@ -21,6 +34,18 @@ class Job:
     run_dir: str
     run_name: str
     overrides: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+_ranks: Ranks | None = None
+
+
+def ranks() -> Ranks:
+    """Return the ranks of this process's launch; the same object at every call."""
+    global _ranks
+    if _ranks is None:
+        _ranks = Ranks()
+    return _ranks
 
 
 def is_rank_zero() -> bool:

@@ -51,6 +51,11 @@ class Logger:
         for destination in self.destinations:
             destination.log_hyperparameters(hyperparameters)
 
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Log names under which the run is found again."""
+        for destination in self.destinations:
+            destination.log_tags(tags)
+
     def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
         """Log numbers or zero-dimensional tensors on any device, without a host-device sync.
 

@@ -77,7 +77,8 @@ def nearest(name: str, allowed: Iterable[Any]) -> str:
     """Return a phrase with the nearest allowed name and, where they are few, all of them."""
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]
-    near = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    swapped = [one for one in names if sorted(one) == sorted(str(name))]
+    near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if len(names) > 40:
         return f"did you mean {near[0]!r}?" if near else "it has many others"
     return f"did you mean {near[0]!r}? Allowed: {', '.join(names)}" if near else f"allowed: {', '.join(names)}"

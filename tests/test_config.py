@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from runner import Trainer, build
-from runner.__main__ import make_run_folder
 from runner.command_line import merge_repeated
+from runner.run_folder import register_resolver
 from runner.trainer import Trainer as TrainerClass
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -28,7 +28,7 @@ BUILT_IN = ["mlflow_logger", "checkpoint_saver", "learning_curves", "progress_ba
 
 @pytest.fixture(scope="module", autouse=True)
 def conf() -> Iterator[None]:
-    OmegaConf.register_new_resolver("run_folder", lambda base: make_run_folder(base, []), use_cache=True, replace=True)
+    register_resolver()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 

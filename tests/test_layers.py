@@ -45,7 +45,26 @@ LAYERS = {
     2: {"engine"},
     3: {"arguments", "checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
     # 4 is callbacks/ and algorithms/
-    5: {"__main__", "build", "command_line", "explain", "launch", "record", "signatures"},
+    5: {
+        "__main__",
+        "build",
+        "check",
+        "command_line",
+        "evaluate",
+        "explain",
+        "job",
+        "launch",
+        "local_ranks",
+        "record",
+        "run_folder",
+        "saved_run",
+        "signatures",
+        "sweep",
+        "sweep_summary",
+        "sync",
+        "threads",
+        "wrong_config",
+    },
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 FOLDERS = {"data", "models"}

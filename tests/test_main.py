@@ -501,15 +501,3 @@ def test_the_trace_of_a_wrong_configuration_is_there_for_the_asking(folder: Path
     assert code == 2
     assert "None + 1" in err and err.splitlines()[-1].startswith("error: callbacks.mine")
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
-
-
-def test_folders_made_in_one_second_differ(tmp_path: Path):
-    from runner.__main__ import make_run_folder, remove_unused
-
-    made: list[Path] = []
-    folders = [make_run_folder(str(tmp_path / "outputs"), made) for _ in range(5)]
-    assert len({*folders}) == 5
-    (Path(folders[2]) / "kept").touch()
-    remove_unused(made)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(folders[2]) / "kept"]
-    assert not any(Path(path).exists() for path in folders if path != folders[2])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,31 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.signatures import nearest
 
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""
 
 
 class WrongConfig(Exception):
     """A configuration that cannot be run; its message is all that a user needs to see."""
+
+
+@contextmanager
+def config_errors(event: str = "") -> Iterator[None]:
+    """Turn what a wrong configuration raises into a WrongConfig with one message.
+
+    Args:
+        event: only what a hook raises at this event; default: all.
+    """
+    try:
+        yield
+    except (WrongConfig, BrokenPipeError):
+        raise
+    except CONFIG_ERRORS as error:
+        if event and not any(f" at {event}," in note for note in getattr(error, "__notes__", [])):
+            raise
+        raise WrongConfig(explain(error, sys.argv[1:], CONF)) from error
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:

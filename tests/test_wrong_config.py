@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from runner.explain import CONFIG_ERRORS, explain
+from runner.wrong_config import CONFIG_ERRORS, explain
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "seed.x=1": ("seed.x", "single value"),
     "callbacks.speed_monitor.window_size=3": ("callbacks.speed_monitor.window_size", "+callbacks=speed_monitor"),
     "~callbacks.speed_monitor": ("callbacks.speed_monitor", "not part of this run"),
-    "mode.x=1": ("mode.x", "did you mean 'model'"),
+    "mode.x=1": ("mode.x", "mode is a single value"),
     "model.module.widht=4": ("model.module.widht", "did you mean 'width'"),
     # classes
     "+callbacks.mine=3": ("callbacks.mine=3", "_target_"),

@@ -36,6 +36,12 @@ clean: ## remove the environment and caches, keep outputs/
 $(VENV)/.installed-run: EXTRAS :=
 $(VENV)/.installed-test: EXTRAS := [test]
 $(VENV)/.installed-dev: EXTRAS := [dev]
+# Without its dependencies, which name an optuna that is too old: see pyproject.toml.
+$(VENV)/.installed-test: $(VENV)/.installed-sweeper
+$(VENV)/.installed-sweeper: constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps hydra-optuna-sweeper
+	@touch $@
+
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
 	@touch $@

@@ -7,17 +7,15 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.interrupt import Interrupt
+from runner.rendezvous import group_store
 
 T = TypeVar("T")
 
@@ -41,18 +39,6 @@ def get_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-_rendezvous: Store | None = None
-_groups = 0
-
-
-def meet() -> Store:
-    """Return the store through which the ranks of this launch find each other, made at the first call. All ranks."""
-    global _rendezvous
-    if _rendezvous is None:
-        _rendezvous, _, _ = next(iter(rendezvous("env://", timeout=timedelta(minutes=30))))
-    return _rendezvous
-
-
 def init_process_group(device: torch.device) -> bool:
     """Join the other ranks where there are any: gloo on the CPU, NCCL beside it on CUDA. All ranks.
 
@@ -61,7 +47,6 @@ def init_process_group(device: torch.device) -> bool:
     Returns:
         Whether a group was made, which `destroy_process_group` then has to end.
     """
-    global _groups
     if get_world_size() == 1 or dist.is_initialized():
         return False
     rank, size = get_global_rank(), get_world_size()
@@ -69,9 +54,7 @@ def init_process_group(device: torch.device) -> bool:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    _groups += 1
-    # Each group needs keys of its own in the store: an earlier one's addresses are stale.
-    dist.init_process_group(backend, store=PrefixStore(f"group/{_groups}", meet()), rank=rank, world_size=size)
+    dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size)
     return True
 
 
@@ -177,7 +160,7 @@ class Pulse:
         self.signal = 0
         self._interrupt = interrupt
         self._period = period
-        self._last = time.perf_counter()
+        self._last = self._agreed = time.perf_counter()
         self._elapsed = 0.0
         self._batches = self._remaining = 1
         self._alone = get_world_size() == 1
@@ -218,7 +201,8 @@ class Pulse:
             return 0.0
         elapsed = self._beat_alone()
         rank_zero = get_global_rank() == 0
-        batches = min(1000, max(1, round(self._batches * self._period / max(elapsed, 1e-9))))
+        since, self._agreed = time.perf_counter() - self._agreed, time.perf_counter()  # evaluations count here
+        batches = min(1000, max(1, round(self._batches * self._period / max(since, 1e-9))))
         mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
         votes = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.

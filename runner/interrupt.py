@@ -1,4 +1,7 @@
-"""Signals during training: the batch in flight is finished and a checkpoint is written before the process ends."""
+"""What ends training from outside: signals, and the failure of another rank.
+
+After a signal the batch in flight is finished and a checkpoint is written before the process ends.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,24 @@ from contextlib import contextmanager
 from types import FrameType
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+
+class RankFailed(RuntimeError):
+    """Another rank failed first; the message ends in its trace.
+
+    Args:
+        rank: which.
+        trace: as that rank would print it, or how it ended where it could not say more.
+    """
+
+    def __init__(self, rank: int, trace: str) -> None:
+        super().__init__(rank, trace)  # as pickle wants it
+        self.rank = rank
+        self.trace = trace.rstrip()
+        self.__suppress_context__ = True  # what follows from the failure on this rank would bury it
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed:\n{self.trace}"
 
 
 class Interrupt:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from runner.interrupt import RankFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+PARENT = "RUNNER_PARENT"
+"""Environment variable of a rank that was started from inside: the process id of rank 0."""
+
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -20,41 +30,154 @@ class Launch:
     Attributes:
         nproc_per_node: processes; 'auto': as many as there are GPUs, at least 1.
         threads: CPU threads of each; None: by cores, processes and parallel jobs.
+
+    Raises:
+        ValueError: one of them is no such number.
     """
 
     nproc_per_node: int | str = 1
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.nproc_per_node != "auto" and not _is_count(self.nproc_per_node):
+            raise ValueError(
+                f"nproc_per_node={self.nproc_per_node!r}: must be a whole number of at least 1, or 'auto', "
+                "as many as there are GPUs"
+            )
+        if self.threads is not None and not _is_count(self.threads):
+            raise ValueError(
+                f"threads={self.threads!r}: must be a whole number of at least 1, or null, by cores and processes"
+            )
+
+    def processes(self) -> int:
+        """Return the number of ranks on this machine.
+
+        Raises:
+            ValueError: torchrun has started another number of them.
+        """
+        asked = self.nproc_per_node
+        if "RANK" in os.environ:
+            started = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+            if asked not in (1, "auto", started):
+                raise ValueError(
+                    f"launch.nproc_per_node={asked!r}: torchrun has started {started} on this machine; "
+                    "leave this key out, or run without torchrun"
+                )
+            return started
+        if asked == "auto":
+            import torch
+
+            return max(1, torch.cuda.device_count())
+        return int(asked)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def check_launcher(name: str) -> None:
+    """Raise where a launcher would start its jobs as ranks of the torchrun that this process is in.
+
+    Args:
+        name: of the launcher: basic, joblib, ...
+
+    Raises:
+        ValueError: it starts processes, which inherit the environment.
+    """
+    if name != "basic" and "RANK" in os.environ:
+        raise ValueError(
+            f"hydra/launcher={name}: starts processes of its own, which does not go with torchrun; use "
+            "hydra/launcher=basic, or launch.nproc_per_node=... without torchrun"
+        )
+
+
+def check_gpus(processes: int, device: str) -> None:
+    """Raise where there are fewer GPUs than processes that would take one each.
+
+    Args:
+        processes: on this machine.
+        device: `trainer.device`.
+
+    Raises:
+        ValueError: there are.
+    """
+    if processes > 1 and device in ("auto", "cuda"):
+        import torch
+
+        gpus = torch.cuda.device_count()
+        if torch.cuda.is_available() and processes > gpus:
+            raise ValueError(
+                f"launch.nproc_per_node={processes!r}: each process takes a GPU, and there are {gpus}; "
+                f"give at most {gpus}, 'auto', or trainer.device=cpu"
+            )
+
 
 @dataclass(frozen=True)
 class Job:
-    """One run, composed: plain containers, so that it can be sent to other processes."""
+    """One run, composed: plain containers, so that it can be sent to other processes.
+
+    `threads` is the number of CPU threads of each of its processes; None: as they have it.
+    """
 
     config: dict[str, Any]
     run_dir: str
     run_name: str
     overrides: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
 
 
-_ranks: Ranks | None = None
+def print_failure(error: BaseException) -> None:
+    """Print the trace of a failure, on stderr: of the rank that failed first."""
+    if isinstance(error, RankFailed):
+        print(error, file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
 
 
-def ranks() -> Ranks:
-    """Return the ranks of this process's launch; the same object at every call."""
-    global _ranks
-    if _ranks is None:
-        _ranks = Ranks()
-    return _ranks
+@contextmanager
+def environment(changes: Mapping[str, str] | Mapping[str, str | None]) -> Iterator[None]:
+    """Inside, environment variables are set, or hidden where the value is None; as before on the way out."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def alone() -> Any:
+    """Inside this context the process is the only one, whoever started it: no ranks and no process group."""
+    return environment(dict.fromkeys(OF_A_RANK))
+
+
+def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
+    """Return what `make` gives; under torchrun, what it gave before the workers were restarted. Rank 0."""
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return make()
+    from runner.rendezvous import launch_store
+
+    store = launch_store()
+    if not store.check([key]):
+        store.set(key, make())
+    return store.get(key).decode()
 
 
 def is_rank_zero() -> bool:
-    """Whether this process composes jobs: it is alone, or rank 0 of those that torchrun started."""
+    """Whether this process composes jobs: it is alone, or rank 0."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class Ranks:
-    """The other ranks of a launch, reached through the store of the rendezvous. Alone, everything here does nothing."""
+    """The other ranks of a launch, which torchrun started, reached through the store in which all of them meet."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -62,41 +185,62 @@ class Ranks:
         self._store: Store | None = None
         self._jobs = 0
 
-    def send(self, job: Job) -> None:
-        """Hand a job to all other ranks."""
+    def start(self, processes: int, threads: int | None) -> None:
+        """Have as many ranks ready as a job needs, early, so that they import what they need meanwhile. Rank 0.
+
+        Args:
+            processes: ranks on this machine, with this one.
+            threads: CPU threads of each, as in `Job`.
+        """
+
+    @contextmanager
+    def sharing(self, job: Job) -> Iterator[None]:
+        """Hand a job to all other ranks, which work on it while this one does inside the context. Rank 0."""
         self._put({"job": asdict(job)})
+        yield
 
     def dismiss(self, exit_code: int) -> None:
-        """Tell all other ranks that there are no more jobs."""
+        """Tell all other ranks that there are no more jobs. Rank 0."""
         self._put({"exit": exit_code})
 
     def receive(self) -> Iterator[Job]:
-        """Yield jobs as rank 0 sends them; ends the process as it says, after the last."""
+        """Yield jobs as rank 0 sends them; ends the process as it says, after the last. All ranks but 0."""
         while True:
-            message = json.loads(self._connect().get(f"job/{self._jobs}"))
-            self._jobs += 1
+            message = json.loads(self._connect().get(f"message/{self._jobs}"))
+            self._count()
             if "exit" in message:
                 raise SystemExit(message["exit"])
             yield Job(**message["job"])
 
-    def hears_more(self, seconds: float = 10.0) -> bool:
+    def report(self, error: Exception) -> None:
+        """Tell the other ranks that this one has failed; the first has its trace printed. All ranks but 0."""
+        from runner.rendezvous import first_failure
+
+        is_first = not isinstance(first_failure(error), RankFailed)
+        if is_first and PARENT not in os.environ:  # otherwise rank 0 prints it, as the last thing that it does
+            print_failure(error)
+
+    def hears_more(self, seconds: float = 5.0) -> bool:
         """Whether rank 0 has sent something by then: it has left the job that this rank could not do."""
-        try:
-            self._connect().wait([f"job/{self._jobs}"], timedelta(seconds=seconds))
-        except RuntimeError:
-            return False
-        return True
+        store, deadline = self._connect(), time.monotonic() + seconds
+        while not (heard := store.check([f"message/{self._jobs}"])) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return heard
 
     def _put(self, message: dict[str, Any]) -> None:
         if self.size > 1:
-            self._connect().set(f"job/{self._jobs}", json.dumps(message))
-            self._jobs += 1
+            self._connect().set(f"message/{self._jobs}", json.dumps(message))
+            self._count()
+
+    def _count(self) -> None:
+        from runner.rendezvous import begin_job
+
+        self._jobs += 1
+        begin_job(self._jobs)
 
     def _connect(self) -> Store:
         if self._store is None:
-            from torch._C._distributed_c10d import PrefixStore
+            from runner.rendezvous import meet
 
-            from runner.distributed import meet
-
-            self._store = PrefixStore("jobs", meet())
+            self._store = meet()
         return self._store

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner import checkpoint, distributed, evaluation, loop
+from runner import checkpoint, distributed, evaluation, loop, rendezvous
 from runner.arguments import (
     check_duration,
     check_iteration_length,
@@ -212,9 +212,9 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            self.state.error = error
+            cause = self.state.error = rendezvous.first_failure(error)
             self.close()
-            raise
+            raise cause  # noqa: B904 (with the context that it has of itself)
 
     def _name_run(self, run_dir: str | Path | None) -> None:
         state = self.state

@@ -1,0 +1,338 @@
+"""Ranks from inside: what they train, how long they are kept, and that none is left however a run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks=[checkpoint_saver]")
+TWO = "launch.nproc_per_node=2"
+GONE = 10.0  # seconds in which no process may be left
+MARK = "RUNNER_TEST"  # environment variable by which the processes of one command are found
+
+OWN = '''
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from runner import Callback, get_global_rank
+
+
+class Witness(Callback):
+    """Adds a line about this rank and what it trained to `rank<N>.jsonl`."""
+
+    def fit_end(self, state, logger):
+        weights = b"".join(value.numpy().tobytes() for value in state.unwrapped_model.state_dict().values())
+        seen = {
+            "weights": hashlib.sha256(weights).hexdigest(),
+            "pid": os.getpid(),
+            "job": [state.rank_zero_seed, state.config["launch"]["nproc_per_node"]],
+            "group": torch.distributed.is_initialized(),
+            "environment": os.environ.get("WORLD_SIZE"),
+            "threads": torch.get_num_threads(),
+        }
+        with Path(f"rank{get_global_rank()}.jsonl").open("a") as file:
+            file.write(json.dumps(seen) + "\\n")
+
+
+class Failing(Callback):
+    """Fails at the second batch on some ranks, where the seed is as given; rank 0 may be kept busy meanwhile."""
+
+    def __init__(self, ranks: list[int], how: str = "raise", seed: int = 0, busy: bool = False):
+        self.ranks, self.how, self.seed, self.busy = ranks, how, seed, busy
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch != 1 or state.rank_zero_seed != self.seed:
+            return
+        if get_global_rank() not in self.ranks:
+            time.sleep(60 if self.busy else 0)
+        elif self.how == "raise":
+            raise ValueError(f"the cause on rank {get_global_rank()}")
+        elif self.how == "exit":
+            os._exit(3)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Refused(Callback):
+    """Cannot be made on one rank."""
+
+    def __init__(self, rank: int):
+        if get_global_rank() == rank:
+            raise ValueError(f"rank={rank!r}: refused")
+
+
+class Endless(Callback):
+    """Says when training has begun, and makes it last; where `busy`, rank 1 has no eye for the others."""
+
+    def __init__(self, busy: bool = False):
+        self.busy = busy
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 3:
+            Path(f"training{get_global_rank()}-{state.rank_zero_seed}").touch()
+            time.sleep(60 if self.busy and get_global_rank() == 1 else 0)
+        time.sleep(0.02)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+def use(name: str, **arguments: object) -> list[str]:
+    """The overrides that add a callback of `own.py`."""
+    key = f"+callbacks.{name.lower()}"
+    return [f"{key}._target_=own.{name}", *(f"{key}.{argument}={value}" for argument, value in arguments.items())]
+
+
+def seen(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What `Witness` wrote, job by job."""
+    return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
+
+
+class Command(NamedTuple):
+    process: subprocess.Popen[bytes]
+    mark: str
+    folder: Path
+
+    def alive(self) -> list[psutil.Process]:
+        """Its processes, and those that they have started, whoever is their parent by now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def ranks(self) -> list[str]:
+        """Its child ranks that are alive."""
+        found = []
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                found.append(process.environ().get("RANK"))
+        return [rank for rank in found if rank is not None]
+
+    def wait_until_gone(self) -> None:
+        deadline = time.monotonic() + GONE
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        described = []
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                described.append(" ".join(process.cmdline()))
+        assert not described
+
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[Command]:
+    """A command that goes on, with what it starts; all of it is killed at the end."""
+    mark = uuid.uuid4().hex
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=folder,
+            env={**os.environ, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+    command = Command(process, mark, folder)
+    try:
+        yield command
+    finally:
+        for one in command.alive():
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.wait(GONE)
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def torchrun(folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    subprocess.run([*command, *arguments], cwd=folder, env=env, capture_output=True, timeout=120, check=True)
+
+
+def test_they_train_what_torchrun_s_ranks_train(folder: Path, run_app: Any):
+    arguments = (*SHORT, "trainer.max_duration=2ep", *use("Witness"))
+    run_app(*arguments, TWO, env={"OMP_NUM_THREADS": None})
+    torchrun(folder, *arguments)
+    inside, outside = zip(seen(folder, 0), seen(folder, 1), strict=True)
+    assert {one["weights"] for one in (*inside, *outside)} == {inside[0]["weights"]}
+    assert inside[0]["pid"] != inside[1]["pid"] and all(one["group"] for one in inside)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert [one["threads"] for one in (*inside, *outside)] == [share] * 4
+    first, second = sorted(folder.glob("outputs/20*/*"))
+    for run_dir in (first, second):
+        assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2
+
+
+def test_a_sweep_keeps_them_and_a_job_of_one_process_is_alone(folder: Path, run_app: Any):
+    run_app("-m", *SHORT, "trainer.max_duration=1ep", "launch.nproc_per_node=2,1", "seed=0,1", *use("Witness"))
+    zero, one = seen(folder, 0), seen(folder, 1)
+    assert [job["job"] for job in zero] == [[0, 2], [1, 2], [0, 1], [1, 1]]
+    assert [job["job"] for job in one] == [[0, 2], [1, 2]]
+    assert len({job["pid"] for job in zero}) == len({job["pid"] for job in one}) == 1
+    assert [job["group"] for job in zero] == [True, True, False, False]
+    assert [job["environment"] for job in zero] == ["2", "2", None, None]
+    assert len({job["weights"] for job in zero}) == 4
+    assert [job["weights"] for job in one] == [job["weights"] for job in zero[:2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: str):
+    """Two jobs of two ranks at the same time."""
+    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    command = ("-m", *SHORT, "trainer.max_duration=1ep", "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs)
+    run_app(*command, *use("Witness"), env={"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None})
+    zero, one = ({job["job"][0]: job for job in seen(folder, rank)} for rank in (0, 1))
+    assert [zero[seed]["weights"] for seed in (0, 1)] == [one[seed]["weights"] for seed in (0, 1)]
+    assert zero[0]["weights"] != zero[1]["weights"]
+    share = max(1, len(os.sched_getaffinity(0)) // 4)
+    assert {job["threads"] for job in (*zero.values(), *one.values())} == {share}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "end"),
+    [
+        ("[1]", "raise", "ValueError: the cause on rank 1"),
+        ("[0]", "raise", "ValueError: the cause on rank 0"),
+        ("[0,1]", "raise", "ValueError: the cause on rank 0"),
+        ("[1]", "exit", "it ended with exit code 3"),
+        ("[1]", "kill", "it was killed by SIGKILL"),
+    ],
+)
+def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, how: str, end: str):
+    with started(folder, *SHORT, TWO, *use("Failing", ranks=ranks, how=how)) as command:
+        assert command.process.wait(60) == 1
+        command.wait_until_gone()
+    text = command.stderr()
+    *_, last = [line for line in text.splitlines() if not line.startswith(("raised by", "in callbacks"))]
+    assert last.startswith(end), text
+    assert text.count("Traceback") == (how == "raise"), text
+    assert "peer" not in text
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
+    arguments = (*SHORT, TWO, "+callbacks=mlflow_logger", *use("Failing", ranks="[1]", busy="true"))
+    with started(folder, *arguments) as command:
+        wait_for(lambda: command.ranks() == ["1"])
+        wait_for(lambda: not command.ranks())
+        failed = time.monotonic()
+        assert command.process.wait(60) == 1
+        assert time.monotonic() - failed < 10
+        command.wait_until_gone()
+    assert "ValueError: the cause on rank 1" in command.stderr()
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
+        assert store.execute("select status from runs").fetchall() == [("FAILED",)]
+
+
+def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):
+    sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, "seed=0,1", *use("Failing", ranks="[1]"), *use("Witness"))
+    done = run_app(*sweep, exit_code=1)
+    assert "ValueError: the cause on rank 1" in done.stderr
+    assert [job["job"] for job in seen(folder, 0)] == [job["job"] for job in seen(folder, 1)] == [[1, 2]]
+
+
+def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_app: Any):
+    """The other rank waits for it, in vain."""
+    sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, *use("Refused", rank="0,-1"), *use("Witness"))
+    done = run_app(*sweep, exit_code=None, timeout=60)
+    assert done.returncode, done.stdout
+    assert "error: callbacks.refused.rank=0: refused" in done.stderr
+    assert len(seen(folder, 0)) == len(seen(folder, 1)) == 1
+
+
+def end_at(folder: Path, number: int, phase: str) -> None:
+    """Ends a run of two ranks by a signal, and sees that nothing is left but a checkpoint where there was time."""
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    busy = str(number == signal.SIGKILL).lower()
+    with started(folder, *SHORT, TWO, "trainer.max_duration=1000ep", *use("Endless", busy=busy)) as command:
+        if phase == "imports":
+            wait_for(lambda: command.ranks() == ["1"])
+        else:
+            wait_for(lambda: (folder / "training1-0").exists())
+        os.kill(command.process.pid, number)
+        code = command.process.wait(GONE)
+        command.wait_until_gone()
+    if number == signal.SIGKILL:
+        assert code == -signal.SIGKILL
+    elif phase == "training":
+        assert code == 128 + number
+        assert list(folder.glob("outputs/20*/*/checkpoints/latest/manifest.json"))
+        assert "Traceback" not in command.stderr()
+    else:
+        assert code in (-number, 128 + number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_leaves_no_process(tmp_path: Path, number: int):
+    for phase in ("imports", "training"):
+        end_at(tmp_path / phase, number, phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
+    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    sweep = ("-m", *SHORT, "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs, "trainer.max_duration=1000ep")
+    with started(folder, *sweep, *use("Endless")) as command:
+        wait_for(lambda: all((folder / f"training1-{seed}").exists() for seed in (0, 1)))
+        command.process.kill()
+        command.wait_until_gone()
+    assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2
+
+
+def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_app: Any):
+    (folder / "runner.py").write_text("raise SystemExit('the wrong one')")
+    program = "from runner.__main__ import command; command()"  # as the console script starts it
+    arguments = (*SHORT, TWO, "trainer.max_duration=1ba", *use("Witness"))
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(seen(folder, 1)) == 1
+
+
+@pytest.mark.gpu
+def test_more_ranks_than_gpus_are_refused(run_app: Any):
+    import torch
+
+    gpus = torch.cuda.device_count()
+    done = run_app(*SHORT, f"launch.nproc_per_node={gpus + 1}", exit_code=2)
+    assert done.stderr.startswith(f"error: launch.nproc_per_node={gpus + 1}: each process takes a GPU")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,113 @@
+"""The store in which ranks meet: one round after another in one store, and who failed first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+
+SIGNS = ("rank 1 failed:", "ValueError: the cause")
+
+
+def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: Any):
+    """Of two nodes, one may count the restart and the other not."""
+
+    def program():
+        import os
+        import time
+
+        from runner.launch import Job, kept_over_restarts
+        from runner.local_ranks import ranks
+
+        mine = ranks()
+        if mine.rank == 0:
+            time.sleep(1)  # the others find the round of before
+            seed = int(os.environ["SEED"])
+            folder = kept_over_restarts("folder", lambda: f"folder{seed}")
+            with mine.sharing(Job({"seed": seed}, folder, "")):
+                time.sleep(0.5)
+        else:
+            job = next(mine.receive())
+            print(job.config["seed"], job.run_dir)
+
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for seed in (5, 6):
+        done = run_ranks(program, 3, env={**shared, "SEED": str(seed)})
+        assert [one.stdout.split() for one in done[1:]] == [[str(seed), "folder5"]] * 2
+
+
+def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
+    def program():
+        import os
+        import time
+
+        from runner.rendezvous import first_failure, group_store, meet
+
+        meet()
+        rank = int(os.environ["RANK"])
+        group_store()
+        if rank == 1:
+            try:
+                raise ValueError("the cause")
+            except ValueError as error:
+                assert first_failure(error) is error
+            time.sleep(2)
+            return
+        for error in (RuntimeError("connection closed"), ValueError("of its own"), KeyboardInterrupt()):
+            time.sleep(0.3)
+            print(type(first_failure(error)).__name__)
+        print(first_failure(RuntimeError("connection closed")))
+        if rank == 0:
+            time.sleep(2)  # hosts the store
+
+    done = run_ranks(program, 3)
+    for one in (done[0], done[2]):
+        lines = one.stdout.splitlines()
+        assert lines[:3] == ["RankFailed", "ValueError", "KeyboardInterrupt"]
+        assert (lines[3], lines[-1]) == SIGNS
+
+
+def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
+    def program():
+        import os
+        import time
+
+        from runner.interrupt import RankFailed
+        from runner.rendezvous import first_failure, group_store, meet
+
+        meet()
+        start = time.monotonic()
+        if os.environ["RANK"] == "1":
+            time.sleep(0.5)
+            first_failure(ValueError("the cause"))
+        else:
+            try:
+                group_store()
+            except RankFailed as failure:
+                print(failure)
+            assert time.monotonic() - start < 20
+        time.sleep(1)
+
+    done = run_ranks(program, 2)
+    assert tuple(done[0].stdout.splitlines()) == SIGNS
+
+
+def test_a_failure_belongs_to_its_job(run_ranks: Any):
+    def program():
+        import os
+        import time
+
+        from runner.rendezvous import begin_job, first_failure, group_store, meet
+
+        meet()
+        begin_job(1)
+        first_failure(ValueError(os.environ["RANK"]))
+        begin_job(2)
+        group_store()
+        if os.environ["RANK"] == "0":
+            error = RuntimeError("a new one")
+            assert first_failure(error) is error
+        time.sleep(2)
+
+    run_ranks(program, 2)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from runner import State
 
-LOWER_IS_BETTER = ("loss", "error", "perplexity")
-
 
 class MetricChoice(NamedTuple):
     """A metric that exists in this run: of 'train' or of an evaluator, by label and name."""
@@ -22,23 +20,26 @@ class MetricChoice(NamedTuple):
         value = state.metric_values.get(self.label, {}).get(self.name)
         return None if value is None else float(value)
 
+    def is_fresh(self, state: State) -> bool:
+        """Whether its last value is of the weights as they are now."""
+        if self.label == "train":
+            return state.timestamp.batch > 0 and state.timestamp.batch_in_epoch == 0
+        evaluated_at = {one.label: one.evaluated_at for one in state.evaluators}
+        return evaluated_at[self.label] == state.timestamp.batch
+
     def score(self, state: State, lower_is_better: bool) -> float | None:
         """Return its value for the weights as they are now, the less the better; None where there is none, or NaN."""
-        if self.label == "train":
-            is_fresh = state.timestamp.batch > 0 and state.timestamp.batch_in_epoch == 0
-        else:
-            evaluated_at = {one.label: one.evaluated_at for one in state.evaluators}
-            is_fresh = evaluated_at[self.label] == state.timestamp.batch
-        value = self.read(state) if is_fresh else None
+        value = self.read(state) if self.is_fresh(state) else None
         if value is None or math.isnan(value):
             return None
         return value if lower_is_better else -value
 
     def lower_is_better(self, state: State) -> bool:
         """Whether a smaller value is the better one: by its name, or else by what the metric says of itself."""
+        from runner.metrics import lower_is_better
+
         metrics = state.train_metrics if self.label == "train" else state.eval_metrics.get(self.label, {})
-        said = getattr(metrics.get(self.name), "higher_is_better", None)
-        return any(word in self.name.lower() for word in LOWER_IS_BETTER) or said is False
+        return lower_is_better(self.name, metrics.get(self.name))
 
 
 def choose_metric(state: State, monitor: str) -> MetricChoice:

@@ -5,6 +5,7 @@ Logs:
     metrics/train/{name}: over the epoch and all ranks.
     loss/{evaluator}/total, metrics/{evaluator}/{name}: over the evaluator's data and all ranks.
     time/epoch, time/batch, time/sample, time/token: counts so far, over all ranks.
+    time/{evaluator}/sample: training samples so far, at each evaluation.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class TrainerLog(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
+        # Charts thin out what every batch logs: as an axis for evaluations only a value of their very steps will do.
+        logger.log_metrics({f"time/{label}/sample": float(state.timestamp.sample)})
         for name, value in state.eval_metric_values[label].items():
             key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"
             logger.log_metrics(scalars(key, value))
@@ -109,6 +112,12 @@ def empty(metric: Any) -> None:
             joined = isinstance(seen, list) and getattr(part._reductions[name], "__name__", "") == "dim_zero_cat"
             nothing = [torch.atleast_1d(one)[:0] for one in seen[:1]] if joined else copy.deepcopy(part._defaults[name])
             setattr(part, name, nothing)
+
+
+def lower_is_better(name: str, metric: Any) -> bool:
+    """Whether the smaller value of a metric is the better: by its name, or else by what it says of itself."""
+    named = any(word in name.lower() for word in ("loss", "error", "perplexity"))
+    return named or getattr(metric, "higher_is_better", None) is False
 
 
 class WeightedMean:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
+import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from omegaconf import OmegaConf
 
-from runner.launch import is_rank_zero
+from runner.launch import is_rank_zero, kept_over_restarts
 from runner.wrong_config import WrongConfig
+
+SWEEP = "sweep.json"  # in a sweep's folder: what it is
+INDEX = ".index.json"  # beside the folders of sweeps: which of them is whose
 
 _made: list[Path] = []  # by this process, since the last clean-up
 
@@ -25,15 +32,24 @@ def register_resolver() -> None:
 def make_run_folder(base: str) -> str:
     """Return a new folder `base/<date>/<time>`, made for this run alone, however many start in one second.
 
+    Where torchrun has restarted the workers it is the folder of before.
+
     Args:
         base: relative to the working directory.
 
     Raises:
         OSError: it cannot be made.
     """
+    folder = kept_over_restarts(f"folder/{base}", lambda: _make_folder(base))
+    watch(Path(folder))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _make_folder(base: str) -> str:
     now = datetime.datetime.now()
     day = Path(base).absolute() / f"{now:%Y-%m-%d}"
-    _made.extend(folder for folder in (day.parent.parent, day.parent, day) if not folder.exists())
+    watch(day)
     day.mkdir(parents=True, exist_ok=True)
     for number in range(1, 10_000):
         folder = day / (f"{now:%H-%M-%S}" if number == 1 else f"{now:%H-%M-%S}-{number}")
@@ -46,13 +62,68 @@ def make_run_folder(base: str) -> str:
     raise OSError(f"no free folder name in {day}")
 
 
+def remembered_folder(base: str, identity: str, renew: bool) -> str:
+    """Return the folder that was made under `base` for the same sweep before, or else a new one.
+
+    Args:
+        base: relative to the working directory.
+        identity: of the sweep.
+        renew: whether it is to have a new folder from now on.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    root = Path(base).absolute()
+    watch(root)
+    root.mkdir(parents=True, exist_ok=True)
+    with lock_file(root / INDEX, wait=True) as file:  # type: ignore[union-attr]
+        try:
+            known = {key: name for key, name in json.loads(file.read()).items() if (root / name).is_dir()}
+        except (ValueError, TypeError, AttributeError):  # new, or torn when a disk was full: it only saves work
+            known = {}
+        if renew or identity not in known:
+            known[identity] = str(Path(make_run_folder(base)).relative_to(root))
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(known, indent=1))
+    return str(root / known[identity])
+
+
+def lock_file(path: Path, wait: bool = False) -> IO[str] | None:
+    """Return a file that is locked until it is closed or this process ends; None when another process has the lock.
+
+    The lock is POSIX's, which forked data loader workers do not inherit.
+
+    Args:
+        path: of the file; made where it does not exist.
+        wait: until the lock is to be had.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        file.close()
+        return None
+    except OSError:
+        pass  # a file system without locks: nothing but habit keeps two apart
+    return file
+
+
+def watch(folder: Path) -> None:
+    """Have `remove_unused` look at a folder and those around it, as far as they do not exist yet."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    _made.extend(reversed(new))
+
+
 def remove_unused() -> None:
-    """Remove those folders made here that nothing came into but Hydra's list of a sweep's overrides."""
+    """Remove those folders made here that nothing came into but what is known of a sweep without jobs."""
     while _made:
         folder = _made.pop()
         with suppress(OSError):
-            if os.listdir(folder) == ["multirun.yaml"]:
-                (folder / "multirun.yaml").unlink()
+            left = os.listdir(folder)
+            if {*left} <= {"multirun.yaml", SWEEP, INDEX}:
+                for name in left:
+                    (folder / name).unlink()
             folder.rmdir()
 
 
@@ -66,6 +137,20 @@ def removed_when_refused(run_dir: Path) -> Iterator[None]:
         if is_new:
             shutil.rmtree(run_dir, ignore_errors=True)
         raise
+
+
+def checkpoint_before_restart(run_dir: Path) -> str | None:
+    """Return the newest checkpoint that this launch has written into a run's folder, before its workers were restarted.
+
+    None where there is none, or nothing was restarted. Rank 0.
+    """
+    began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
+    written = [path for path in run_dir.glob("checkpoints/*/manifest.json") if path.stat().st_mtime > began]
+    if not written:
+        return None
+    from runner.checkpoint_files import find_checkpoint
+
+    return str(find_checkpoint(run_dir))
 
 
 def run_folder_of(path: str) -> Path:

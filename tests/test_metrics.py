@@ -113,7 +113,9 @@ def test_the_keys_of_the_trainer_and_their_steps():
         "time/epoch",
         "time/batch",
         "time/sample",
+        "time/a/sample",
     }
+    assert [value for _, value in logged.data["time/a/sample"]] == [10, 20, 30]
     assert [now.batch for now, _ in logged.data["loss/train/total"]] == list(range(1, 10))
     assert [value for _, value in logged.data["time/sample"]] == [4, 8, 10, 14, 18, 20, 24, 28, 30]
     assert [value for _, value in logged.data["time/batch"]] == list(range(1, 10))

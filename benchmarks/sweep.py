@@ -1,0 +1,50 @@
+"""How long a sweep of short runs takes in one process, against as many separate commands.
+
+    python benchmarks/sweep.py
+
+The runs are the multi-layer perceptron on the digits for two epochs, with the callbacks that are on by default; they
+differ in the seed. First come the commands one after the other, then the sweep with its table, picture and summary in
+MLflow, both with cached bytecode, in folders whose MLflow store exists already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 0.25
+RUN = [sys.executable, "-m", "runner"]
+SHORT = ["model=mlp", "trainer.max_duration=2ep"]
+
+
+def measure(folder: Path, commands: list[list[str]]) -> float:
+    """Return the seconds that commands take, one after the other."""
+    start = time.perf_counter()
+    for command in commands:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Print the ratio; exit code 1 when it is over the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20, help="in the sweep, and separately (default 20)")
+    runs = parser.parse_args().runs
+    seeds = [str(seed) for seed in range(1, runs + 1)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure(folder, [[*RUN, *SHORT]])  # makes the store, and fills caches
+        separate = measure(folder, [[*RUN, *SHORT, f"seed={seed}"] for seed in seeds])
+        together = measure(folder, [[*RUN, "-m", *SHORT, f"seed={','.join(seeds)}"]])
+    print(f"{runs:>3} separate commands: {separate:6.1f} s  ({separate / runs:.2f} s each)")
+    print(f"{runs:>3} runs in one sweep: {together:6.1f} s  ({together / runs:.2f} s each)")
+    print(f"{'ratio':>21}: {together / separate:6.2f}    (limit {LIMIT:.2f})")
+    return int(together > LIMIT * separate)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

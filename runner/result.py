@@ -1,0 +1,189 @@
+"""What came of a run: `result.json` in its folder, by which sweeps skip, resume and compare."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.launch import Job, is_rank_zero
+from runner.signatures import nearest
+from runner.wrong_config import WrongConfig
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+log = logging.getLogger("runner")
+
+FILE = "result.json"
+# What changes nothing of what is trained.
+_NO_PART = ("mode", "resume", "rerun", "run_name", "allow_targets", "skip_finished", "explain", "predict")
+
+
+@dataclass
+class Result:
+    """What came of a run so far.
+
+    Attributes:
+        status: RUNNING, FINISHED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, for its config; such a job has
+            no folder). One that was cut off without a word stays RUNNING.
+        name: of the run.
+        identity: of the config that was trained: see `identify`.
+        overrides: as the job was given them.
+        objective: what runs are compared by; None where it was not computed.
+        objective_name: the metric that it is, 'eval/MulticlassAccuracy'; empty before it is known.
+        lower_is_better: whether a smaller objective is the better one.
+        metrics: last values by label and name.
+        seconds: in all sessions that ended.
+        error: trace of what it failed with.
+        pid: process that trains it, or did.
+        host: machine that trains it, or did.
+    """
+
+    status: str
+    name: str
+    identity: str
+    overrides: list[str]
+    objective: float | None = None
+    objective_name: str = ""
+    lower_is_better: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str | None = None
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+
+    def measure(self, state: State, objective: str | None) -> None:
+        """Take the last metrics of a run, and what it is compared by. All ranks.
+
+        Args:
+            state: of its Trainer.
+            objective: the metric's name; see `check_objective`.
+        """
+        from runner.metrics import lower_is_better, scalars
+
+        for label, values in state.metric_values.items():
+            for name, value in values.items():
+                self.metrics |= {key: float(one) for key, one in scalars(f"{label}/{name}", value).items()}
+        evaluated = [key for key in self.metrics if not key.startswith("train/")]
+        chosen = [key for key in self.metrics if objective in (key, key.partition("/")[2])] if objective else evaluated
+        if chosen:
+            label, _, name = chosen[0].partition("/")
+            self.objective, self.objective_name = self.metrics[chosen[0]], chosen[0]
+            self.lower_is_better = lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name))
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, replacing what is there at once; NaN and infinities are written as text.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = asdict(self)
+        content["objective"] = _to_json(self.objective)
+        content["metrics"] = {name: _to_json(value) for name, value in self.metrics.items()}
+        temporary = folder / f".{FILE}.{os.getpid()}.tmp"
+        try:
+            temporary.write_text(json.dumps(content, indent=1))
+            os.replace(temporary, folder / FILE)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def read_result(folder: Path) -> Result | None:
+    """Return what came of the run in a folder; None where nothing is said of it that can be read."""
+    try:
+        content = json.loads((folder / FILE).read_text())
+        content["objective"] = None if content["objective"] is None else float(content["objective"])
+        content["metrics"] = {name: float(value) for name, value in content["metrics"].items()}
+        return Result(**content)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def check_objective(state: State, objective: str | None) -> None:
+    """Raise where a run will not have the metric that it is to be compared by.
+
+    Args:
+        state: of its Trainer.
+        objective: 'MulticlassAccuracy', or with its label, 'eval/MulticlassAccuracy'; every evaluator has a 'loss'.
+            None: the first metric of the first evaluator.
+
+    Raises:
+        ValueError: there is no such metric; those that there are get listed.
+    """
+    metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
+    metrics["train"] = [*state.train_metrics]
+    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed]
+    if objective is not None and not any(one == objective or one.partition("/")[2] == objective for one in names):
+        raise ValueError(f"objective={objective!r}: is no metric of this run; {nearest(objective, names)}")
+
+
+def identify(config: Mapping[str, Any]) -> str:
+    """Return a short hash of what a resolved config trains: two runs of one identity give the same result."""
+    parts = {key: value for key, value in config.items() if key not in _NO_PART}
+    return fingerprint(parts)
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short hash of plain values; the order of keys plays no part."""
+    return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def recording(job: Job) -> Iterator[Result]:
+    """Inside, what comes of a job is filled in; its folder says RUNNING until the end, then how it ended. All ranks.
+
+    A WrongConfig leaves what was said before.
+    """
+    folder, started = Path(job.run_dir), time.monotonic()
+    before = read_result(folder)
+    result = Result("RUNNING", job.run_name, identify(job.config), job.overrides)
+    _write(result, folder)
+    try:
+        yield result
+        result.status = "FINISHED"
+    except WrongConfig:
+        _put_back(before, folder)
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        result.status = "KILLED"
+        raise
+    except BaseException as error:
+        result.status, result.error = "FAILED", "".join(traceback.format_exception(error))
+        raise
+    finally:
+        if result.status != "RUNNING":
+            result.seconds = time.monotonic() - started + (before.seconds if before is not None else 0.0)
+            _write(result, folder)
+
+
+def _write(result: Result, folder: Path) -> None:
+    if is_rank_zero():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            result.write(folder)
+        except OSError as error:
+            log.warning("%s was not written: %s. A sweep cannot tell what came of this run", folder / FILE, error)
+
+
+def _put_back(before: Result | None, folder: Path) -> None:
+    if before is not None:
+        _write(before, folder)
+    elif is_rank_zero():
+        (folder / FILE).unlink(missing_ok=True)
+
+
+def _to_json(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

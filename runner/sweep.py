@@ -1,0 +1,247 @@
+"""A sweep as a whole: which one it is, where it lies, how it begins and is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from runner import build
+from runner.destination import SweepSummary
+from runner.interrupt import Interrupt
+from runner.launch import check_launcher
+from runner.result import Result, fingerprint, read_result
+from runner.run_folder import SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.sweep_plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
+from runner.wrong_config import WrongConfig, config_errors
+
+if TYPE_CHECKING:
+    from runner.destination import LoggerDestination
+
+LOCK = ".lock"  # in a job's folder, held while it trains
+STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
+_NO_PART = ("allow_targets", "skip_finished", "explain", "predict")  # of what makes a sweep another one
+_KEPT = ("train", "eval", "predict")  # modes that leave folders
+
+
+@dataclass
+class Sweep:
+    """A sweep, as its jobs need to know it, in whichever process they run.
+
+    Attributes:
+        folder: where its jobs' folders lie.
+        id: tells it apart from others, also where many machines log to one MLflow.
+        name: made of what is swept.
+        identity: of what is swept over which config; the same sweep has the same.
+        fixed: keys that were typed and have one value.
+        launcher: Hydra's name for what runs its jobs: basic, joblib, submitit_local, ...
+        direction: 'minimize' or 'maximize', where the sweeper wants it; otherwise empty.
+        pid: process that leads it.
+
+    Attributes of the process that leads it:
+        destinations: that take its summary.
+        stopped_by: signal that ended it; 0: none did.
+        handlers: of signals, as they were before it.
+    """
+
+    folder: Path
+    id: str
+    name: str
+    identity: str
+    fixed: list[str] = field(default_factory=list)
+    launcher: str = "basic"
+    direction: str = ""
+    pid: int = field(default_factory=os.getpid)
+    destinations: list[LoggerDestination] = field(default_factory=list)
+    stopped_by: int = 0
+    handlers: dict[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Sweep:
+        """Return the sweep that a folder is of."""
+        content = json.loads((Path(folder) / SWEEP).read_text())
+        return cls(folder=Path(folder), **content)
+
+    def write(self) -> None:
+        """Say in its folder what it is.
+
+        Raises:
+            ValueError: the folder is another sweep's.
+        """
+        file = self.folder / SWEEP
+        if file.exists() and (found := Sweep.read(self.folder)).identity != self.identity:
+            raise ValueError(f"hydra.sweep.dir={str(self.folder)!r}: holds another sweep, {found.name}; choose another")
+        known = ("id", "name", "identity", "fixed", "launcher", "direction", "pid")
+        file.write_text(json.dumps({key: getattr(self, key) for key in known}, indent=1))
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was stopped, or jobs failed: what a sweeper or launcher then raises is a consequence."""
+        return self.stopped_by > 0 or any(one.status in ("FAILED", "REFUSED") for one in self.results())
+
+    def clear_notes(self) -> None:
+        """Remove what its processes told one another."""
+        (self.folder / STOP).unlink(missing_ok=True)
+        for refused in self.folder.glob(".refused-*"):
+            shutil.rmtree(refused)
+
+    @property
+    def shares_terminal(self) -> bool:
+        """Whether what its jobs print is seen by whoever started it."""
+        return self.launcher in ("basic", "joblib")
+
+    def results(self) -> list[Result]:
+        """Return what came of its jobs so far, the refused ones too."""
+        folders = [path.parent for path in self.folder.glob("*/result.json")]
+        folders += sorted(self.folder.glob(".refused-*"))
+        return [found for folder in folders if (found := read_result(folder)) is not None]
+
+
+class SweepRefused(BaseException):
+    """Carries a WrongConfig past Hydra, which makes a warning of any Exception that its callbacks raise."""
+
+    def __init__(self, error: WrongConfig) -> None:
+        self.error = error
+
+
+class SweepCallback(Callback):
+    """Told by Hydra that a sweep begins, in the process that leads it."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Prepare the sweep; Hydra has composed all but what is swept."""
+        try:
+            with config_errors():
+                begin(config)
+        except WrongConfig as error:
+            raise SweepRefused(error) from error
+
+
+led: Sweep | None = None
+"""The sweep that this process leads."""
+
+
+def begin(config: DictConfig) -> None:
+    """Say what the sweep is, and check all of its jobs, before any of them begins.
+
+    Raises:
+        ValueError: a job cannot be run.
+    """
+    global led, _beginning
+    if config.resume is not None and config.mode == "train":
+        raise ValueError(f"resume={config.resume!r}: goes on with one run; a sweep goes on by itself when given again")
+    typed = typed_overrides(config)
+    swept = [one for one in typed if one.is_sweep_override()]
+    _beginning = config
+    folder = Path(config.hydra.sweep.dir).absolute()
+    watch(folder)
+    choices = config.hydra.runtime.choices
+    check_launcher(choices["hydra/launcher"])
+    names = short_names([one.get_key_element() for one in swept])
+    what = choices.get("sweep") or "-".join(names.values())
+    identity = _identify(config)
+    direction = config.hydra.sweeper.get("direction")
+    led = Sweep(
+        folder=folder,
+        id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
+        name="-".join(filter(None, [str(config.run_name or choices.get("data")), what, "sweep"])),
+        identity=identity,
+        fixed=[one.get_key_element() for one in typed if not one.is_sweep_override()],
+        launcher=choices["hydra/launcher"],
+        direction=getattr(direction, "name", direction) or "",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    led.write()
+    led.clear_notes()
+    if "optuna" in config.hydra.sweeper._target_:
+        quieten_optuna()
+    if config.mode in _KEPT:
+        jobs = compose_jobs(config, typed)
+        if config.resume is None and config.rerun is None:
+            check_jobs(jobs, led.launcher)
+        led.destinations = build.make_destinations(jobs[0])
+        for destination in led.destinations:
+            destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
+    _listen(led)
+
+
+def check_choice(hydra_config: Any) -> None:
+    """Raise where a sweep is chosen for a single run.
+
+    Raises:
+        ValueError: it would run the first job, or none that was meant.
+    """
+    choice = hydra_config.runtime.choices.get("sweep")
+    if choice is not None and hydra_config.mode is not RunMode.MULTIRUN:
+        raise ValueError(f"sweep={choice}: is many runs; add -m to run them: python -m runner -m sweep={choice}")
+
+
+def register_resolver() -> None:
+    """Let `${sweep_folder:base}` in a config name the sweep's folder."""
+    OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
+
+
+_beginning: DictConfig | None = None  # what the sweep that begins in this process was composed to
+
+
+def _find_folder(base: str) -> str:
+    """Return the folder that the sweep has if it was begun before, or else a new one."""
+    if _beginning is None or _beginning.mode != "train":
+        return make_run_folder(base)
+    return remembered_folder(base, _identify(_beginning), renew=not _beginning.skip_finished)
+
+
+def _identify(config: DictConfig) -> str:
+    """Return a hash of what is swept over which config, by which sweeper; the launcher plays no part."""
+    keys = [str(key) for key in config if key not in ("hydra", *_NO_PART)]
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
+    sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
+    swept = sorted(str(one.input_line) for one in typed_overrides(config) if one.is_sweep_override())
+    return fingerprint([plain, sweeper, swept])
+
+
+def _listen(sweep: Sweep) -> None:
+    """From now on, let a signal end the sweep in order: with checkpoints, and with what there is summed up."""
+    sweep.handlers = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Let no more jobs begin, and end those that train on this machine; a second Ctrl-C ends this process at once.
+
+    While a job trains in this very process, it hears signals itself.
+    """
+    assert led is not None
+    again, led.stopped_by = led.stopped_by > 0, number
+    (led.folder / STOP).touch()
+    if led.launcher == "basic" or (again and number == signal.SIGINT):
+        raise Interrupt.exception(number)
+    for folder in led.folder.glob("*/"):
+        result = read_result(folder)
+        if result is not None and result.host == socket.gethostname() and is_running(folder):
+            with suppress(ProcessLookupError):
+                os.kill(result.pid, signal.SIGTERM)
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """Leave as a signal asks, through everything that has to be closed."""
+    raise Interrupt.exception(number)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process trains the job in a folder at this moment."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = lock_file(folder / LOCK)
+    if lock is not None:
+        lock.close()
+    return lock is None

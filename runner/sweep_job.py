@@ -1,0 +1,202 @@
+"""One job of a sweep: its name and its folder; left out when it has finished, taken up again where it was cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+
+from runner.build import GROUPS
+from runner.launch import Job, print_failure
+from runner.local_ranks import end_with
+from runner.result import Result, identify, read_result
+from runner.run_folder import lock_file
+from runner.sweep import LOCK, STOP, Sweep, end
+from runner.sweep_plan import short_names
+from runner.wrong_config import WrongConfig
+
+LONGEST = 100  # characters of a name
+
+
+def attempt(work: Callable[[], float | None], hydra_config: Any) -> float | None:
+    """Do one job of a sweep and return its objective, None where it failed: the others go on, unless a signal came.
+
+    Args:
+        work: does the job.
+        hydra_config: of the job.
+    """
+    sweep = Sweep.read(hydra_config.sweep.dir)
+    leads = sweep.pid == os.getpid()
+    if not leads:  # where signals are left to each process
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if sweep.launcher in ("joblib", "submitit_local"):
+            end_with(sweep.pid)
+    try:
+        return None if (sweep.folder / STOP).exists() else _finite(work(), sweep.direction)
+    except WrongConfig as error:
+        refused = Result("REFUSED", "", "", list(hydra_config.overrides.task), error=str(error))
+        folder = sweep.folder / f".refused-{hydra_config.job.num}"
+        folder.mkdir(exist_ok=True)
+        refused.write(folder)
+    except Exception as error:
+        if sweep.shares_terminal:
+            print_failure(error)
+    except (KeyboardInterrupt, SystemExit):
+        if leads:
+            raise
+    finally:
+        if not leads:  # between two jobs there is nothing to end: the next one sees that the sweep was stopped
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return None
+
+
+def _finite(objective: float | None, direction: str) -> float | None:
+    """Return the objective, the worst that there is in place of NaN: an Optuna study ends at NaN."""
+    if objective is None or objective == objective:
+        return objective
+    return -sys.float_info.max if direction == "maximize" else sys.float_info.max
+
+
+@contextmanager
+def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
+    """Yield a sweep's job in its own folder, with its result where it has finished, or trains elsewhere now.
+
+    Its folder belongs to this process until the end. One that is made here is removed when the job is refused. A job
+    that is not of a sweep stays as it is.
+
+    Args:
+        job: as composed.
+        hydra_config: of the job.
+    """
+    if hydra_config.mode is not RunMode.MULTIRUN:
+        yield job, None
+        return
+    sweep, number, choices = Sweep.read(hydra_config.sweep.dir), hydra_config.job.num, hydra_config.runtime.choices
+    identity = identify(job.config)
+    tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
+    job = replace(job, run_name=name_job(job, sweep.fixed, choices), tags={**job.tags, **tags})
+    folder, is_new = _claim(sweep.folder, Result("RUNNING", job.run_name, identity, job.overrides))
+    job = replace(job, run_dir=str(folder))
+    lock = lock_file(folder / LOCK)
+    result = read_result(folder)
+    try:
+        if lock is None:
+            print(f"left out {folder.name}: another process trains it now", flush=True)
+            yield job, result
+        elif result is not None and result.status == "FINISHED":
+            print(
+                f"left out {folder.name}: it has finished before (skip_finished=false begins a new sweep)", flush=True
+            )
+            yield job, result
+        else:
+            yield job if is_new else _taken_up(job), None
+    except WrongConfig:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except Exception as error:
+        if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before it began
+            result.status, result.error = "FAILED", "".join(traceback.format_exception(error))
+            result.write(folder)
+        raise
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
+    """Return the folder of a job, and whether it is made now; a name that another job has gets a number."""
+    number = 1
+    while True:
+        folder = sweep_folder / (result.name if number == 1 else f"{result.name}-{number}")
+        if not folder.exists() and _make(folder, result):
+            return folder, True
+        found = read_result(folder)
+        if found is not None and found.identity == result.identity:
+            return folder, False
+        number += 1
+
+
+def _make(folder: Path, result: Result) -> bool:
+    """Make a job's folder, with its identity in it from the first moment; False when another process was quicker."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    aside.mkdir()
+    result.write(aside)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        shutil.rmtree(aside)
+        if not folder.exists():
+            raise
+        return False
+    return True
+
+
+def _taken_up(job: Job) -> Job:
+    """Return a job that was begun before, to go on from its latest checkpoint, or anew where it has none."""
+    from runner.checkpoint_files import find_checkpoint
+
+    try:
+        find_checkpoint(job.run_dir)
+    except FileNotFoundError:
+        shutil.rmtree(Path(job.run_dir) / "checkpoints", ignore_errors=True)
+        return job
+    return replace(job, config={**job.config, "resume": job.run_dir})
+
+
+def name_job(job: Job, fixed: list[str], choices: Mapping[str, Any]) -> str:
+    """Return what a job is called: `digits-lr0.01-seed1`, the run's name or its data, then what is swept, by key.
+
+    Args:
+        job: with its overrides.
+        fixed: keys that are the same for all jobs.
+        choices: names chosen in config groups.
+    """
+    values = swept_values(job.overrides, fixed)
+    prefix = "run_name" if job.config["run_name"] else "data"
+    shorts = short_names([*values])
+    parts = [str(job.config["run_name"] or choices.get("data"))]
+    for key in sorted(values):
+        if key != prefix:
+            parts.append(_labelled("" if key in GROUPS else shorts[key], values[key]))
+    name = re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.") or "job"
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST - 7]}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
+    return name
+
+
+def swept_values(overrides: list[str], fixed: list[str]) -> dict[str, Any]:
+    """Return the values of a job that are its own, by key without + and ~."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    own = [one for one in parsed if one.get_key_element() not in fixed]
+    return {one.get_key_element().lstrip("+~"): one.value() for one in own}
+
+
+def show_value(value: Any) -> str:
+    """Return a value as it is shown in names and tables: 0.01, true, null, a+b."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return "+".join(show_value(one) for one in value) or "none"
+    return str(value)
+
+
+def _labelled(label: str, value: Any) -> str:
+    text = show_value(value)
+    return f"{label}_{text}" if label and not re.match(r"[-+.\d]", text) else f"{label}{text}"

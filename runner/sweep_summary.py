@@ -1,0 +1,242 @@
+"""What came of a sweep: a table on the terminal and in files, a picture, and what destinations keep of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import os
+import signal
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import sweep
+from runner.destination import SweepSummary
+from runner.result import Result
+from runner.sweep import Sweep
+from runner.sweep_job import show_value, swept_values
+from runner.sweep_plan import short_names
+
+log = logging.getLogger("runner")
+
+SHOWN = 25  # jobs in the table on the terminal
+SHOWN_METRICS = 3  # besides the objective
+Table = tuple[list[str], list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job, as sweeps are compared.
+
+    Attributes:
+        result: what came of it.
+        values: what is its own, by key.
+        loss: the less, the better the job; infinite where it has no objective.
+    """
+
+    result: Result
+    values: dict[str, Any]
+    loss: float
+
+
+def end_sweep() -> int:
+    """Sum up the sweep that this process led, and return the exit code that it asks for; 0 where it led none."""
+    led, sweep.led = sweep.led, None
+    if led is None:
+        return 0
+    results = led.results()
+    led.clear_notes()
+    jobs = compare([one for one in results if one.status != "REFUSED"], led)
+    for job in jobs:
+        if job.result.status == "FAILED" and not led.shares_terminal:
+            print(f"{job.result.name}: {job.result.error}", file=sys.stderr)
+    try:
+        if jobs:
+            _sum_up(led, jobs)
+    except OSError as error:
+        log.warning("the summary of the sweep was not written: %s", error)
+    for message in dict.fromkeys(one.error for one in results if one.status == "REFUSED"):
+        print(f"error: {message}", file=sys.stderr)
+    statuses = {one.status for one in results}
+    for number, handler in led.handlers.items():
+        signal.signal(number, handler)
+    if led.stopped_by:
+        return 128 + led.stopped_by
+    return 2 if "REFUSED" in statuses else int("FAILED" in statuses)
+
+
+def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
+    """Return the jobs of results, the best first."""
+    jobs = []
+    for result in results:
+        lower = led.direction == "minimize" if led.direction else result.lower_is_better
+        value = result.objective
+        known = value is not None and not math.isnan(value) and result.status == "FINISHED"
+        loss = (value if lower else -value) if known and value is not None else math.inf
+        jobs.append(SweepJob(result, swept_values(result.overrides, led.fixed), loss))
+    return sorted(jobs, key=lambda job: (job.loss, job.result.name))
+
+
+def tabulate(jobs: Sequence[SweepJob], most: int | None = None) -> Table:
+    """Return columns and rows: each job with what is its own, its metrics, its time in seconds and its status.
+
+    Args:
+        jobs: the best first.
+        most: metrics, those of evaluators first; None: all.
+    """
+    keys = _keys(jobs)
+    shorts = short_names(keys)
+    objective = objective_name(jobs)
+    metrics = dict.fromkeys([objective] if objective else [])
+    metrics |= dict.fromkeys(sorted((name for job in jobs for name in job.result.metrics), key=_is_of_training))
+    metrics = [*metrics][:most]
+    columns = ["job", *shorts.values(), *metrics, "seconds", "status"]
+    rows = [
+        [
+            job.result.name,
+            *(_cell(job.values.get(key)) for key in keys),
+            *(job.result.metrics.get(name) for name in metrics),
+            round(job.result.seconds, 2),
+            job.result.status,
+        ]
+        for job in jobs
+    ]
+    return columns, rows
+
+
+def average(jobs: Sequence[SweepJob]) -> Table | None:
+    """Return mean and sample standard deviation of the objective over seeds; None where no two differ in that alone."""
+    keys = [key for key in _keys(jobs) if key != "seed"]
+    groups: dict[str, list[SweepJob]] = {}
+    for job in jobs:
+        if math.isfinite(job.loss):
+            groups.setdefault(json.dumps([_cell(job.values.get(key)) for key in keys]), []).append(job)
+    if not any("seed" in job.values for job in jobs) or all(len(group) < 2 for group in groups.values()):
+        return None
+    rows = []
+    for group in sorted(groups.values(), key=lambda group: statistics.fmean(job.loss for job in group)):
+        objectives = [job.result.objective or 0.0 for job in group]
+        spread = statistics.stdev(objectives) if len(group) > 1 else None
+        values = [_cell(group[0].values.get(key)) for key in keys]
+        rows.append([*values, statistics.fmean(objectives), spread, len(group)])
+    return [*short_names(keys).values(), f"mean {objective_name(jobs)}", "spread", "seeds"], rows
+
+
+def objective_name(jobs: Sequence[SweepJob]) -> str:
+    """Return the metric that jobs are compared by; empty where none of them has one."""
+    return next((job.result.objective_name for job in jobs if job.result.objective_name), "")
+
+
+def _is_of_training(name: str) -> bool:
+    return name.startswith("train/")
+
+
+def _keys(jobs: Sequence[SweepJob]) -> list[str]:
+    return sorted({key for job in jobs for key in job.values})
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)
+
+
+def _sum_up(led: Sweep, jobs: list[SweepJob]) -> None:
+    """Print the table, write it beside the jobs, and hand it to destinations."""
+    from runner.sweep_plot import draw
+
+    if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
+        log.warning("hydra.sweeper.direction=%s, but of %s the opposite is better", led.direction, objective_name(jobs))
+    table, means = tabulate(jobs), average(jobs)
+    tables = {"jobs": table} | ({"means": means} if means is not None else {})
+    files = [led.folder / "jobs.csv", led.folder / "jobs.json", led.folder / "comparison.png"]
+    with files[0].open("w", newline="") as file:
+        csv.writer(file).writerows([table[0], *table[1]])
+    rows = [dict(zip(table[0], row, strict=True)) for row in table[1]]
+    files[1].write_text(json.dumps({"sweep": led.id, "name": led.name, "jobs": rows}, indent=1))
+    if math.isfinite(jobs[0].loss):
+        draw(jobs, objective_name(jobs), files[2])
+    summary = SweepSummary(
+        folder=led.folder,
+        sweep=led.id,
+        name=led.name,
+        status=_status(led, jobs),
+        tables=tables,
+        best=_describe_best(jobs),
+        metrics=_metrics(jobs),
+        files=[file for file in files if file.exists()],
+    )
+    for destination in led.destinations:
+        destination.log_sweep(summary)
+    _print(led, jobs, tables, summary)
+
+
+def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
+    statuses = {job.result.status for job in jobs}
+    if led.stopped_by or "KILLED" in statuses:
+        return "KILLED"
+    return "FAILED" if "FAILED" in statuses else "FINISHED"
+
+
+def _describe_best(jobs: Sequence[SweepJob]) -> dict[str, str]:
+    if not math.isfinite(jobs[0].loss):
+        return {}
+    best = jobs[0]
+    return {"job": best.result.name, **{key: show_value(value) for key, value in best.values.items()}}
+
+
+def _metrics(jobs: Sequence[SweepJob]) -> dict[str, float]:
+    metrics = {"sweep/jobs": float(len(jobs))}
+    metrics["sweep/finished"] = float(sum(job.result.status == "FINISHED" for job in jobs))
+    if math.isfinite(jobs[0].loss) and jobs[0].result.objective is not None:
+        metrics[f"best/{objective_name(jobs)}"] = jobs[0].result.objective
+    return metrics
+
+
+def _print(led: Sweep, jobs: Sequence[SweepJob], tables: dict[str, Table], summary: SweepSummary) -> None:
+    """Print the sweep's name, its tables, and where they are."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=200)
+    statuses = Counter(job.result.status.lower() for job in jobs)
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    console.print(Text(f"\n{led.name}: {counts}", "bold"))
+    _print_table(console, *tabulate(jobs[:SHOWN], SHOWN_METRICS))
+    if len(jobs) > SHOWN:
+        console.print(f"and {len(jobs) - SHOWN} more, in {_shown(led.folder / 'jobs.csv')}")
+    if "means" in tables:
+        console.print()
+        _print_table(console, *tables["means"])
+    block = Grid.grid(padding=(0, 2))
+    lines = [("best", summary.best["job"])] if summary.best else []
+    lines.append(("sweep", _shown(led.folder)))
+    commands = (getattr(one, "ui_command", None) for one in led.destinations)
+    lines += [("compare", command) for command in commands if command]
+    for label, text in lines:
+        block.add_row(Text(label, "bold cyan"), Text(text, overflow="fold"))
+    console.print()
+    console.print(block)
+
+
+def _print_table(console: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float | None) for row in rows)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*("-" if value is None else show_value(value) for value in row))
+    console.print(grid)
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,388 @@
+"""Sweeps as a user meets them: what trains, what is left out and taken up again, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from runner.__main__ import main
+
+SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=2ep")  # 6 batches
+QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
+LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver,console_summary]", "+callbacks.own._target_=own.Watch")
+
+OWN = '''
+import os
+import signal
+import time
+from pathlib import Path
+
+from runner import Callback
+
+
+class Watch(Callback):
+    """Notes each batch; seed 1 ends at its fifth batch as asked, once; all wait as long as asked."""
+
+    def __init__(self, ends: str = "", seconds: float = 0.0) -> None:
+        self.ends = ends
+        self.seconds = seconds
+
+    def batch_start(self, state, logger):
+        with open("batches.txt", "a") as file:
+            file.write(f"{state.run_name} {state.timestamp.batch}\\n")
+        time.sleep(self.seconds)
+        if self.ends and "seed1" in state.run_name and state.timestamp.batch == 4 and not Path("ended").exists():
+            Path("ended").touch()
+            if self.ends == "error":
+                raise RuntimeError("a callback that fails")
+            os.kill(os.getpid(), getattr(signal, self.ends))
+'''
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the user's `own.py`."""
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+@pytest.fixture
+def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Any]:
+    """Runs a command line in this very process, in the working directory `folder`."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["runner", *arguments])
+        return Ended(main(), *capfd.readouterr())
+
+    yield run
+    root.handlers[:], root.level = before
+    sys.modules.pop("own", None)
+
+
+def sweeps(folder: Path) -> list[Path]:
+    return sorted(folder.glob("outputs/sweeps/20*/*"))
+
+
+def batches(folder: Path) -> list[str]:
+    """The batches trained since they were last asked for."""
+    file = folder / "batches.txt"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return lines
+
+
+def six(*names: str) -> list[str]:
+    return [f"{name} {batch}" for name in names for batch in range(6)]
+
+
+def statuses(sweep: Path) -> dict[str, str]:
+    return {path.parent.name: json.loads(path.read_text())["status"] for path in sweep.glob("*/result.json")}
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+@pytest.mark.slow
+def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: Any, folder: Path):
+    done = run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET)
+    assert done.code == 0, done.err
+    (sweep,) = sweeps(folder)
+    names = [f"digits-lr{lr}-seed{seed}" for lr in (0.01, 0.03) for seed in (0, 1)]
+    assert statuses(sweep) == dict.fromkeys(names, "FINISHED")
+    assert batches(folder) == six(*names)
+
+    # The order in which it is typed plays no part.
+    again = run_here("-m", "seed=0,1", "optimizer.lr=0.01,0.03", *QUIET)
+    assert again.code == 0 and batches(folder) == [] and sweeps(folder) == [sweep]
+    assert again.out.count("it has finished before (skip_finished=false begins a new sweep)") == 4
+    assert "4 finished" in again.out
+
+    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "model.module.hidden=[8]", *QUIET).code == 0
+    assert len(sweeps(folder)) == 2 and len(batches(folder)) == 24  # another config is another sweep
+
+    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "skip_finished=false", *QUIET).code == 0
+    assert len(sweeps(folder)) == 3 and len(batches(folder)) == 24
+    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET).code == 0
+    assert len(sweeps(folder)) == 3 and batches(folder) == []  # the new one is now the one that is gone on with
+
+    shutil.rmtree(folder / "outputs" / "sweeps" / sweeps(folder)[-1])
+    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET).code == 0
+    assert len(batches(folder)) == 24
+
+
+def test_a_job_that_failed_goes_on_from_its_checkpoint_and_the_others_run(run_here: Any, folder: Path):
+    command = ("-m", "seed=0,1,2", "+callbacks.own.ends=error", *QUIET)
+    done = run_here(*command)
+    assert done.code == 1
+    assert done.err.count("RuntimeError: a callback that fails") == 1
+    assert "2 finished, 1 failed" in done.out
+    (sweep,) = sweeps(folder)
+    assert statuses(sweep) == {"digits-seed0": "FINISHED", "digits-seed1": "FAILED", "digits-seed2": "FINISHED"}
+    assert "a callback that fails" in json.loads((sweep / "digits-seed1" / "result.json").read_text())["error"]
+    batches(folder)
+    again = run_here(*command)
+    assert again.code == 0, again.err
+    assert batches(folder) == [f"digits-seed1 {batch}" for batch in (3, 4, 5)]  # from the end of the first epoch
+    assert set(statuses(sweep).values()) == {"FINISHED"}
+
+
+def test_a_job_that_was_cut_off_after_its_last_batch_has_only_to_say_so(run_here: Any, folder: Path):
+    assert run_here("-m", "seed=0,1", *QUIET).code == 0
+    (sweep,) = sweeps(folder)
+    file = sweep / "digits-seed1" / "result.json"
+    before = json.loads(file.read_text())
+    file.write_text(json.dumps({**before, "status": "RUNNING", "objective": None, "metrics": {}}))
+    batches(folder)
+    assert run_here("-m", "seed=0,1", *QUIET).code == 0
+    assert batches(folder) == []
+    after = json.loads(file.read_text())
+    assert after["status"] == "FINISHED" and after["objective"] == before["objective"] is not None
+
+
+def test_no_job_begins_when_one_of_them_is_wrong(run_here: Any, folder: Path):
+    done = run_here("-m", "optimizer.lr=0.1,0.2,x", *QUIET)
+    assert done.code == 2 and done.out == ""
+    assert done.err.splitlines() == ["error: optimizer.lr='x': torch.optim.SGD takes float | torch.Tensor"]
+    assert batches(folder) == [] and not (folder / "outputs").exists()
+
+
+def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, folder: Path):
+    done = run_here("-m", "optimizer.momentum=0,0.9", *QUIET)
+    assert done.code == 2
+    assert done.err.startswith("error: optimizer: Nesterov momentum requires") and len(done.err.splitlines()) <= 2
+    (sweep,) = sweeps(folder)
+    assert statuses(sweep) == {"digits-momentum0.9": "FINISHED"}
+    assert not any(path.name.startswith(".refused") for path in sweep.iterdir())
+    shutil.rmtree(folder / "outputs")
+
+    done = run_here("-m", "optimizer.momentum=0", "seed=0,1,2", *QUIET)
+    assert done.code == 2 and done.err.count("error: ") == 1  # what is wrong with all of them is said once
+    assert not (folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sweep=seeds", "sweep=seeds: is many runs; add -m"),
+        ("-m resume=outputs seed=0,1", "resume='outputs'"),
+        ("-m objective=nothing seed=0,1", "objective='nothing': is no metric of this run; allowed: eval/MulticlassAcc"),
+        ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),
+    ],
+)
+def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message: str):
+    done = run_here(*command.split(), *QUIET)
+    assert done.code == 2
+    assert message in done.err and done.err.count("error: ") == 1
+    assert not (folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("choice", "package"),
+    [
+        ("hydra/launcher=joblib", "hydra-joblib-launcher"),
+        ("hydra/launcher=submitit_local", "hydra-submitit-launcher"),
+        ("sweep=optuna_tpe", "optuna, and pip install --no-deps hydra-optuna-sweeper"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: str):
+    program = "import hydra_plugins; hydra_plugins.__path__ = []; from runner.__main__ import command; command()"
+    command = [sys.executable, "-c", program, "-m", choice, "seed=0,1", *QUIET]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.rstrip().endswith(f"needs a package that is not installed; run pip install {package}")
+    assert len(done.stderr.splitlines()) == 1 and not (folder / "outputs").exists()
+
+
+def test_checking_a_sweep_leaves_nothing(run_here: Any, folder: Path):
+    done = run_here("-m", "mode=check", "model=mlp,gpt", "data=digits", "callbacks=none")
+    assert done.code == 2
+    assert "gpt" in done.err and done.err.count("error: ") == 1
+    assert not (folder / "outputs").exists()
+
+
+def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Path):
+    assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
+    (sweep,) = sweeps(folder)
+    hold = (
+        "import sys; from runner.run_folder import lock_file; f = lock_file(sys.argv[1]); print(1, flush=True); input()"
+    )
+    lock = [sys.executable, "-c", f"from pathlib import Path; {hold}", str(sweep / "digits-seed1" / ".lock")]
+    with subprocess.Popen(lock, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "1\n"
+            batches(folder)
+            done = run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET)
+            assert "left out digits-seed1: another process trains it now" in done.out
+            assert batches(folder) == []
+        finally:
+            other.communicate("\n", timeout=20)
+    assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 0
+    assert len(batches(folder)) == 3
+
+
+def test_a_folder_of_one_s_own_holds_one_sweep(run_here: Any, folder: Path):
+    command = ("-m", "hydra.sweep.dir=mine", *QUIET)
+    assert run_here(*command, "seed=0,1").code == 0
+    assert statuses(folder / "mine") == {"digits-seed0": "FINISHED", "digits-seed1": "FINISHED"}
+    batches(folder)
+    assert run_here(*command, "seed=0,1").code == 0 and batches(folder) == []
+    done = run_here(*command, "seed=0,2")
+    assert done.code == 2 and "holds another sweep, digits-seed-sweep" in done.err
+    assert not (folder / "outputs").exists()
+
+
+def test_a_single_run_says_what_came_of_it(run_here: Any, folder: Path):
+    assert run_here(*QUIET, "objective=loss", "run_name=mine").code == 0
+    (file,) = folder.glob("outputs/20*/*/result.json")
+    result = json.loads(file.read_text())
+    assert (result["status"], result["name"], result["objective_name"]) == ("FINISHED", "mine", "eval/loss")
+    assert result["objective"] == result["metrics"]["eval/loss"] > 0
+    assert result["lower_is_better"] is True and result["seconds"] > 0
+    assert {"eval/MulticlassAccuracy", "train/MulticlassAccuracy"} < result["metrics"].keys()
+
+
+def test_a_seeded_search_replays_what_has_finished_and_goes_on(run_here: Any, folder: Path):
+    command = ("-m", "sweep=optuna_tpe", "hydra.sweeper.sampler.n_startup_trials=2", *QUIET)
+    assert run_here(*command, "hydra.sweeper.n_trials=4").code == 0
+    (sweep,) = sweeps(folder)
+    names = {path.parent.name for path in sweep.glob("*/result.json")}
+    assert len(names) == 4 and len(batches(folder)) == 24
+    worst = min(sweep.glob("*/result.json"), key=lambda path: json.loads(path.read_text())["objective"]).parent
+    shutil.rmtree(worst)
+    done = run_here(*command, "hydra.sweeper.n_trials=4")
+    assert done.code == 0 and done.err == ""
+    assert batches(folder) == six(worst.name)  # the same points again: a search that depends on the objectives
+    assert {path.parent.name for path in sweep.glob("*/result.json")} == names
+
+
+def test_a_search_outlives_a_loss_that_is_not_a_number(run_here: Any, folder: Path):
+    search = (
+        "-m",
+        "sweep=optuna_tpe",
+        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.direction=minimize",
+        "objective=loss",
+    )
+    done = run_here(*search, "optimizer.lr=1e20,1e30", *QUIET)
+    assert done.code == 0, done.err
+    assert done.out.count(" nan ") == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_of_two_ranks_is_two_runs_and_a_summary(folder: Path, run_app: Any):
+    run_app("-m", "optimizer.lr=0.01,0.03", "launch.nproc_per_node=2", *LOGGED)
+    (sweep,) = sweeps(folder)
+    assert statuses(sweep) == {"digits-lr0.01": "FINISHED", "digits-lr0.03": "FINISHED"}
+    assert list(folder.glob("outputs/20*")) == []
+    runs = query(folder, "select name, status from runs order by name")
+    assert runs == [(name, "FINISHED") for name in ("digits-lr-sweep", "digits-lr0.01", "digits-lr0.03")]
+    points = query(folder, "select run_uuid, step from metrics where key = 'loss/train/total'")
+    assert len(points) == 12 == len({*points})
+    tags = query(folder, "select t.value, r.name from tags t join runs r using (run_uuid) where t.key = 'runner.sweep'")
+    assert {name for _, name in tags} == {"digits-lr-sweep", "digits-lr0.01", "digits-lr0.03"}
+    assert len({sweep_id for sweep_id, _ in tags}) == 1
+    jobs = query(folder, "select value from tags where key in ('runner.job', 'runner.sweep_summary') order by value")
+    assert jobs == [("0",), ("1",), ("true",)]
+    ((overrides,), _) = query(folder, "select value from tags where key = 'runner.overrides' order by value")
+    assert overrides.startswith("optimizer.lr=0.01 launch.nproc_per_node=2 model=mlp")
+
+
+@pytest.mark.slow
+def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: Path, run_app: Any):
+    command = ("-m", "seed=0,1,2", "+callbacks.own.ends=SIGKILL", "callbacks.mlflow_logger.nested=true", *LOGGED)
+    run_app(*command, exit_code=-signal.SIGKILL)
+    (sweep,) = sweeps(folder)
+    assert statuses(sweep) == {"digits-seed0": "FINISHED", "digits-seed1": "RUNNING"}
+    assert len(batches(folder)) == 6 + 5
+    run_app(*command)
+    assert batches(folder) == [*(f"digits-seed1 {batch}" for batch in (3, 4, 5)), *six("digits-seed2")]
+    runs = query(folder, "select name, status from runs order by name")
+    names = ["digits-seed-sweep", "digits-seed0", "digits-seed1", "digits-seed2"]
+    assert runs == [(name, "FINISHED") for name in names]
+    points = query(folder, "select run_uuid, step from metrics where key = 'loss/train/total'")
+    assert len(points) == 18 == len({*points})
+    parents = query(folder, "select value from tags where key = 'mlflow.parentRunId'")
+    assert parents == query(folder, "select run_uuid from runs where name = 'digits-seed-sweep'") * 3
+    assert query(folder, "select value from tags where key = 'best.job'") != []
+    artifacts = {path.name for path in (folder / "outputs" / "mlartifacts").glob("*/artifacts/sweep/*")}
+    assert artifacts == {"jobs.csv", "jobs.json", "comparison.png"}
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=20)
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "launcher"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")),
+        (signal.SIGTERM, ("hydra/launcher=submitit_local",)),
+    ],
+    ids=["SIGINT-basic", "SIGTERM-joblib", "SIGTERM-submitit"],
+)
+def test_a_signal_ends_a_sweep_with_checkpoints_and_it_goes_on_from_them(
+    folder: Path, number: int, launcher: tuple[str, ...]
+):
+    program = """
+import os, sys
+from runner.__main__ import main
+code = main()
+print("leader", code, "torch" in sys.modules, flush=True)
+os._exit(code)
+"""
+    command = [sys.executable, "-c", program, "-m", "seed=0,1,2", *launcher, "+callbacks.own.seconds=0.3", *QUIET]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as leader:
+        try:
+            file = folder / "batches.txt"
+            wait_for(lambda: file.exists() and len(file.read_text().splitlines()) >= 8, leader)
+            os.killpg(leader.pid, number) if number == signal.SIGINT else leader.send_signal(number)
+            out, err = leader.communicate(timeout=60)
+        finally:
+            if leader.poll() is None:
+                os.killpg(leader.pid, signal.SIGKILL)
+    assert leader.returncode == 128 + number, err
+    assert " killed" in out and f"leader {128 + number} {not launcher}" in out  # who only waits needs no torch
+    (sweep,) = sweeps(folder)
+    assert "KILLED" in statuses(sweep).values() and "RUNNING" not in statuses(sweep).values()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(batches(folder)) == sorted(six("digits-seed0", "digits-seed1", "digits-seed2"))  # each batch once
+    assert statuses(sweep) == dict.fromkeys(["digits-seed0", "digits-seed1", "digits-seed2"], "FINISHED")
+
+
+def test_a_failure_where_nobody_sees_it_is_told_at_the_end(folder: Path, run_app: Any):
+    done = run_app("-m", "hydra/launcher=submitit_local", "seed=0,1", "+callbacks.own.ends=error", *QUIET, exit_code=1)
+    assert done.stderr.count("RuntimeError: a callback that fails") == 1
+    assert "1 finished, 1 failed" in done.stdout

@@ -164,6 +164,8 @@ def restore(state: State, path: str | Path) -> None:
 
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     tensor = tensor.detach()
+    if tensor.is_meta:
+        return tensor  # of a run that is tried out without memory
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
 

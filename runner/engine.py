@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from runner.event import Event
-from runner.hooks import Algorithm, Hooks
+from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
 
 if TYPE_CHECKING:
     from runner.state import State
 
-Handler = Callable[["State", Logger], Any]
 H = TypeVar("H", bound=Hooks)
 
 
@@ -108,6 +107,8 @@ class Engine:
         for one in (one for kind in kinds for one in kind):
             handler = _handler(one, event)
             if handler is not None:
+                for watcher in self.state.callbacks:
+                    handler = watcher.wrap_handler(handler, one, event)
                 yield handler
 
     def _whereabouts(self, handler: Handler | None, event: Event) -> str:
@@ -157,6 +158,9 @@ def _handler(one: Hooks, event: Event) -> Handler | None:
 
 
 def _owner(handler: Handler) -> Hooks:
+    # A bound method may have a `__wrapped__` too, of its decorator: it is no wrapper of ours.
+    while not hasattr(handler, "__self__") and hasattr(handler, "__wrapped__"):
+        handler = handler.__wrapped__  # type: ignore[attr-defined]
     method = handler.func if isinstance(handler, partial) else handler
     return getattr(method, "__self__", Hooks())
 
@@ -167,13 +171,25 @@ def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
     Raises:
         ValueError: two of them conflict, or their declarations form a cycle; both are named.
     """
+    for one, other in conflicts_among(algorithms):
+        raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
+    return sort_algorithms(algorithms)
+
+
+def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
+    """Return the pairs of classes that cannot be combined: which declares it, and which other is there."""
     names = [type(one).__name__ for one in algorithms]
-    for one in algorithms:
-        for other in one.conflicts_with:
-            if other in names and (other != type(one).__name__ or names.count(other) > 1):
-                raise ValueError(
-                    f"algorithms {type(one).__name__!r} and {other!r} cannot be combined: remove one of them"
-                )
+    return [
+        (type(one).__name__, other)
+        for one in algorithms
+        for other in one.conflicts_with
+        if other in names and (other != type(one).__name__ or names.count(other) > 1)
+    ]
+
+
+def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Do what `order_algorithms` does, whether they conflict or not."""
+    names = [type(one).__name__ for one in algorithms]
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
     for index, one in enumerate(algorithms):
         for other, name in enumerate(names):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,10 @@ from runner.event import ALIASES, Event
 if TYPE_CHECKING:
     from runner.logger import Logger
     from runner.state import State
+
+
+Handler = Callable[["State", "Logger"], Any]
+"""What is called at an event, as `handler(state, logger)`."""
 
 
 class Hooks:
@@ -196,6 +200,14 @@ _EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
 
 class Callback(Hooks):
     """An observer: reads the state and never writes to it, so that adding one changes no number of a run."""
+
+    def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
+        """Return what an engine is to call in place of a callback's, algorithm's or destination's handler.
+
+        For what measures others: each callback is asked once per handler, when an engine is made, so it costs nothing
+        where nobody wraps. A wrapper bears `functools.wraps(handler)`. Default: the handler itself.
+        """
+        return handler
 
 
 class Algorithm(Hooks):

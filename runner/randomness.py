@@ -56,7 +56,7 @@ class ForwardStream:
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._seed_device = torch.cuda.default_generators[index].manual_seed
-        elif device.type != "cpu":
+        elif device.type not in ("cpu", "meta"):
             self._seed_device = getattr(torch, device.type).manual_seed
 
     def start(self, batch: int, microbatch: int) -> None:

@@ -17,6 +17,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     str: (str,),
 }
+_HYDRA = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 
 
@@ -37,7 +38,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return  # built in C, without a signature: it will speak for itself when it is called
-    keys = [key for key in section if key not in ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")]
+    keys = [key for key in section if key not in _HYDRA]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for key in keys:
@@ -53,6 +54,24 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
             raise ValueError(f"{path}.{key}: {name} needs this argument; set it with +{path}.{key}=...")
+
+
+def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a section that are no argument of its target by name, but go into its `**options`."""
+    try:
+        parameters = inspect.signature(locate(path, section["_target_"])).parameters
+    except (TypeError, ValueError):
+        return []
+    named = [key for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
+    return [key for key in section if key not in named and key not in _HYDRA]
+
+
+def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
+    """Return the default value of an argument of a section's target; None where it has none."""
+    try:
+        return inspect.signature(locate(path, section["_target_"])).parameters[key].default
+    except (TypeError, ValueError, KeyError):
+        return None
 
 
 def locate(path: str, target: Any) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Data that ships, each a function that returns ``(train_loader, eval_loader)``, and the loaders that it is made of."""
 
 from runner.data.digits import load_digits
+from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.data.order import SampleOrder
 from runner.data.stdlib_text import load_stdlib_text
@@ -9,9 +10,11 @@ from runner.data.synthetic_tokens import load_synthetic_tokens
 
 __all__ = [
     "DatasetLoader",
+    "FakeLoader",
     "OrderedLoader",
     "SampleOrder",
     "TensorLoader",
+    "faked_by",
     "load_digits",
     "load_stdlib_text",
     "load_synthetic_images",

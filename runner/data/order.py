@@ -95,6 +95,12 @@ class SampleOrder:
             self._epoch = epoch
         return self._permutation
 
+    def read_all_in_sequence(self) -> None:
+        """Makes every epoch all samples as 0, 1, 2, ..., whatever was asked for: prediction leaves none out."""
+        self.shuffle = self.drop_last = False
+        self._num_batches = -(-self.num_samples // self.batch_size)
+        self._epoch = None
+
     def span(self, batch: int) -> tuple[int, int]:
         """Returns where this rank's share of a batch lies in the epoch's order: first position, and one past the last.
 

@@ -6,10 +6,12 @@ import os
 import sysconfig
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 
 # Tests, installed packages, and a library that the newer Pythons lack.
@@ -17,6 +19,23 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "t
 EVAL_SHARE = 16  # one file in sixteen, by the checksum of its path
 
 
+def _fake(
+    batch_size: int, context: int, eval_batch_size: int, eval_bytes: int, **_: Any
+) -> tuple[FakeLoader, FakeLoader]:
+    _check(context, eval_bytes)
+    train_bytes, all_eval_bytes = (sum(path.stat().st_size for path in paths) for paths in _list_stdlib())
+    eval_windows = min(_count_windows(all_eval_bytes, context), eval_bytes // context)
+
+    def make(samples: int) -> tuple[Tensor, Tensor]:
+        # The largest byte, so that a model with too small a vocabulary is found.
+        tokens = torch.full((samples, context), 255)
+        return tokens, tokens
+
+    train = FakeLoader(make, _count_windows(train_bytes, context), batch_size)
+    return train, FakeLoader(make, eval_windows, eval_batch_size)
+
+
+@faked_by(_fake)
 def load_stdlib_text(
     batch_size: int = 8,
     context: int = 128,
@@ -42,10 +61,7 @@ def load_stdlib_text(
         FileNotFoundError: this Python comes without the sources of its library.
         ValueError: a context below 1 or longer than the text, or fewer eval_bytes than one window.
     """
-    if context < 1:
-        raise ValueError(f"context={context!r} must be at least 1 byte")
-    if eval_bytes < context:
-        raise ValueError(f"eval_bytes={eval_bytes!r} must be at least one window of context={context!r} bytes")
+    _check(context, eval_bytes)
     train_text, eval_text = _read_stdlib()
     eval_windows = _windows(eval_text, context)
     num_windows = min(len(eval_windows), eval_bytes // context)
@@ -57,26 +73,46 @@ def load_stdlib_text(
     return train, evaluation
 
 
-def _read_stdlib() -> tuple[Tensor, Tensor]:
-    """Returns the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
+def _check(context: int, eval_bytes: int) -> None:
+    if context < 1:
+        raise ValueError(f"context={context!r} must be at least 1 byte")
+    if eval_bytes < context:
+        raise ValueError(f"eval_bytes={eval_bytes!r} must be at least one window of context={context!r} bytes")
+
+
+def _list_stdlib() -> tuple[list[Path], list[Path]]:
+    """Returns the files of the training and of the evaluation text."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
         paths += [Path(folder, name).relative_to(root).as_posix() for name in names if name.endswith(".py")]
-    texts = bytearray(), bytearray()
+    train: list[Path] = []
+    evaluation: list[Path] = []
     for path in sorted(paths):
-        texts[zlib.crc32(path.encode()) % EVAL_SHARE == 0].extend((root / path).read_bytes())
-    if not all(texts):
+        (evaluation if zlib.crc32(path.encode()) % EVAL_SHARE == 0 else train).append(root / path)
+    if not train or not evaluation:
         raise FileNotFoundError(f"no sources of the standard library in {root}: this Python comes without them")
+    return train, evaluation
+
+
+def _read_stdlib() -> tuple[Tensor, Tensor]:
+    """Returns the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
+    texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib())
     train, evaluation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
     return train, evaluation
 
 
+def _count_windows(size: int, context: int) -> int:
+    """Returns how many windows a text of so many bytes has."""
+    if size <= context:
+        raise ValueError(f"context={context!r} is longer than the text of {size} bytes")
+    return (size - 1) // context
+
+
 def _windows(text: Tensor, context: int) -> Tensor:
     """Returns views ``(windows, context + 1)`` of a text; each starts with the last byte of the previous."""
-    if len(text) <= context:
-        raise ValueError(f"context={context!r} is longer than the text of {len(text)} bytes")
+    _count_windows(len(text), context)
     return text.unfold(0, context + 1, context)
 
 

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.randomness import stream_seed
 
 
+def _fake(
+    num_classes: int,
+    channels: int,
+    size: int,
+    num_samples: int,
+    batch_size: int,
+    eval_samples: int,
+    eval_batch_size: int,
+    noise: float,
+    **_: Any,
+) -> tuple[FakeLoader, FakeLoader]:
+    _check(num_samples, num_classes, channels, size, noise, eval_samples)
+
+    def make(samples: int) -> tuple[Tensor, Tensor]:
+        # The largest label, so that a model with too few classes is found.
+        return torch.randn(samples, channels, size, size), torch.full((samples,), num_classes - 1)
+
+    return FakeLoader(make, num_samples, batch_size), FakeLoader(make, eval_samples, eval_batch_size)
+
+
+@faked_by(_fake)
 def load_synthetic_images(
     num_samples: int = 1024,
     num_classes: int = 10,
@@ -38,12 +63,7 @@ def load_synthetic_images(
     Raises:
         ValueError: a number below 1, or negative noise.
     """
-    numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
-    for name, value in (numbers | {"eval_samples": eval_samples}).items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
-    if noise < 0:
-        raise ValueError(f"noise={noise!r} must be at least 0")
+    _check(num_samples, num_classes, channels, size, noise, eval_samples)
     generator = torch.Generator().manual_seed(stream_seed(seed, "images"))
     class_images = torch.randn(num_classes, channels, size, size, generator=generator)
     labels = torch.arange(num_samples + eval_samples) % num_classes
@@ -51,3 +71,12 @@ def load_synthetic_images(
     train = TensorLoader(images[:num_samples], labels[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
     evaluation = TensorLoader(images[num_samples:], labels[num_samples:], batch_size=eval_batch_size, shuffle=False)
     return train, evaluation
+
+
+def _check(num_samples: int, num_classes: int, channels: int, size: int, noise: float, eval_samples: int) -> None:
+    numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
+    for name, value in (numbers | {"eval_samples": eval_samples}).items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if noise < 0:
+        raise ValueError(f"noise={noise!r} must be at least 0")

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.randomness import stream_seed
 
 
+def _fake(
+    num_samples: int,
+    context: int,
+    vocab_size: int,
+    batch_size: int,
+    eval_samples: int,
+    eval_batch_size: int,
+    **_: Any,
+) -> tuple[FakeLoader, FakeLoader]:
+    _check(num_samples, context, eval_samples, vocab_size)
+
+    def make(samples: int) -> tuple[Tensor, Tensor]:
+        # The largest token, so that a model with too small a vocabulary is found.
+        tokens = torch.full((samples, context), vocab_size - 1)
+        return tokens, tokens
+
+    return FakeLoader(make, num_samples, batch_size), FakeLoader(make, eval_samples, eval_batch_size)
+
+
+@faked_by(_fake)
 def load_synthetic_tokens(
     num_samples: int = 1024,
     context: int = 128,
@@ -36,9 +59,7 @@ def load_synthetic_tokens(
     Raises:
         ValueError: a number below 1, or fewer than two tokens.
     """
-    for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+    _check(num_samples, context, eval_samples, vocab_size)
     transitions = transition_matrix(vocab_size, seed)
     generator = torch.Generator().manual_seed(stream_seed(seed, "sequences"))
     tokens = torch.empty(num_samples + eval_samples, context + 1, dtype=torch.int64)
@@ -58,8 +79,7 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
     Raises:
         ValueError: fewer than two tokens.
     """
-    if vocab_size < 2:
-        raise ValueError(f"vocab_size={vocab_size!r} must be at least 2")
+    _check(vocab_size=vocab_size)
     generator = torch.Generator().manual_seed(stream_seed(seed, "chain"))
     # The factor makes a few successors of each token likely, so that there is much to learn.
     return torch.softmax(3.0 * torch.randn(vocab_size, vocab_size, generator=generator), dim=1)
@@ -71,3 +91,11 @@ def entropy_rate(transitions: Tensor) -> float:
     transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
     stationary = torch.linalg.matrix_power(transitions, 1024)[0]
     return float((stationary @ torch.special.entr(transitions).sum(dim=1)) / torch.log(torch.tensor(2.0)))
+
+
+def _check(num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2) -> None:
+    for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if vocab_size < 2:
+        raise ValueError(f"vocab_size={vocab_size!r} must be at least 2")

@@ -1,0 +1,97 @@
+"""`mode=check`: everything of a run but training, without its data, in seconds. Nothing is written.
+
+Every target is bound, the model built and measured, and one batch goes through all events: see `runner.trial`. What
+cannot work is an error, as in training; what trains but is most likely a mistake is a warning: see `runner.rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.build import targets
+from runner.launch import Job
+
+if TYPE_CHECKING:
+    from runner.trial import Findings
+
+
+def check(job: Job) -> None:
+    """Say what a run would be, or raise what is wrong with it. Rank 0 alone.
+
+    Raises:
+        WrongConfig: it cannot work.
+    """
+    from runner.trial import try_out
+
+    findings = try_out(job.config)
+    print_block(title_of(job), report(job.config, findings))
+    remove_empty(job)
+
+
+def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, str]]:
+    """Yield what was found out, as labels and texts."""
+    sizes = findings.sizes
+    trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
+    yield "ok config", f"{len([*targets(config)])} targets bound; no key that nobody reads"
+    yield "ok model", f"{findings.model}, {sizes.parameters:,} parameters, {trainable} trainable"
+    yield "ok data", findings.data
+    where = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
+    yield "ok batch", f"{findings.batch}: through {findings.events} events, {where}"
+    memory = {name: getattr(sizes, name) for name in ("weights", "gradients", "optimizer", "algorithms")}
+    total = show_bytes(sum(memory.values()))
+    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in memory.items() if size)
+    yield "memory", f"{total} a process, activations aside: {parts}"
+    yield "checkpoint", f"{show_bytes(sizes.checkpoint)}, of it weights {show_bytes(sizes.checkpoint_weights)}"
+    if findings.destinations:
+        yield "not run", f"{', '.join(findings.destinations)}: destinations, which would write, print or connect"
+    if findings.refused:
+        yield "not run", f"{', '.join(findings.refused)}: they read values, which the meta device has not"
+    for doubt in findings.doubts:
+        yield "warning", doubt
+
+
+def title_of(job: Job) -> str:
+    """Return what was typed, by which jobs of a sweep are told apart."""
+    return " ".join(one for one in job.overrides if not one.startswith("mode=")) or "the default run"
+
+
+def remove_empty(job: Job) -> None:
+    """Remove the folder that was made for a run that is not to be."""
+    with suppress(OSError):
+        Path(job.run_dir).rmdir()
+
+
+def show_bytes(size: int) -> str:
+    """Return a size as it is read."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def make_console() -> Any:
+    """Return a console for tables: as wide as the terminal, or 120 columns."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=120)
+
+
+def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Print a title and labelled lines under it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    block = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        style = "bold green" if label.startswith("ok ") else "bold yellow" if label == "warning" else "bold cyan"
+        block.add_row(Text(label, style), Text(text, overflow="fold"))
+    console = make_console()
+    if title:
+        console.print(Text(title, "bold"))
+    console.print(block)

@@ -1,0 +1,62 @@
+"""Stand-ins for data, made up instead of read, with which a run is checked where the data is not.
+
+A data function, one that returns ``(train_loader, eval_loader)``, says what its batches look like by an attribute
+``fake``: a function of the same arguments that returns loaders of the same lengths without reading anything. The mark
+:func:`faked_by` sets it. What these loaders are is free: anything that yields batches, a list of one too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from runner.data.loaders import OrderedLoader
+from runner.data.order import SampleOrder
+
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+class FakeLoader(OrderedLoader):
+    """As many batches of as many samples as a real loader has, made up.
+
+    Args:
+        make: ``make(n)`` -> a batch of n samples, of the shapes, types and ranges of the real ones.
+        num_samples: size of the data set that it stands in for.
+        batch_size: samples in a global batch, all ranks together.
+
+    Raises:
+        TypeError, ValueError: what :class:`SampleOrder` refuses.
+    """
+
+    def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
+        super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        _, first = self._start()
+        for number in range(first, len(self.order)):
+            start, stop = self.order.span(number)
+            yield self.make(stop - start)
+
+
+def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
+    """Returns a mark for a data function: ``fake`` stands in for it.
+
+    Args:
+        fake: called with all arguments of the data function by name, defaults filled in; returns what it does.
+    """
+
+    def mark(load: Load) -> Load:
+        signature = inspect.signature(load)
+
+        def with_defaults(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return fake(**given.arguments)
+
+        vars(load)["fake"] = with_defaults
+        return load
+
+    return mark

@@ -1,0 +1,80 @@
+"""Stand-ins for data, held against the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from runner.data import (
+    FakeLoader,
+    faked_by,
+    load_digits,
+    load_stdlib_text,
+    load_synthetic_images,
+    load_synthetic_tokens,
+)
+
+
+@pytest.mark.parametrize(
+    ("load", "arguments"),
+    [
+        (load_digits, {"batch_size": 70, "eval_batch_size": 100}),
+        (load_stdlib_text, {"context": 50, "batch_size": 700, "eval_bytes": 5000, "eval_batch_size": 30}),
+        (load_synthetic_images, {"num_samples": 70, "num_classes": 3, "channels": 2, "size": 5, "eval_samples": 9}),
+        (load_synthetic_tokens, {"num_samples": 70, "context": 6, "vocab_size": 5, "eval_samples": 9}),
+    ],
+)
+@pytest.mark.parametrize("defaults", [True, False])
+def test_a_stand_in_is_like_the_data(load: Any, arguments: dict[str, Any], defaults: bool):
+    arguments = {} if defaults else arguments
+    for real, fake in zip(load(**arguments), load.fake(**arguments), strict=True):
+        assert isinstance(fake, FakeLoader)
+        assert (len(fake), fake.order.num_samples) == (len(real), real.order.num_samples)
+        real.seek(0, 0)
+        for one, other in zip(next(iter(real)), next(iter(fake)), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        whole = real.tensors[-1].max().item() if load is not load_stdlib_text else 255
+        if not other.is_floating_point():  # the largest class there is
+            assert other.max().item() == whole
+
+
+@pytest.mark.parametrize(
+    ("load", "wrong"),
+    [
+        (load_digits, {"batch_size": 0}),
+        (load_stdlib_text, {"context": 0}),
+        (load_stdlib_text, {"eval_bytes": 3}),
+        (load_stdlib_text, {"context": 10**9, "eval_bytes": 10**9}),
+        (load_synthetic_images, {"channels": 0}),
+        (load_synthetic_images, {"noise": -1.0}),
+        (load_synthetic_tokens, {"vocab_size": 1}),
+        (load_synthetic_tokens, {"eval_samples": 0}),
+    ],
+)
+def test_what_the_data_refuses_its_stand_in_refuses(load: Any, wrong: dict[str, Any]):
+    with pytest.raises(ValueError) as by_data:
+        load(**wrong)
+    with pytest.raises(ValueError) as by_fake:
+        load.fake(**wrong)
+    assert str(by_fake.value) == str(by_data.value)
+
+
+def test_a_stand_in_starts_where_it_is_told_to():
+    loader = FakeLoader(lambda samples: torch.zeros(samples), num_samples=10, batch_size=4)
+    assert [len(batch) for batch in loader] == [4, 4, 2]
+    loader.seek(0, 2)
+    assert [len(batch) for batch in loader] == [2]
+
+
+def test_a_mark_hands_over_all_arguments():
+    @faked_by(lambda **given: given)
+    def load(a: int, b: int = 2, *, c: int = 3) -> str:
+        """Returns the real thing."""
+        return "real"
+
+    assert load(1) == "real" and load.__doc__ == "Returns the real thing."
+    assert vars(load)["fake"](1, c=4) == {"a": 1, "b": 2, "c": 4}
+    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        vars(load)["fake"]()

@@ -16,10 +16,15 @@ from typing import NoReturn
 
 import hydra
 
-from runner.command_line import check_options, merge_repeated, shadowed_packages, with_saved_overrides
+from runner import sweep
+from runner.command_line import check_options, merge_repeated, shadowed_packages
 from runner.job import Task, run
-from runner.launch import Ranks, is_rank_zero, ranks
+from runner.launch import Ranks, is_rank_zero, print_failure
+from runner.local_ranks import end_with_rank_zero, ranks
 from runner.run_folder import remove_unused
+from runner.saved_run import SavedRun, find_saved_run, with_saved_overrides
+from runner.sweep import SweepRefused
+from runner.sweep_summary import end_sweep
 from runner.wrong_config import CONF, WrongConfig, config_errors
 
 
@@ -32,14 +37,18 @@ def main() -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if not is_rank_zero():
+        end_with_rank_zero()
         return follow(ranks())
     code = 1
     try:
         with config_errors():
             shadowed_packages()
             check_options(sys.argv[1:])
-            sys.argv[1:] = with_saved_overrides(merge_repeated(sys.argv[1:]))
-        code = compose_and_run()
+            sys.argv[1:] = merge_repeated(sys.argv[1:])
+            saved = find_saved_run(sys.argv[1:])
+            if saved is not None:
+                sys.argv[1:] = with_saved_overrides(saved, sys.argv[1:])
+        code = compose_and_run(saved)
     except WrongConfig as error:
         if wants_trace:
             traceback.print_exception(error.__cause__)
@@ -48,7 +57,7 @@ def main() -> int:
     except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        traceback.print_exception(error)
+        print_failure(error)
     except KeyboardInterrupt:
         code = 130
     except SystemExit as exit:
@@ -69,20 +78,31 @@ def follow(ranks: Ranks) -> int:
             if not ranks.hears_more():
                 print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                 return 2
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:
+            ranks.report(error)
+            return 1
     return 0
 
 
-def compose_and_run() -> int:
-    """Let Hydra compose one job or many, and run each on all ranks."""
-    task = Task()
+def compose_and_run(saved: SavedRun | None) -> int:
+    """Let Hydra compose one job or many, and run each on all ranks; they take up a saved run where one is given."""
+    task = Task(saved)
     try:
         with config_errors():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    except SweepRefused as refused:
+        raise refused.error from refused.error.__cause__
+    except Exception:
+        if sweep.led is None or not sweep.led.is_broken:
+            raise
     finally:
+        code = end_sweep()
         remove_unused()
     if task.error is not None:
         raise task.error
-    return 0
+    return code
 
 
 def command() -> NoReturn:

@@ -11,15 +11,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
+from omegaconf import DictConfig, OmegaConf
 
-from runner.signatures import check_signature, nearest
+from runner.signatures import check_signature, locate, nearest
 
 if TYPE_CHECKING:
+    from runner.destination import LoggerDestination
+    from runner.launch import Launch
     from runner.trainer import Trainer
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 SINGLE_VALUES = ("seed", "run_name", "experiment_name", "mode", "resume", "rerun")
-KEYS = (*GROUPS, *SINGLE_VALUES, "allow_targets", "skip_finished", "explain", "predict")
+KEYS = (*GROUPS, *SINGLE_VALUES, "objective", "allow_targets", "skip_finished", "explain", "predict")
+READ_HERE = {"explain": ("format",), "predict": ("format", "split")}
+"""Keys of the sections that are no object's arguments."""
 MODES = ("train", "check", "explain", "eval", "predict", "sync")
 
 # Arguments of the Trainer that are made here and have no key of their own under `trainer`.
@@ -39,6 +44,18 @@ _SUPPLIED = [
 ]
 
 
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return a composed config as plain containers, resolved.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or cannot be resolved.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
+        plain.pop(group, None)
+    return plain
+
+
 def warm_up(config: Mapping[str, Any]) -> None:
     """Let callbacks start their slow helpers, before torch is imported; `check` speaks of targets that are wrong."""
     for section in (config.get("callbacks") or {}).values():
@@ -48,6 +65,12 @@ def warm_up(config: Mapping[str, Any]) -> None:
             continue
         if hasattr(target, "warm_up"):
             target.warm_up()
+
+
+def make_launch(config: Mapping[str, Any]) -> Launch:
+    """Return how many processes a job has, checked as in `check`, but before all else: they start early."""
+    check_signature("launch", _section(config, "launch"))
+    return make("launch", config["launch"])
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -62,10 +85,9 @@ def check(config: Mapping[str, Any]) -> None:
         if key not in KEYS:
             raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
     _check_single_values(config)
-    for group in ("model", "data", "optimizer", "trainer", "launch"):
-        section = config.get(group)
-        if not isinstance(section, Mapping) or "_target_" not in section:
-            raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
+    _check_unread(config)
+    for group in ("model", "data", "optimizer", "trainer"):
+        _section(config, group)
     for group in ("callbacks", "algorithms"):
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
@@ -73,11 +95,20 @@ def check(config: Mapping[str, Any]) -> None:
                     f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
                     f"one that ships is added with +{group}=<name> and removed with ~{group}.<name>"
                 )
+    make_launch(config)
     _check_trainer(config["trainer"])
     for path, section in targets(config):
         check_signature(path, section, _SUPPLIED if path == "trainer" else ())
-    _check_checkpoint("resume", config["resume"])
-    _check_checkpoint("trainer.load_path", config["trainer"].get("load_path"))
+    for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):
+        if path is not None:
+            checkpoint_of(key, path)
+
+
+def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    section = config.get(group)
+    if not isinstance(section, Mapping) or "_target_" not in section:
+        raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
+    return section
 
 
 def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -103,34 +134,59 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     Raises:
         ValueError, TypeError, ...: what a constructor refuses, naming the section.
     """
+    parts = make_parts(config)
+    model = make_model(config)
+    train_dataloader, eval_dataloader = make("data", config["data"])
+    return assemble(
+        config,
+        run_dir,
+        run_name,
+        model=model,
+        train_dataloader=train_dataloader,
+        eval_dataloader=eval_dataloader,
+        resume_path=config.get("resume"),
+        **parts,
+    )
+
+
+def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config makes without model and data: callbacks, algorithms, optimizers, schedulers.
+
+    By the names of the Trainer's arguments; callbacks and algorithms are dicts by config key.
+    """
+    parts = {
+        "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
+        "algorithms": {key: make(f"algorithms.{key}", one) for key, one in (config.get("algorithms") or {}).items()},
+        "optimizers": make("optimizer", config.get("optimizer")),
+        "schedulers": make("scheduler", config.get("scheduler")),
+    }
+    _try_optimizer(parts["optimizers"], config["optimizer"])
+    return parts
+
+
+def make_model(config: Mapping[str, Any]) -> Any:
+    """Return the model, its weights drawn from the run's seed alone."""
     import torch
 
     from runner.randomness import stream_seed
 
-    seed = int(config["seed"])
-    callbacks = {key: make(f"callbacks.{key}", section) for key, section in (config.get("callbacks") or {}).items()}
-    algorithms = {key: make(f"algorithms.{key}", section) for key, section in (config.get("algorithms") or {}).items()}
-    optimizers, schedulers = make("optimizer", config.get("optimizer")), make("scheduler", config.get("scheduler"))
-    torch.manual_seed(stream_seed(seed, "model"))
-    model = make("model", config["model"])
-    _try_optimizer(optimizers, config["optimizer"])
-    train_dataloader, eval_dataloader = make("data", config["data"])
-    resume = config.get("resume")
-    return make(
-        "trainer",
-        config["trainer"],
-        model=model,
-        train_dataloader=train_dataloader,
-        eval_dataloader=eval_dataloader,
-        optimizers=optimizers,
-        schedulers=schedulers,
-        callbacks=callbacks,
-        algorithms=algorithms,
-        resume_path=resume,
-        run_dir=run_dir,
-        run_name=run_name,
-        config=dict(config),
-    )
+    torch.manual_seed(stream_seed(int(config["seed"]), "model"))
+    return make("model", config["model"])
+
+
+def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
+    """Return the Trainer of a config and the objects that were made of its groups, by the Trainer's arguments."""
+    return make("trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=dict(config), **parts)
+
+
+def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:
+    """Return the logger destinations of a config, for what they can do without a run."""
+    from runner.destination import LoggerDestination
+
+    sections = {f"callbacks.{key}": section for key, section in (config.get("callbacks") or {}).items()}
+    kinds = {path: locate(path, section["_target_"]) for path, section in targets(sections) if path in sections}
+    found = [path for path, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, LoggerDestination)]
+    return [make(path, sections[path]) for path in found]
 
 
 def make(path: str, section: Any, **supplied: Any) -> Any:
@@ -190,9 +246,23 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
-    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str)):
+    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
             raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
+
+
+def _check_unread(config: Mapping[str, Any]) -> None:
+    """Raise where keys stand in a section that nobody reads: what was typed would silently do nothing."""
+    scheduler = config.get("scheduler") or {}
+    if not isinstance(scheduler, Mapping):
+        raise ValueError(f"scheduler={scheduler!r}: choose a file of conf/scheduler/")
+    if scheduler and "_target_" not in scheduler:
+        key = next(iter(scheduler))
+        raise ValueError(f"scheduler.{key}: nobody reads it, as there is no schedule; choose one with scheduler=<name>")
+    for group, known in READ_HERE.items():
+        for key in config[group] or {}:
+            if key not in known:
+                raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
 
 
 def _check_trainer(section: Mapping[str, Any]) -> None:
@@ -204,15 +274,19 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
             check_arguments(**{key: value for key, value in section.items() if key in known})
 
 
-def _check_checkpoint(key: str, path: str | None) -> None:
+def checkpoint_of(key: str, path: str) -> Path:
+    """Return the checkpoint that a key of the config means.
+
+    Raises:
+        ValueError: there is none.
+    """
     from runner.checkpoint_files import find_checkpoint
 
-    if path is not None:
-        try:
-            find_checkpoint(path)
-        except FileNotFoundError as error:
-            reason = "no complete checkpoint there" if Path(path).exists() else "no such folder"
-            raise ValueError(f"{key}={path!r}: {reason}; give a run's folder, or a checkpoint's") from error
+    try:
+        return find_checkpoint(path)
+    except FileNotFoundError as error:
+        reason = "no complete checkpoint there" if Path(path).exists() else "no such folder"
+        raise ValueError(f"{key}={path!r}: {reason}; give a run's folder, or a checkpoint's") from error
 
 
 def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 _CHOICE = re.compile(r"^(\+?)(callbacks|algorithms)=(.*)$")
 
 
@@ -64,31 +62,6 @@ def check_options(arguments: Sequence[str]) -> None:
             guess = f"Did you mean {near[0]}? " if near else ""
             key = name.lstrip("-").replace("-", "_")
             raise ValueError(f"{argument}: no such option. {guess}Keys are written without dashes: {key}=...")
-
-
-def with_saved_overrides(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with, before them, what a run was started with where `resume=` names its folder.
-
-    So a run goes on as it was; what is given again on the command line replaces what was saved.
-    """
-    folders = [Path(one.removeprefix("resume=")).absolute() for one in arguments if one.startswith("resume=")]
-    # A run's folder, its folder of checkpoints, or one of them.
-    records = [up / "overrides.yaml" for folder in folders for up in (folder, *folder.parents[:2])]
-    record = next((path for path in records if path.is_file()), None)
-    if record is None:
-        return list(arguments)
-    saved = [str(one) for one in yaml.safe_load(record.read_text()) or [] if _key(str(one)) != "resume"]
-    given = {_key(one) for one in arguments if not _appends(one)}
-    return merge_repeated([*(one for one in saved if _key(one) not in given), *arguments])
-
-
-def _appends(argument: str) -> bool:
-    match = _CHOICE.match(argument)
-    return match is not None and match[1] == "+"
-
-
-def _key(argument: str) -> str:
-    return argument.lstrip("+~").partition("=")[0]
 
 
 def shadowed_packages() -> None:

@@ -5,7 +5,7 @@ Nothing of training is changed by them: mode, batch in flight, gradients, clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -80,9 +80,27 @@ def evaluate(trainer: Trainer, evaluator: Evaluator) -> None:
 
 
 def predict(trainer: Trainer, stream: BatchStream) -> list[Any]:
-    """Return this rank's outputs by batch, on the CPU."""
-    state, on = trainer.state, trainer.engine.on
+    """Return this rank's outputs by batch, on the CPU. All ranks."""
     predictions = []
+
+    def take(outputs: Any, samples: int) -> None:
+        if samples:
+            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu()))  # The intended sync.
+
+    predict_each(trainer, stream, take)
+    return predictions
+
+
+def predict_each(trainer: Trainer, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
+    """Predict batch by batch, and keep nothing. All ranks.
+
+    Args:
+        trainer: with the model.
+        stream: the data.
+        take: called on all ranks alike with a batch's outputs, and with how many of its samples count on this rank: 0
+            where the batch stands in for an empty share. The batch is `state.batch`.
+    """
+    state, on = trainer.state, trainer.engine.on
     with evaluation(trainer):
         state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "predict", stream.length
         state.predict_timestamp = Timestamp()
@@ -93,12 +111,10 @@ def predict(trainer: Trainer, stream: BatchStream) -> list[Any]:
             on.predict_before_forward()
             state.outputs = trainer.eval_forward(state.batch)
             on.predict_after_forward()
-            if samples:
-                predictions.append(map_tensors(state.outputs, lambda tensor: tensor.cpu()))  # The intended sync.
+            take(state.outputs, samples)
             state.predict_timestamp = state.predict_timestamp.to_next_batch(all_samples)
             on.predict_batch_end()
         on.predict_end()
-    return predictions
 
 
 _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")

@@ -2,102 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from runner import build, run_folder
-from runner.launch import Job, ranks
-from runner.run_folder import removed_when_refused, run_folder_of
+from runner import build, run_folder, sweep
+from runner.check import check
+from runner.evaluate import evaluate, predict, without_training
+from runner.explain import explain
+from runner.launch import Job, alone, check_gpus
+from runner.local_ranks import ranks
+from runner.record import log_record
+from runner.result import check_objective, recording
+from runner.run_folder import checkpoint_before_restart, removed_when_refused, run_folder_of
+from runner.saved_run import SavedRun, begun_again
+from runner.sweep_job import attempt, placed
+from runner.sync import sync
+from runner.threads import choose_threads, parallel_jobs, with_threads
 from runner.wrong_config import config_errors
 
 run_folder.register_resolver()
+sweep.register_resolver()
 
 
 class Task:
     """What Hydra calls for each job, in whichever process its launcher runs it.
 
     A single run's own error is kept in `error` and does not pass through Hydra, which would print it in its own way.
+
+    Args:
+        saved: the run that `resume=` or `rerun=` names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saved: SavedRun | None = None) -> None:
+        self.saved = saved
         self.error: Exception | None = None
 
     def __call__(self, config: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
+        if hydra_config.mode is RunMode.MULTIRUN:
+            return attempt(lambda: perform(config, hydra_config, self.saved), hydra_config)
         try:
-            return perform(config, hydra_config)
+            return perform(config, hydra_config, self.saved)
         except Exception as error:
-            if hydra_config.mode is RunMode.MULTIRUN:
-                raise
             self.error = error
             return None
 
 
-def perform(config: DictConfig, hydra_config: Any) -> float | None:
-    """Do what a composed config asks for, on all ranks where it trains; return what a sweep compares."""
-    job = prepare(config, hydra_config)
-    ranks().send(job)
-    return run(job)
+def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
+    """Do what a composed config asks for, on all ranks where it needs them; return what a sweep compares."""
+    job = prepare(config, hydra_config, saved)
+    if job.config["mode"] not in ON_ALL_RANKS:
+        with alone():
+            return run(job)
+    with placed(job, hydra_config) as (job, result):
+        if result is not None:  # of a sweep's job that is done
+            return result.objective
+        with ranks().sharing(job):
+            return run(job)
 
 
-def prepare(config: DictConfig, hydra_config: Any) -> Job:
+def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
     """Return the job of a composed config, checked."""
     run_dir = Path(hydra_config.runtime.output_dir)
+    tags: dict[str, str] = {}
+    threads = None
     with removed_when_refused(run_dir), config_errors():
-        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
-            plain.pop(group, None)
-        build.warm_up(plain)
-        build.check(plain)
+        plain = build.to_plain(config)
+        overrides = list(hydra_config.overrides.task)
+        sweep.check_choice(hydra_config)
+        if saved is not None:
+            plain = begun_again(saved, plain, overrides)
+        if plain["mode"] in ON_ALL_RANKS:
+            build.warm_up(plain)
+            threads = start_ranks(plain, hydra_config)
+        if plain["mode"] in ("eval", "predict"):
+            plain, tags = without_training(plain, saved)
+        if plain["mode"] != "sync":
+            build.check(plain)
+        if plain["mode"] in ON_ALL_RANKS:
+            check_gpus(ranks().size, plain["trainer"].get("device"))
         if plain["resume"] is not None:
-            run_dir = run_folder_of(plain["resume"])
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(plain["resume"])
+        if plain["mode"] == "train" and hydra_config.mode is RunMode.RUN:  # a sweep knows its jobs by itself
+            plain["resume"] = checkpoint_before_restart(run_dir) or plain["resume"]
     choices = hydra_config.runtime.choices
     name = plain["run_name"] or f"{choices.get('model')}-{choices.get('data')}-{'-'.join(run_dir.parts[-2:])}"
-    return Job(plain, str(run_dir), str(name), list(hydra_config.overrides.task))
+    if saved is not None and plain["rerun"] is None and plain["run_name"] == saved.config.get("run_name"):
+        name = saved.run_name or name
+    if tags:
+        name = f"{plain['mode']}-{name}"
+    return Job(plain, str(run_dir), str(name), overrides, tags, threads)
+
+
+def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
+    """Have the other ranks of a job start, before torch is imported here; return the CPU threads of each."""
+    launch = build.make_launch(config)
+    processes = launch.processes()
+    threads = choose_threads(launch.threads, processes, parallel_jobs(hydra_config))
+    ranks().start(processes, threads)
+    return threads
 
 
 def run(job: Job) -> float | None:
     """Do a job's work in its mode, and return what a sweep compares. All ranks."""
-    with removed_when_refused(Path(job.run_dir)):
+    with removed_when_refused(Path(job.run_dir)), with_threads(job.threads):
         return MODES[job.config["mode"]](job)
 
 
 def train(job: Job) -> float | None:
     """Build a job's Trainer, train, and return the objective. All ranks."""
-    with config_errors():
-        trainer = build.build(job.config, Path(job.run_dir), job.run_name)
-    with trainer:
+    with recording(job) as result:
         with config_errors():
-            record(trainer, job)
-        with config_errors("FIT_START"), build.naming_hooks(job.config):
-            trainer.fit()
-        return objective(trainer)
+            trainer = build.build(job.config, Path(job.run_dir), job.run_name)
+        with trainer:
+            # A sweep's job may have been cut off after its last batch, before it could say so.
+            if not (trainer.state.timestamp >= trainer.state.max_duration and "runner.sweep" in job.tags):
+                with config_errors():
+                    record(trainer, job)
+                with config_errors("FIT_START"), build.naming_hooks(job.config):
+                    trainer.fit()
+            result.measure(trainer.state, job.config["objective"])
+    return result.objective
 
 
-MODES: dict[str, Callable[[Job], float | None]] = {"train": train}
+MODES: dict[str, Callable[[Job], float | None]] = {
+    "train": train,
+    "check": check,
+    "explain": explain,
+    "eval": evaluate,
+    "predict": predict,
+    "sync": sync,
+}
+ON_ALL_RANKS = ("train", "eval", "predict")
 
 
 def record(trainer: Any, job: Job) -> None:
     """Write down how a run was made, once it is known that it can begin. All ranks."""
     from runner.arguments import check_trainable
-    from runner.distributed import get_global_rank
-    from runner.record import write_record
 
     check_trainable(trainer.state)
-    if get_global_rank() == 0:
-        trainer.logger.log_tags(job.tags)
-        for path in write_record(Path(job.run_dir), job.config, job.overrides):
-            trainer.logger.log_artifact(path, "record")
-
-
-def objective(trainer: Any) -> float | None:
-    """Return the first metric of the first evaluator, for a sweeper to compare; None without one."""
-    for values in trainer.state.eval_metric_values.values():
-        for value in values.values():
-            return float(value)
-    return None
+    check_objective(trainer.state, job.config["objective"])
+    log_record(trainer.logger, job)

@@ -6,7 +6,7 @@ A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
@@ -126,6 +126,19 @@ class Model(nn.Module):
         """Returns the floating-point operations of one training step on this batch, or None where that is unknown."""
         return None
 
+    def predictions(self, batch: Any, outputs: Any) -> dict[str, Any]:
+        """Returns what prediction writes down of a batch: tensors by name of their column, a row for each sample.
+
+        By default the outputs, under their own names or as ``output``; ``target`` as well, where ``batch[1]`` is one.
+
+        Args:
+            batch: this rank's batch.
+            outputs: what :meth:`eval_forward` returned for it.
+        """
+        pair = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
+        targets = {"target": self._targets(batch)} if pair else {}
+        return {**targets, **(outputs if isinstance(outputs, Mapping) else {"output": outputs})}
+
     def _targets(self, batch: Any) -> Any:
         validated = self._validated
         return validated[1] if validated is not None and validated[0] is batch else batch[1]
@@ -176,6 +189,11 @@ class ClassificationModel(Model):
         targets = self._targets(batch)
         metric.update(outputs, targets.argmax(dim=1) if targets.is_floating_point() else targets)
 
+    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
+        """Returns ``target``, the most probable class as ``prediction`` ``(N,)``, and ``probabilities`` ``(N, C)``."""
+        found = {"prediction": outputs.argmax(dim=1), "probabilities": outputs.float().softmax(dim=1)}
+        return super().predictions(batch, found)
+
 
 class LanguageModel(Model):
     """A language model made of a plain module: the mean cross entropy of the next token.
@@ -212,6 +230,11 @@ class LanguageModel(Model):
         from runner.bits_per_token import BitsPerToken
 
         return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
+
+    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
+        """Returns ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
+        loss = F.cross_entropy(outputs.mT.float(), batch[1], ignore_index=IGNORED_TARGET, reduction="none")
+        return super().predictions(batch, {"prediction": outputs.argmax(dim=-1), "loss": loss})
 
     def num_tokens(self, batch: Any) -> int:
         """Returns the number of input tokens, N times T."""

@@ -1,4 +1,8 @@
-"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and uncommitted changes."""
+"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and uncommitted changes.
+
+The newest record lies in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
+`signature` says that this user made it: what others made may name any class, and making objects of it runs code.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +10,105 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from runner.launch import Job
+from runner.trust import SIGNED, sign
+
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
+FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature")
 
 
-def write_record(run_dir: Path, config: dict[str, Any], overrides: list[str]) -> list[Path]:
+def write_record(run_dir: Path, config: dict[str, Any], overrides: list[str], run_name: str = "") -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
     Args:
-        run_dir: made where it does not exist.
+        run_dir: made where it does not exist; a record that it holds is kept as that of an earlier session.
         config: the resolved config.
         overrides: as typed on the command line.
+        run_name: name of the run.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
+    _keep_earlier(run_dir)
     files = {
         "config.yaml": yaml.safe_dump(config, sort_keys=False),
         "overrides.yaml": yaml.safe_dump(overrides),
-        "environment.json": json.dumps(environment(), indent=1),
+        "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1),
     }
     patch = _git("diff", "HEAD")
     if patch:
         files["git.patch"] = patch + "\n"
-    for name, text in files.items():
-        (run_dir / name).write_text(text)
+    signature = sign([files[name].encode() for name in SIGNED])
+    if signature is not None:
+        files["signature"] = signature
+    for name in FILES:
+        if name not in files:
+            (run_dir / name).unlink(missing_ok=True)
+            continue
+        partial = run_dir / f".{name}.partial"
+        partial.write_text(files[name])
+        os.replace(partial, run_dir / name)
     return [run_dir / name for name in files]
+
+
+def log_record(logger: Any, job: Job) -> None:
+    """Write a job's record, and give it to the run's destinations, with the job's tags. All ranks."""
+    from runner.distributed import get_global_rank
+
+    if get_global_rank() == 0:
+        logger.log_tags(job.tags)
+        for path in write_record(Path(job.run_dir), job.config, job.overrides, job.run_name):
+            logger.log_artifact(path, "record")
+        for path in Path(job.run_dir).glob("sessions/*/*"):
+            logger.log_artifact(path, f"record/sessions/{path.parent.name}")
+
+
+def differences(then: Mapping[str, Any]) -> list[str]:
+    """Return lines about what differs now from a record's environment and changes numbers: commit and versions."""
+    lines = []
+    commit = _git("rev-parse", "HEAD")
+    if then.get("git_commit") and commit and then["git_commit"] != commit:
+        lines.append(f"the run was made at git commit {then['git_commit'][:10]}, this is {commit[:10]}")
+    versions = [
+        f"{name} {version_then}, now {_version(name)}"
+        for name, version_then in (then.get("packages") or {}).items()
+        if version_then != _version(name)
+    ]
+    if versions:
+        lines.append(f"the run was made with {'; '.join(versions)}: numbers may differ")
+    return lines
+
+
+def _keep_earlier(run_dir: Path) -> None:
+    """Copy the record of an earlier session aside."""
+    if not (run_dir / "config.yaml").exists():
+        return
+    sessions = run_dir / "sessions"
+    folder = sessions / str(1 + sum(1 for _ in sessions.glob("[0-9]*")))
+    folder.mkdir(parents=True)
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            shutil.copy2(run_dir / name, folder / name)
 
 
 def environment() -> dict[str, Any]:
     """Return versions, hardware, command and commit, as plain values."""
     import torch
+
+    from runner.distributed import get_world_size
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
@@ -57,7 +120,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
-        "ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "ranks": get_world_size(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "git_commit": _git("rev-parse", "HEAD"),
     }

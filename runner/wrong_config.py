@@ -25,6 +25,15 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueEr
 """What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""
 
 
+EXTRAS = {
+    "hydra/launcher=joblib": "hydra-joblib-launcher",
+    "hydra/launcher=submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
+}
+"""What has to be installed for a choice that Hydra's plugins bring."""
+
+
 class WrongConfig(Exception):
     """A configuration that cannot be run; its message is all that a user needs to see."""
 
@@ -68,6 +77,9 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
 def _about_composing(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> str:
     """Return what is wrong with the choice of groups and overrides."""
     if match := re.match(r"In '.*': Could not find '(.+)/([^/']*)'\s+Available options in '.+':\n((?:\t.*\n?)*)", text):
+        extra = EXTRAS.get(f"{match[1]}={match[2]}")
+        if extra is not None:
+            return f"{match[1]}={match[2]}: needs a package that is not installed; run pip install {extra}"
         return f"{match[1]}={match[2]}: no such choice; {nearest(match[2], match[3].split())}"
     if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", text):
         return _unknown_key(match[1], overrides, conf)

@@ -3,9 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from runner.command_line import OPTIONS, check_options, merge_repeated, shadowed_packages, with_saved_overrides
+from runner.command_line import OPTIONS, check_options, merge_repeated, shadowed_packages
 
 
 @pytest.mark.parametrize(
@@ -53,47 +52,6 @@ def test_other_options_are_refused(argument: str, parts: tuple[str, ...]):
     with pytest.raises(ValueError) as raised:
         check_options(["seed=1", argument])
     assert all(part in str(raised.value) for part in parts), raised.value
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """A run's folder with what it was started with."""
-    folder = tmp_path / "outputs" / "day" / "time"
-    (folder / "checkpoints" / "ep1").mkdir(parents=True)
-    saved = ["model=mlp", "optimizer.lr=0.5", "+callbacks=a", "~callbacks.progress_bar", "resume=older"]
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(saved))
-    return folder
-
-
-KEPT = ["model=mlp", "optimizer.lr=0.5", "+callbacks=a", "~callbacks.progress_bar"]
-
-
-@pytest.mark.parametrize("inner", ["", "checkpoints", "checkpoints/ep1"])
-def test_a_resumed_run_is_started_as_it_was(run_dir: Path, inner: str):
-    resume = f"resume={run_dir / inner}"
-    assert with_saved_overrides([resume]) == [*KEPT, resume]
-
-
-@pytest.mark.parametrize(
-    ("given", "before", "after"),
-    [
-        ("trainer.max_duration=3ep", KEPT, ["trainer.max_duration=3ep"]),
-        ("optimizer.lr=1", ["model=mlp", "+callbacks=a", "~callbacks.progress_bar"], ["optimizer.lr=1"]),
-        ("model=gpt", ["optimizer.lr=0.5", "+callbacks=a", "~callbacks.progress_bar"], ["model=gpt"]),
-        ("callbacks=none", ["model=mlp", "optimizer.lr=0.5", "~callbacks.progress_bar"], ["callbacks=none"]),
-        ("~callbacks.progress_bar", KEPT[:3], ["~callbacks.progress_bar"]),
-        ("+callbacks=b", ["model=mlp", "optimizer.lr=0.5", "+callbacks=[a,b]", "~callbacks.progress_bar"], []),
-        ("+callbacks=a", ["model=mlp", "optimizer.lr=0.5", "+callbacks=[a]", "~callbacks.progress_bar"], []),
-    ],
-)
-def test_what_is_given_again_replaces_what_was_saved(run_dir: Path, given: str, before: list[str], after: list[str]):
-    resume = f"resume={run_dir}"
-    assert with_saved_overrides([resume, given]) == [*before, resume, *after]
-
-
-def test_without_a_record_nothing_is_added(tmp_path: Path):
-    for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
-        assert with_saved_overrides(arguments) == arguments
 
 
 def test_our_own_packages_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

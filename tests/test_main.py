@@ -289,7 +289,7 @@ print("imported", sorted({slow!r} & set(sys.modules)))
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit ")] == ["exit 0", "exit 0", "exit 2", "exit 2", "exit 2"]
     assert lines[-1] == "imported []"
-    assert "callbacks: checkpoint_saver, console_summary" in done.stdout
+    assert "callbacks: activation_monitor, checkpoint_saver, console_summary" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -388,10 +388,12 @@ def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, t
 def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     run_app("-m", "seed=0,1", *SHORT, "~callbacks.learning_curves")
     (sweep,) = run_folders(folder, "outputs/sweeps/*/*")
-    assert {path.name for path in sweep.iterdir()} == {"0", "1", "multirun.yaml"}
-    assert query(folder, "select status from runs") == [("FINISHED",)] * 2
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"digits-seed0", "digits-seed1", "mlflow"}
+    names = query(folder, "select name, status from runs order by name")
+    assert names == [(name, "FINISHED") for name in ("digits-seed-sweep", "digits-seed0", "digits-seed1")]
     assert {value for (value,) in query(folder, "select value from params where key = 'seed'")} == {"0", "1"}
-    assert [yaml.safe_load((sweep / job / "config.yaml").read_text())["seed"] for job in "01"] == [0, 1]
+    seeds = [yaml.safe_load((sweep / f"digits-seed{seed}" / "config.yaml").read_text())["seed"] for seed in (0, 1)]
+    assert seeds == [0, 1]
     final = query(folder, "select value from metrics where key = 'loss/train/total' and step = 6")
     assert len({value for (value,) in final}) == 2
     assert run_folders(folder) == []

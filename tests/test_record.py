@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runner.record import environment, write_record
+from runner.record import differences, environment, write_record
+from runner.trust import is_own
 
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
 
@@ -35,20 +36,21 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     run_dir = tmp_path / "deep" / "run"
-    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"])
-    assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json"]
+    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], "its name")
+    assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json", "signature"]
     assert {*run_dir.iterdir()} == {*files}
     assert yaml.safe_load((run_dir / "config.yaml").read_text()) == CONFIG
     assert list(yaml.safe_load((run_dir / "config.yaml").read_text())) == list(CONFIG)
     assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == ["seed=3", "+callbacks=[a,b]"]
-    assert json.loads((run_dir / "environment.json").read_text())["git_commit"] is None
+    kept = json.loads((run_dir / "environment.json").read_text())
+    assert kept["git_commit"] is None and kept["run_name"] == "its name"
 
 
 def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
-    assert [path.name for path in write_record(repository / "run", CONFIG, [])][-1] == "environment.json"
+    run_dir = repository / "run"
+    assert "git.patch" not in [path.name for path in write_record(run_dir, CONFIG, [])]
     (repository / "code.py").write_text("a = 2\n")
-    *_, patch = write_record(repository / "run", CONFIG, [])
-    assert patch.name == "git.patch"
+    (patch,) = [path for path in write_record(run_dir, CONFIG, []) if path.name == "git.patch"]
     git(repository, "checkout", "-q", "code.py")
     git(repository, "apply", str(patch))
     assert (repository / "code.py").read_text() == "a = 2\n"
@@ -65,6 +67,33 @@ def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pyte
     assert found["packages"]["torch"] == version("torch")
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert json.loads(json.dumps(found)) == found
+
+
+def test_records_of_earlier_sessions_are_kept(repository: Path):
+    run_dir = repository / "run"
+    for seed in (1, 2, 3):
+        (repository / "code.py").write_text(f"a = {seed}\n")
+        write_record(run_dir, CONFIG | {"seed": seed}, [f"seed={seed}"])
+    for seed, folder in ((1, "sessions/1"), (2, "sessions/2"), (3, ".")):
+        assert yaml.safe_load((run_dir / folder / "config.yaml").read_text())["seed"] == seed
+        assert yaml.safe_load((run_dir / folder / "overrides.yaml").read_text()) == [f"seed={seed}"]
+        assert ("git.patch" in {path.name for path in (run_dir / folder).iterdir()}) == (seed != 1)
+        assert is_own(run_dir / folder)
+    git(repository, "checkout", "-q", "code.py")
+    write_record(run_dir, CONFIG, [])
+    assert not (run_dir / "git.patch").exists(), "an earlier session's patch is none of this one's"
+
+
+def test_what_differs_from_a_record_is_told(repository: Path):
+    then = environment()
+    assert differences(then) == []
+    (repository / "code.py").write_text("a = 2\n")
+    git(repository, "commit", "-qam", "second")
+    then["packages"]["torch"] = "1.0"
+    commit, versions = differences(then)
+    assert then["git_commit"][:10] in commit and git(repository, "rev-parse", "HEAD")[:10] in commit
+    assert f"torch 1.0, now {version('torch')}" in versions
+    assert differences({}) == []
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path):

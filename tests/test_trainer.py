@@ -273,6 +273,7 @@ def test_the_trainer_s_own_keys_and_steps():
         "time/epoch": every,
         "time/batch": every,
         "time/sample": every,
+        "time/eval/sample": [4, 8],
         "metrics/train/MulticlassAccuracy": [4, 8],
         "metrics/eval/MulticlassAccuracy": [4, 8],
         "loss/eval/total": [4, 8],

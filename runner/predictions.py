@@ -1,0 +1,147 @@
+"""What a model predicts, written to a file batch by batch: each sample once, in order, from all ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from runner.dataloader import BatchStream
+from runner.distributed import get_global_rank, get_world_size
+from runner.evaluation import predict_each
+
+if TYPE_CHECKING:
+    from runner.trainer import Trainer
+
+Columns = dict[str, Tensor]
+"""Tensors on the CPU by name; dimension 0 counts samples."""
+
+
+def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, str]:
+    """Write `Model.predictions` of every sample; return how many there are, and in which order. All ranks.
+
+    The column `index` counts samples in that order: a loader that says which samples its batches are made of is read
+    without shuffling, any other as it comes. Memory holds one batch at a time, for a `.pt` file all of them.
+
+    Args:
+        trainer: with the weights to use.
+        loader: yields this rank's batches.
+        path: the file to be, `.parquet` or `.pt`, there once it is complete. Rank 0 writes it.
+
+    Raises:
+        ValueError: the model gives something else than tensors with a row for each sample.
+        OSError: the file cannot be written.
+    """
+    state, model = trainer.state, trainer.state.unwrapped_model
+    order = getattr(loader, "order", None)
+    if order is not None:
+        order.read_all_in_sequence()
+    stream = BatchStream(loader, state.device, state.precision, model.num_samples, "dataloader", state.rank_zero_seed)
+    partial = path.with_name(f".{path.name}.partial")
+    file: _File | None = None
+    if get_global_rank() == 0:
+        file = _ParquetFile(partial) if path.suffix == ".parquet" else _TensorFile(partial)
+    rows = 0
+
+    def take(outputs: Any, samples: int) -> None:
+        nonlocal rows
+        mine = _columns(model.predictions(state.batch, outputs), model.num_samples(state.batch), samples)
+        shares = _gather(mine)
+        if file is not None:
+            columns = {name: torch.cat([one[name] for one in shares]) for name in mine}
+            count = len(next(iter(columns.values())))
+            file.write({"index": torch.arange(rows, rows + count), **columns})
+            rows += count
+
+    try:
+        predict_each(trainer, stream, take)
+        if file is not None and rows:
+            file.close()
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return rows, "the order of the data set" if order is not None else "the order in which the loader gave them"
+
+
+def _columns(found: Any, num_samples: int, counting: int) -> Columns:
+    """Return the rows of the samples that count.
+
+    Raises:
+        ValueError: something is no tensor with a row for each sample.
+    """
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:
+            shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"predictions[{name!r}] is {shown} for a batch of {num_samples} samples: override Model.predictions to "
+                "return tensors with a row for each sample"
+            )
+    return {name: value[:counting].detach().cpu() for name, value in found.items()}  # The intended sync.
+
+
+def _gather(columns: Columns) -> list[Columns]:
+    """Return all ranks' columns by rank on rank 0, nothing on the others. All ranks."""
+    if get_world_size() == 1:
+        return [columns]
+    shares: list[Any] | None = [None] * get_world_size() if get_global_rank() == 0 else None
+    distributed.gather_object(columns, shares)
+    return shares or []
+
+
+class _File(Protocol):
+    def write(self, columns: Columns) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ParquetFile:
+    """A row group for each batch; what has more than one dimension is a list in its column."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: Any = None
+
+    def write(self, columns: Columns) -> None:
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+
+        table = pyarrow.table({name: _arrow(one) for name, one in columns.items()})
+        if self._writer is None:
+            self._writer = ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _TensorFile:
+    """A dict of tensors by column, which `torch.load` reads with `weights_only=True`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._batches: list[Columns] = []
+
+    def write(self, columns: Columns) -> None:
+        self._batches.append(columns)
+
+    def close(self) -> None:
+        torch.save({name: torch.cat([one[name] for one in self._batches]) for name in self._batches[0]}, self._path)
+
+
+def _arrow(tensor: Tensor) -> Any:
+    """Return a column of numbers, or of lists of them."""
+    import numpy
+    import pyarrow
+
+    if tensor.is_floating_point() and tensor.itemsize < 4:
+        tensor = tensor.float()  # neither numpy nor Parquet knows all of torch's small ones
+    column = pyarrow.array(tensor.reshape(-1).numpy())
+    for number, size in reversed([*enumerate(tensor.shape)][1:]):
+        lists = tensor.shape[:number].numel()
+        offsets = pyarrow.array(numpy.arange(lists + 1, dtype="int32") * size)
+        column = pyarrow.ListArray.from_arrays(offsets, column)
+    return column

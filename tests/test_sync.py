@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHORT = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
+LOGGED = (*SHORT, "callbacks=[mlflow_logger]")
+
+# The process that sends ends at once: all stays in the spool.
+UNSENT = """
+from callbacks import _mlflow_process
+from runner.__main__ import command
+
+_mlflow_process._PROGRAM = "pass"
+command()
+"""
+
+
+def train_unsent(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Train with a writer that never sends."""
+    command = [sys.executable, "-c", UNSENT, *LOGGED, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+
+
+def query(folder: Path, sql: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as store:
+        return store.execute(sql).fetchall()
+
+
+@pytest.mark.slow
+def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
+    for name in "ab":
+        said = train_unsent(tmp_path, f"hydra.run.dir={name}").stderr
+        assert "python -m runner mode=sync resume=" in said
+    register = tmp_path / "outputs" / ".mlflow_unsent"
+    assert len(list(register.iterdir())) == 2
+
+    done = run_app("mode=sync", "resume=b")
+    assert done.stdout == "b: MLflow has all of it\n"
+    assert query(tmp_path, "select status from runs") == [("FINISHED",)]
+    done = run_app("mode=sync")
+    assert done.stdout == "a: MLflow has all of it\n"
+    (register / "entry").write_text(str(tmp_path / "a run whose folder was removed"))
+    assert run_app("mode=sync").stdout == "MLflow: nothing is left to send\n"
+    run_app("mode=sync", "resume=a")  # again: nothing is there twice
+    assert query(tmp_path, "select status from runs") == [("FINISHED",)] * 2
+    counts = query(tmp_path, "select run_uuid, count(*) from metrics where key = 'loss/train/total' group by run_uuid")
+    assert [count for _, count in counts] == [3, 3]
+    assert list(register.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "outputs"}
+    assert list((tmp_path / "outputs").glob("20*")) == []
+
+
+@pytest.mark.slow
+def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_port: int):
+    address = f"callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:{free_port}"
+    run_app(*LOGGED, address, "callbacks.mlflow_logger.close_timeout=0", "hydra.run.dir=a")
+    done = run_app("mode=sync", "resume=a", exit_code=1)
+    assert done.stdout == "a: MLflow has not all of it\n"
+    assert "127.0.0.1" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "a" / "mlflow" / "run.json").read_text())["tracking_uri"].endswith(str(free_port))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("resume=missing",), "missing': nothing was logged to MLflow there"),
+        (("resume=.",), "nothing was logged to MLflow there"),
+        (("callbacks=none",), "callbacks.mlflow_logger"),
+        (("rerun=.",), "rerun='.'"),
+    ],
+)
+def test_what_has_nothing_to_send_is_one_message(tmp_path: Path, run_app: Any, arguments: tuple[str, ...], part: str):
+    done = run_app("mode=sync", *arguments, exit_code=2)
+    assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []

@@ -10,12 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from callbacks._mlflow_limits import explain
 from callbacks._mlflow_origin import origin_tags
 from callbacks._mlflow_spool import Sent, Spool, now_ms, read_entries, read_json, read_sent, try_lock, write_sent
 
 if TYPE_CHECKING:
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    from mlflow.entities import Run
 
+    from callbacks._mlflow_load import LoadMonitor
     from callbacks._mlflow_sink import RunSink
 
 SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
@@ -55,7 +57,7 @@ class Delivery:
         self._lock: IO[bytes] | None = None
         self._sent: Sent | None = None
         self._sink: RunSink | None = None
-        self._monitor: SystemMetricsMonitor | None = None
+        self._monitor: LoadMonitor | None = None
 
     def finish(self) -> None:
         """Nothing more will come from the trainer, or there is no trainer any more: send the rest and stop."""
@@ -80,7 +82,7 @@ class Delivery:
             traceback.print_exc()
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
-            self._report({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
+            self._report({"error": explain(error, self._order["tracking_uri"])})
             if not self._live and self._failures >= self._attempts:
                 self.stop()
 
@@ -112,6 +114,7 @@ class Delivery:
                 self._mark(sent, 1, end, ended=entry is not None and "status" in entry)
                 if entry is not None and "images" in entry:
                     Path(entry["file"]).unlink(missing_ok=True)
+        self._send_load(sink)
         if entries or self._live:
             return bool(entries)
         if not sent.ended:
@@ -143,13 +146,15 @@ class Delivery:
             return
         if "status" in entry:
             self._stop_watching()
+            self._send_load(sink)
         sink.send(entry)
         if "start" in entry and self._live:
-            self._watch(sink.run_id)
+            self._watch(sink.run)
 
     def _mark(self, sent: Sent, lines: int, offset: int, ended: bool) -> None:
         sent.lines, sent.offset, sent.ended = sent.lines + lines, offset, ended
         write_sent(self._folder, sent)
+        self._failures = 0  # pauses grow only while nothing gets through
         self._report({"lines": sent.lines})
 
     def _mark_failed(self) -> bool:
@@ -163,16 +168,15 @@ class Delivery:
         spool.close()
         return gone
 
-    def _watch(self, run_id: str) -> None:
-        """Have MLflow's own monitor log the machine's load, until the run ends."""
+    def _watch(self, run: Run) -> None:
+        """Have the machine's load sampled, until the run ends."""
         interval = self._order["system_metrics_interval"]
         if self._monitor is not None or not interval:
             return
         try:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+            from callbacks._mlflow_load import LoadMonitor
 
-            uri = self._order["tracking_uri"]
-            self._monitor = SystemMetricsMonitor(run_id, interval, resume_logging=True, tracking_uri=uri)
+            self._monitor = LoadMonitor(run, interval, self._order["tracking_uri"])
             self._monitor.start()
         except Exception as error:  # a driver that MLflow's probes do not expect must not keep the metrics away
             self._refuse(f"system metrics are left out: {error}")
@@ -180,7 +184,12 @@ class Delivery:
     def _stop_watching(self) -> None:
         if self._monitor is not None:
             self._monitor.finish()
-            self._monitor = None
+
+    def _send_load(self, sink: RunSink) -> None:
+        if self._monitor is not None:
+            taken = self._monitor.samples[:]
+            sink.send_metrics(taken)
+            del self._monitor.samples[: len(taken)]
 
     def _refuse(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

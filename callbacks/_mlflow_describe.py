@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from callbacks._mlflow_target import without_password
+
+if TYPE_CHECKING:
+    from runner import State
+
+
+# How a run was asked for: runs that differ in nothing else are the same experiment.
+ASKED = ("run_name", "resume", "rerun", "allow_targets", "skip_finished", "explain", "predict")
+
+
+def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of a run: what it is, so that comparing runs shows only what makes them differ; no passwords."""
+    described = flatten({key: value for key, value in config.items() if key not in ASKED})
+    return {key: without_password(value) for key, value in described.items()}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -22,6 +37,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat
+
+
+def describe_inputs(state: State) -> list[dict[str, Any]]:
+    """The data sets of a run, as inputs of it."""
+    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
+    return [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
 
 
 def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:

@@ -6,6 +6,9 @@ import hashlib
 import re
 
 import mlflow.exceptions
+import requests
+
+from callbacks._mlflow_target import without_password
 
 METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags
@@ -38,4 +41,22 @@ def is_refusal(error: Exception) -> bool:
     """Whether MLflow was reached and will never take this."""
     if isinstance(error, mlflow.exceptions.MlflowException):
         return error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+    if isinstance(error, requests.HTTPError):  # of an artifact
+        return error.response is not None and error.response.status_code in (400, 413, 422)
+    if isinstance(error, requests.RequestException):  # some of which are ValueErrors
+        return False
     return isinstance(error, ValueError | TypeError | FileNotFoundError)
+
+
+def explain(error: Exception, tracking_uri: str) -> str:
+    """What went wrong, in one line: without a HTTP client's layers where the server was not reached at all."""
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    store = without_password(tracking_uri)
+    if any(isinstance(one, requests.ConnectionError) for one in chain):
+        reasons = [one.strerror for one in chain if isinstance(one, OSError) and one.strerror]
+        return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
+    if any(isinstance(one, requests.Timeout) for one in chain):
+        return f"{store} does not answer"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

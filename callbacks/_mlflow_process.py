@@ -84,12 +84,12 @@ def how_to_send(run_dir: Path) -> str:
     """What happens to a spool that is not sent, and what to do about it."""
     return (
         f"what is logged is kept in {run_dir / 'mlflow'}, and sent when MLflow can be reached again, by the next run, "
-        f"or by `python -m callbacks._mlflow_writer --sync {run_dir}`"
+        f"or by `python -m runner mode=sync resume={run_dir}`"
     )
 
 
 class WriterProcess:
-    """A process that imports MLflow and sends spools; it outlives its trainer by the time to finish, at most a minute.
+    """A process that imports MLflow and sends spools; it outlives its trainer by some seconds, to finish.
 
     Raises:
         OSError: it cannot be started.

@@ -16,6 +16,8 @@ from callbacks._mlflow_target import make_order
 
 log = logging.getLogger("runner")
 
+KILLED_TIMEOUT = 2.0  # seconds: who interrupts wants the process gone, and the writer goes on without it for a while
+
 
 class Session:
     """One run's spool and its delivery, from `begin` until `close`; troubles are one warning.
@@ -104,7 +106,7 @@ class Session:
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            timeout: seconds.
+            timeout: seconds; a run that is KILLED does not wait so long.
         """
         self.append({"status": status, "t": now_ms()})
         spool, self._spool = self._spool, None
@@ -117,7 +119,7 @@ class Session:
             self._known_id = self.run_id
             self._deliver()
         self._writer.finish(self._progress)
-        self._progress.wait(spool.lines, timeout)
+        self._progress.wait(spool.lines, min(timeout, KILLED_TIMEOUT) if status == "KILLED" else timeout)
 
     def _open(self, target: dict[str, Any]) -> None:
         """Open the spool; say beside it where it goes, and in the store's register that it is not there yet."""

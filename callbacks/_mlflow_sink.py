@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class RunSink:
     """Sends the entries of a spool to one run.
 
     SQL stores know a metric by (key, time, step, value): sent twice it is there once. A store that keeps no such key
-    may show the metrics of one call twice, when the writer was killed in that moment. Images have no key in any.
+    may show the metrics of one call twice, when the writer was killed in that moment.
 
     Args:
         client: of the run's store.
@@ -38,6 +39,7 @@ class RunSink:
     """
 
     def __init__(self, client: MlflowClient, run: Run, refused: Callable[[str], None]) -> None:
+        self.run = run
         self.run_id = run.info.run_id
         self._client = client
         self._refused = refused
@@ -122,12 +124,16 @@ class RunSink:
             self._client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps(self._tables))
 
     def _log_images(self, entry: dict[str, Any]) -> None:
-        from callbacks._mlflow_images import read_images
+        from callbacks._mlflow_images import read_images, save_image
 
-        images = read_images(Path(entry["file"]), entry["captions"])
-        for index, image in enumerate(images):
-            key = clean_path(entry["images"]) + (f"/{index:02d}" if len(images) > 1 else "")
-            self._client.log_image(self.run_id, image, key=key, step=entry["s"], timestamp=entry["t"])
+        file = Path(entry["file"])
+        images = read_images(file, entry["captions"])
+        with tempfile.TemporaryDirectory() as folder:
+            for index, image in enumerate(images):
+                key = clean_path(entry["images"]) + (f"/{index:02d}" if len(images) > 1 else "")
+                save_image(image, Path(folder), key, entry["s"], entry["t"], f"{file.stem}-{index}")
+            self._client.log_artifacts(self.run_id, folder, "images")
+        self._client.set_tag(self.run_id, "mlflow.loggedImages", "True")
 
     def _log_input(self, entry: dict[str, Any]) -> None:
         described = entry["input"]

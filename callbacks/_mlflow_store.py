@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,28 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
         yield
 
 
+def make_store(path: Path) -> None:
+    """Make an empty SQLite store aside and put it in place whole, where there is none.
+
+    MLflow makes one in dozens of steps that take seconds; a store that was left between two of them never opens again.
+    """
+    from mlflow.store.db import utils
+
+    aside = path.with_name(f".{path.name}.new")
+    aside.unlink(missing_ok=True)
+    engine = utils.create_sqlalchemy_engine(f"sqlite:///{aside}")
+    utils._initialize_tables(engine)
+    engine.dispose()
+    try:
+        os.link(aside, path)
+    except FileExistsError:  # made by a server that was started a moment ago: it does not know our lock
+        aside.unlink()
+    except OSError:  # a file system without hard links
+        aside.replace(path)
+    else:
+        aside.unlink()
+
+
 def open_early(tracking_uri: str) -> None:
     """Connect to a SQLite store that exists, so that a run that comes later need not wait for it; nothing is written.
 
@@ -63,6 +86,8 @@ def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
     """A client of the run's store, and the id of its experiment; both are made when they do not exist."""
     uri, name = order["tracking_uri"], order["experiment_name"]
     with store_lock(uri):
+        if uri.startswith("sqlite:///") and not (path := Path(uri.removeprefix("sqlite:///"))).exists():
+            make_store(path)
         client = _clients[uri] if uri in _clients else MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name(name)
         if experiment is None:

@@ -23,9 +23,26 @@ def resolve_uri(tracking_uri: str | None) -> str:
     return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
 
 
+def check_seconds(close_timeout: float, system_metrics_interval: float) -> None:
+    """Raise where times are out of range.
+
+    Raises:
+        ValueError: one of them is.
+    """
+    if close_timeout < 0:
+        raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
+    if system_metrics_interval <= 0:
+        raise ValueError(f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0")
+
+
+def without_password(uri: str) -> str:
+    """The address as it may be shown."""
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
+
+
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
-    uri = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
+    uri = without_password(uri)
     if uri.startswith(("http://", "https://")):
         known = experiment_id is not None and run_id is not None
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
@@ -33,6 +50,13 @@ def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     if uri.startswith(SQLITE) and path.is_relative_to(Path.cwd()):
         uri = f"{SQLITE}{path.relative_to(Path.cwd())}"
     return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+def register_of(tracking_uri: str) -> Path:
+    """The folder with an entry for each run that the store does not hold as a whole."""
+    if tracking_uri.startswith(SQLITE):
+        return Path(tracking_uri.removeprefix(SQLITE)).parent / ".mlflow_unsent"
+    return Path.cwd() / "outputs" / ".mlflow_unsent"
 
 
 def make_order(
@@ -55,7 +79,6 @@ def make_order(
         system_metrics_interval: seconds between two samples of the machine's load; None: no samples.
     """
     database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
-    register = (Path.cwd() / "outputs" if database is None else database.parent) / ".mlflow_unsent"
     return {
         "spool": before.get("spool", uuid.uuid4().hex),
         "start_time": before.get("start_time", now_ms()),
@@ -66,5 +89,5 @@ def make_order(
         "system_metrics_interval": system_metrics_interval,
         "command": sys.orig_argv,
         "cwd": str(Path.cwd()),
-        "unsent": str(register / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
+        "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
     }

@@ -1,7 +1,4 @@
-"""The writer process: imports MLflow, takes the names of runs on its standard input, and sends their spools.
-
-`python -m callbacks._mlflow_writer --sync RUN_FOLDER ...` sends what earlier runs left, and ends.
-"""
+"""The writer process: imports MLflow, takes the names of runs on its standard input, and sends their spools."""
 
 from __future__ import annotations
 
@@ -24,11 +21,13 @@ from callbacks._mlflow_spool import try_lock
 from callbacks._mlflow_target import resolve_uri
 
 POLL = 0.2  # seconds between two looks at the spools
-LINGER = 60.0  # seconds to finish in when the trainer has ended
+LINGER = 6.0  # seconds to finish in when the trainer has ended; a process that stays longer looks like one forgotten
+GRACE = 1.0  # seconds after these until a call that does not return is left where it is
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # The writer itself tries again; a call that waits for minutes would hold up the others.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    # The writer itself tries again: it first looks whether the server has made a run of which it could not tell any
+    # more. And a call that waits for minutes would hold up the others.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 
@@ -38,40 +37,20 @@ def serve() -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # a scheduler ends all processes of a job: this one must say so in MLflow
     os.nice(15)
-    _configure()
+    configure()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no report
     orders: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
-    threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_read_orders, args=(orders, ended), daemon=True).start()
+    threading.Thread(target=_leave_in_time, args=(trainer, ended), daemon=True).start()
 
     def report(news: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the trainer may have ended
             reports.write(json.dumps(news) + "\n")
 
     Service(report).run(orders, trainer)
-
-
-def sync(run_dirs: list[str]) -> bool:
-    """Send what runs left unsent, and print how it went; whether MLflow has all of it now.
-
-    Args:
-        run_dirs: folders of runs.
-    """
-    _configure()
-    complete = True
-    for name in run_dirs:
-        try:
-            delivery = Delivery(Path(name).resolve(), _print_report, live=False)
-        except (OSError, ValueError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            complete = False
-            continue
-        while not delivery.finished:
-            delivery.step()
-        print(f"{name}: MLflow has {'all' if delivery.complete else 'not all'} of it")
-        complete = complete and delivery.complete
-    return complete
 
 
 class Service:
@@ -158,24 +137,22 @@ class Service:
             traceback.print_exc()
 
 
-def _configure() -> None:
+def configure() -> None:
+    """Set what MLflow reads from the environment, where the user has not."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
-def _read_orders(orders: queue.SimpleQueue[dict[str, str] | None]) -> None:
+def _read_orders(orders: queue.SimpleQueue[dict[str, str] | None], ended: threading.Event) -> None:
     for line in sys.stdin:
         orders.put(json.loads(line))
     orders.put(None)
+    ended.set()
 
 
-def _print_report(news: dict[str, Any]) -> None:
-    for name in ("error", "refused"):
-        if name in news:
-            print(f"{news['run']}: {news[name]}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] != ["--sync"] or not sys.argv[2:]:
-        sys.exit(__doc__)
-    sys.exit(0 if sync(sys.argv[2:]) else 1)
+def _leave_in_time(trainer: int, ended: threading.Event) -> None:
+    """End this process when its trainer has ended, also out of a call to a server that does not answer."""
+    while os.getppid() == trainer and not ended.wait(POLL):
+        pass
+    time.sleep(LINGER + GRACE)
+    os._exit(1)  # what is sent is marked as sent: the next writer goes on from there

@@ -9,14 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from callbacks._mlflow_describe import describe_dataset, flatten
+from callbacks._mlflow_describe import describe_config, describe_inputs, flatten
 from callbacks._mlflow_process import shared_writer
 from callbacks._mlflow_session import Session
-from callbacks._mlflow_target import resolve_uri, ui_command
+from callbacks._mlflow_sweep import log_sweep, parent_tags
+from callbacks._mlflow_target import check_seconds, resolve_uri, ui_command
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
+    from runner.destination import SweepSummary
 
 
 class MLflowLogger(LoggerDestination):
@@ -25,9 +27,9 @@ class MLflowLogger(LoggerDestination):
     Training neither waits for MLflow nor fails because of it. What is logged is appended to
     `<run folder>/mlflow/spool.jsonl`; a process started beside the trainer sends it on, marks the run FAILED when the
     trainer is killed, and leaves what it could not send to the next run. A run that is refused before training begins
-    leaves nothing. A resumed run continues its MLflow run:
-    values of batches that are trained again are there already and are kept as they were, and a parameter that has
-    changed is a tag `param_changed.<key>`, because MLflow's parameters cannot change.
+    leaves nothing. A resumed run continues its MLflow run: values of batches that are trained again are kept as they
+    were, and a parameter that has changed is a tag `param_changed.<key>`, because MLflow's parameters cannot change.
+    A sweep has one more run, with the table of its jobs.
 
     Args:
         tracking_uri: of a server or a database; None: `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` (SQLite)
@@ -38,6 +40,7 @@ class MLflowLogger(LoggerDestination):
         log_system_metrics: whether MLflow's monitor logs CPU, memory, disk, network and GPUs under `system/`.
         system_metrics_interval: seconds between two of its samples.
         close_timeout: seconds to wait at the end for what is not sent yet.
+        nested: whether the runs of a sweep's jobs are children of the sweep's own, which the UI then shows collapsed.
 
     Raises:
         ValueError: `close_timeout` is negative, or `system_metrics_interval` not above 0.
@@ -55,21 +58,17 @@ class MLflowLogger(LoggerDestination):
         log_system_metrics: bool = True,
         system_metrics_interval: float = 5.0,
         close_timeout: float = 60.0,
+        nested: bool = False,
     ) -> None:
-        if close_timeout < 0:
-            raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
-        if system_metrics_interval <= 0:
-            raise ValueError(
-                f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0"
-            )
+        check_seconds(close_timeout, system_metrics_interval)
         self.tracking_uri = resolve_uri(tracking_uri)
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
         self._run_name = run_name
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
         self._system_metrics_interval = system_metrics_interval if log_system_metrics else None
         self._close_timeout = close_timeout
+        self._nested = nested
         self._session: Session | None = None
-        self._inputs_logged = False
 
     @classmethod
     def warm_up(cls) -> None:
@@ -88,22 +87,25 @@ class MLflowLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._inputs_logged = False
-        self._session = Session(
-            Path(state.run_dir).resolve(),
-            tracking_uri=self.tracking_uri,
-            experiment_name=self.experiment_name,
-            run_name=self._run_name or state.run_name,
-            system_metrics_interval=self._system_metrics_interval,
-        )
-        self._session.append({"tags": self._tags}, {"params": flatten(state.config)})
+        run_dir = Path(state.run_dir).resolve()
+        self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
+        parent = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
+        tags = {"runner.run_dir": str(run_dir), **parent, **self._tags}  # where resume=<id> finds it
+        self._append({"tags": tags}, {"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._begin(state, logger)
         if self._session is not None and not self._inputs_logged:
             self._inputs_logged = True
-            loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
-            data = state.config.get("data")
-            self._session.append(*({"input": describe_dataset(loader, label, data)} for label, loader in loaders))
+            self._append(*({"input": described} for described in describe_inputs(state)))
+
+    def _open(self, folder: Path, name: str, interval: float | None) -> Session:
+        target = {"tracking_uri": self.tracking_uri, "experiment_name": self.experiment_name, "run_name": name}
+        return Session(folder, **target, system_metrics_interval=interval)
+
+    def _append(self, *entries: dict[str, Any]) -> None:
+        if self._session is not None:
+            self._session.append(*entries)
 
     def _begin(self, state: State, logger: Logger) -> None:
         if self._session is not None:
@@ -112,28 +114,39 @@ class MLflowLogger(LoggerDestination):
     eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        if self._session is not None:
-            self._session.append({"params": flatten(hyperparameters)})
+        self._append({"params": flatten(hyperparameters)})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        if self._session is not None and tags:
-            self._session.append({"tags": dict(tags)})
+        if tags:
+            self._append({"tags": dict(tags)})
 
     def log_records(self, records: Sequence[Record]) -> None:
         if self._session is not None:
             self._session.append_metrics((record.metrics, record.step, record.wall_time) for record in records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        if self._session is not None:
-            self._session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
+        self._append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
 
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
         if self._session is not None:
             self._session.append_images(images, name, step, captions)
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
-        if self._session is not None:
-            self._session.append({"artifact": str(Path(path).resolve()), "folder": name})
+        self._append({"artifact": str(Path(path).resolve()), "folder": name})
+
+    def log_sweep(self, summary: SweepSummary) -> None:
+        self._session = self._session or self._open(summary.folder, summary.name, None)
+        log_sweep(self._session, summary, self._nested, self._close_timeout)
+
+    def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
+        from callbacks._mlflow_lookup import find_run
+
+        return find_run(run_id, self.tracking_uri, downloads)
+
+    def sync(self, run_dir: Path | None) -> bool:
+        from callbacks._mlflow_sync import sync
+
+        return sync(self.tracking_uri, run_dir)
 
     def close(self, state: State, logger: Logger) -> None:
         if self._session is None:

@@ -7,13 +7,16 @@ import inspect
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -40,6 +43,7 @@ def isolate_environment() -> None:
         "MKL_NUM_THREADS": "1",
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(matplotlib_folder),
+        "XDG_CONFIG_HOME": str(ROOT / ".pytest_cache" / "config"),  # where the key that signs records lies
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     if "PYTHONPATH" in os.environ:  # children run in other folders
@@ -236,3 +240,48 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         return finished
 
     return run
+
+
+@dataclass(frozen=True)
+class MLflowServer:
+    """A real `mlflow server` on 127.0.0.1, with its store and its artifacts in one folder."""
+
+    port: int
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Rows of its store."""
+        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db", timeout=30)) as connection:
+            return connection.execute(sql, values).fetchall()
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+    """A real MLflow server, which takes seconds to start and lives as long as the tests do."""
+    folder = tmp_path_factory.mktemp("server")
+    server = MLflowServer(find_free_port(), folder)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.uri}/health", timeout=5):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail((folder / "log").read_text())
+            time.sleep(0.1)
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,367 @@
+"""Servers that are slow, away for a while, or never there: a real `mlflow server`, with something in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, MLflowLogger
+from callbacks._mlflow_process import shared_writer
+from callbacks._mlflow_spool import read_entries
+from runner import Callback, ClassificationModel, Logger, State, Trainer
+
+TINY = ["model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks.mlflow_logger.close_timeout=30"]
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes calls on to a server, as well as `mode` lets it.
+
+    'up': at once; 'slow': half a second later; 'cut': the server does what is asked, but its answer is lost the first
+    time that a thing is asked; 'down': connections break off; 'deaf': connections are taken and never answered.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, server: Any, mode: str = "up", port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Passing)
+        self.server = server
+        self.mode = mode
+        self.calls: Counter[str] = Counter()  # by mode
+        self.cut: set[str] = set()  # what was asked while answers were cut off
+        self.released = threading.Event()
+        self.uri = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.released.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _Passing(BaseHTTPRequestHandler):
+    server: Proxy  # type: ignore[assignment]
+
+    def _pass_on(self) -> None:
+        proxy, mode = self.server, self.server.mode
+        proxy.calls[mode] += 1
+        if mode == "deaf":
+            proxy.released.wait()
+        if mode == "slow":
+            proxy.released.wait(0.5)
+        if mode in ("deaf", "down"):
+            self.close_connection = True
+            return
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        inner = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        inner.request(self.command, self.path, body, headers)
+        answer = inner.getresponse()
+        content = answer.read()
+        inner.close()
+        asked = self.path.partition("/artifacts/")[0]
+        if mode == "cut" and self.command != "GET" and asked not in proxy.cut:
+            proxy.cut.add(asked)
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", answer.getheader("Content-Type", ""))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Store:
+    """What the server holds of one experiment, doubles included."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.experiment = uuid.uuid4().hex
+
+    def query(self, what: str, table: str, where: str = "1") -> list[tuple[Any, ...]]:
+        sql = f"select {what} from {table} where {where} and run_uuid in (select run_uuid from runs join experiments"
+        return self.server.query(f"{sql} using (experiment_id) where experiments.name = ?)", self.experiment)
+
+    def statuses(self) -> list[str]:
+        return sorted(status for (status,) in self.query("status", "runs"))
+
+    def points(self, where: str = "key not like 'system/%'") -> Counter[tuple[str, int]]:
+        return Counter((key, step) for key, step in self.query("key, step", "metrics", where))
+
+    def artifacts(self) -> list[str]:
+        [(uri,)] = self.query("artifact_uri", "runs")
+        assert uri.startswith("mlflow-artifacts:/")
+        folder = self.server.folder / "artifacts" / uri.removeprefix("mlflow-artifacts:/")
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def store(mlflow_server: Any) -> Store:
+    return Store(mlflow_server)
+
+
+def logged(run_dir: Path) -> Counter[tuple[str, int]]:
+    """What a run logged, as its spool has it: each value once."""
+    entries = [entry for entry, _ in read_entries(run_dir / "mlflow" / "spool.jsonl", limit=None) if entry]
+    return Counter((key, entry["s"]) for entry in entries if "m" in entry for key in entry["m"])
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def start_app(folder: Path, *arguments: str, env: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "runner", *TINY, *arguments]
+    silent = subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=folder, env=os.environ | env, stdin=silent, stdout=silent, stderr=silent)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("outputs/*/*/mlflow"))
+
+
+class Script(Callback):
+    """Does things at the start of batches, and slows the training down to `pause` seconds a batch."""
+
+    def __init__(self, pause: float, **acts: Callable[[], object]) -> None:
+        self.pause = pause
+        self.acts = {int(batch.removeprefix("at_")): act for batch, act in acts.items()}
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        time.sleep(self.pause)
+        self.acts.get(state.timestamp.batch, lambda: None)()
+
+
+def make_trainer(run_dir: Path, batches: int, *loggers: Any, callbacks: Any = ()) -> Trainer:
+    samples = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(100)]
+    return Trainer(
+        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
+        train_dataloader=samples,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_duration=f"{batches}ba",
+        loggers=loggers,
+        callbacks=list(callbacks),
+        device="cpu",
+        run_dir=run_dir,
+    )
+
+
+def test_a_server_far_away_has_everything_and_a_resumed_run_goes_on_there(
+    store: Store, run_app: Any, tmp_path: Path
+) -> None:
+    env = {"MLFLOW_TRACKING_URI": store.server.uri, "MLFLOW_EXPERIMENT_NAME": store.experiment}
+    done = run_app(*TINY, "trainer.max_duration=2ep", env=env)
+    [folder] = run_folders(tmp_path)
+    [(run_id,)] = store.query("run_uuid", "runs")
+    assert f"{store.server.uri}/#/experiments/" in done.stdout and run_id in done.stdout
+    assert done.stderr.count("MLflow") <= done.stderr.count("sending to MLflow")
+    uri = f"callbacks.mlflow_logger.tracking_uri={store.server.uri}"
+    run_app(f"resume={folder}", "trainer.max_duration=4ep", uri, f"experiment_name={store.experiment}")
+    assert store.statuses() == ["FINISHED"]
+    assert store.points() == logged(folder) and store.points()["loss/train/total", 12] == 1
+    assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
+    assert ("optimizer.lr", "0.1") in store.query("key, value", "params") or store.query("key", "params")
+    assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+@pytest.mark.slow
+def test_a_slow_server_does_not_slow_training_and_loses_nothing(store: Store, tmp_path: Path) -> None:
+    batches = 2000
+
+    def seconds(*loggers: Any) -> float:
+        with make_trainer(tmp_path / "run", batches, *loggers) as trainer:
+            started = time.monotonic()
+            trainer.fit()
+            return time.monotonic() - started
+
+    shared_writer()
+    with Proxy(store.server, "slow") as proxy:
+        alone = seconds(InMemoryLogger())
+        beside = seconds(MLflowLogger(proxy.uri, store.experiment))  # which has sent everything when it is closed
+        assert proxy.calls["slow"] > 5
+    assert beside < 3 * alone + 0.5, f"{batches / alone:.0f} batches/s alone, {batches / beside:.0f} beside the server"
+    assert store.statuses() == ["FINISHED"]
+    assert store.points() == logged(tmp_path / "run") and store.points()["loss/train/total", batches] == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_for_a_while_gets_everything_once(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "notes.txt").write_text("some notes")
+    shared_writer()
+    with Proxy(store.server, "cut") as proxy:
+
+        def turn(mode: str, calls: int, cut: str = "") -> None:
+            """Log something of each kind, wait until the server was called so often as it is, and change it."""
+            trainer.logger.log_images(np.zeros((2, 8, 8, 1), np.uint8), "images", captions=["one", "two"])
+            trainer.logger.log_artifact(tmp_path / "notes.txt")
+            trainer.logger.log_table(["a"], [[1]], f"table {trainer.state.timestamp.batch}")
+            wait_until(lambda: proxy.calls[proxy.mode] >= calls and cut in "".join(proxy.cut))
+            proxy.mode = mode
+            proxy.cut.clear()
+
+        script = Script(0.005, at_20=lambda: turn("up", 6, cut="runs/create"), at_120=lambda: turn("down", 12))
+        script.acts |= {220: lambda: turn("cut", 2), 320: lambda: turn("up", 18)}
+        mlflow = MLflowLogger(proxy.uri, store.experiment, system_metrics_interval=0.2)
+        with make_trainer(tmp_path / "run", 400, mlflow, callbacks=[script]) as trainer:
+            trainer.fit()
+    assert store.statuses() == ["FINISHED"]
+    assert store.points() == logged(tmp_path / "run") and len(store.points()) > 400
+    images = Counter(name.rsplit("+", 1)[0] for name in store.artifacts() if name.endswith(".png"))
+    assert len(images) == 8 and {*images.values()} == {1}
+    assert "notes.txt" in store.artifacts() and "tables/table 220.json" in store.artifacts()
+    load = [step for (key, step) in store.points("key = 'system/cpu_utilization_percentage'").elements()]
+    assert sorted(load) == [*range(len(load))] and len(load) > 20
+    [warning] = caplog.records
+    assert warning.message.startswith(f"MLflow: {proxy.uri} cannot be reached (")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_never_there_gets_all_of_it_later(
+    store: Store, run_app: Any, tmp_path: Path, free_port: int
+) -> None:
+    env = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port}", "MLFLOW_EXPERIMENT_NAME": store.experiment}
+    for _ in range(2):
+        started = time.monotonic()
+        done = run_app(*TINY, "trainer.max_duration=2ep", env=env)
+        assert time.monotonic() - started < 40
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("sending to MLflow")]
+        assert len(lines) == 1 and "cannot be reached (Connection refused)" in lines[0], done.stderr
+    first, second = run_folders(tmp_path)
+    with Proxy(store.server, port=free_port):
+        for _ in range(2):  # the second finds nothing to do
+            run_app("mode=sync", f"resume={first}", env=env)
+        assert store.statuses() == ["FINISHED"] and store.points() == logged(first)
+        run_app(*TINY, "trainer.max_duration=1ep", env=env)
+        wait_until(lambda: not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir()))
+    assert store.statuses() == ["FINISHED"] * 3
+    assert store.points() == logged(first) + logged(second) + logged(run_folders(tmp_path)[-1])
+
+
+def test_a_deaf_server_ends_with_the_wait(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Proxy(store.server, "deaf") as proxy:
+        started = time.monotonic()
+        mlflow = MLflowLogger(proxy.uri, store.experiment, close_timeout=2.0)
+        with make_trainer(tmp_path / "run", 100, mlflow) as trainer:
+            trainer.fit()
+        assert time.monotonic() - started < 6
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+    assert len(logged(tmp_path / "run")) > 100
+
+
+def test_two_runs_at_once_make_one_store(tmp_path: Path) -> None:
+    runs = [start_app(tmp_path, "trainer.max_duration=5ep") for _ in range(2)]
+    assert [run.wait(timeout=90) for run in runs] == [0, 0]
+    assert sqlite_statuses(tmp_path) == ["FINISHED", "FINISHED"]
+
+
+def sqlite_statuses(folder: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
+        return sorted(status for (status,) in connection.execute("select status from runs"))
+
+
+def descendants(mark: str) -> list[psutil.Process]:
+    """Living processes that were started with a mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def marked() -> Iterator[str]:
+    """A mark for processes that are killed in the end."""
+    mark = uuid.uuid4().hex
+    try:
+        yield mark
+    finally:
+        for process in descendants(mark):
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "names"),
+    [
+        (signal.SIGKILL, ("sqlite", "slow", "deaf", "dead")),
+        (signal.SIGTERM, ("sqlite", "deaf")),
+        (signal.SIGINT, ("sqlite", "slow", "dead")),
+    ],
+    ids=["SIGKILL", "SIGTERM", "SIGINT"],
+)
+def test_no_process_stays_when_the_trainer_is_gone(
+    store: Store, tmp_path: Path, free_port: int, number: signal.Signals, names: tuple[str, ...]
+) -> None:
+    with Proxy(store.server, "slow") as slow, Proxy(store.server, "deaf") as deaf, marked() as mark:
+        uris = {"sqlite": "", "slow": slow.uri, "deaf": deaf.uri, "dead": f"http://127.0.0.1:{free_port}"}
+        trainers = []
+        for name in names:
+            (tmp_path / name).mkdir()
+            env = {"TEST_MARK": mark, "MLFLOW_EXPERIMENT_NAME": store.experiment, "MLFLOW_TRACKING_URI": uris[name]}
+            trainers.append(start_app(tmp_path / name, "trainer.max_duration=100000ep", env=env))
+        wait_until(lambda: all(run_folders(tmp_path / name) for name in names), 60)
+        wait_until(
+            lambda: (tmp_path / "sqlite/outputs/mlflow.db").exists() and sqlite_statuses(tmp_path / "sqlite"), 60
+        )
+        assert len(descendants(mark)) == 2 * len(names)  # each trainer and its writer
+        started = time.monotonic()
+        for trainer in trainers:
+            trainer.send_signal(number)
+        wait_until(lambda: all(trainer.poll() is not None for trainer in trainers), 10)
+        wait_until(lambda: not descendants(mark), 10 - (time.monotonic() - started))
+    exits = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
+    assert [trainer.returncode for trainer in trainers] == [exits[number]] * len(names)
+    assert sqlite_statuses(tmp_path / "sqlite") == ["FAILED" if number is signal.SIGKILL else "KILLED"]
+
+
+def count_tables(database: Path) -> int:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute("select count(*) from sqlite_master where type = 'table'").fetchone()[0]
+    except sqlite3.Error:  # in the middle of a write, or renamed
+        return 0
+
+
+def test_a_store_whose_making_was_cut_off_opens_again(tmp_path: Path, run_app: Any) -> None:
+    with marked() as mark:
+        trainer = start_app(tmp_path, "trainer.max_duration=1000ep", env={"TEST_MARK": mark})
+        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")), 60)
+    assert trainer.wait(timeout=10) == -signal.SIGKILL
+    run_app(*TINY, "trainer.max_duration=1ep")
+    wait_until(lambda: sqlite_statuses(tmp_path) == ["FAILED", "FINISHED"])

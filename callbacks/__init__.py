@@ -6,41 +6,83 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from callbacks.activation_monitor import ActivationMonitor
     from callbacks.checkpoint_saver import CheckpointSaver
     from callbacks.console_summary import ConsoleSummary
     from callbacks.early_stopper import EarlyStopper
+    from callbacks.event_trace import EventTrace
+    from callbacks.export_for_inference import ExportForInference
+    from callbacks.generate import Generate
+    from callbacks.image_visualizer import ImageVisualizer
     from callbacks.in_memory_logger import InMemoryLogger
     from callbacks.json_lines_logger import JSONLinesLogger
     from callbacks.learning_curves import LearningCurves
+    from callbacks.load_checkpoint import LoadCheckpoint
     from callbacks.lr_monitor import LRMonitor
+    from callbacks.memory_monitor import MemoryMonitor
     from callbacks.mlflow_logger import MLflowLogger
+    from callbacks.nan_monitor import NaNMonitor
+    from callbacks.optimizer_monitor import OptimizerMonitor
     from callbacks.progress_bar import ProgressBar
+    from callbacks.runtime_estimator import RuntimeEstimator
     from callbacks.speed_monitor import SpeedMonitor
+    from callbacks.system_metrics_monitor import SystemMetricsMonitor
+    from callbacks.tensorboard_logger import TensorBoardLogger
+    from callbacks.threshold_stopper import ThresholdStopper
+    from callbacks.torch_profiler import TorchProfiler
 
 __all__ = [
+    "ActivationMonitor",
     "CheckpointSaver",
     "ConsoleSummary",
     "EarlyStopper",
+    "EventTrace",
+    "ExportForInference",
+    "Generate",
+    "ImageVisualizer",
     "InMemoryLogger",
     "JSONLinesLogger",
     "LRMonitor",
     "LearningCurves",
+    "LoadCheckpoint",
     "MLflowLogger",
+    "MemoryMonitor",
+    "NaNMonitor",
+    "OptimizerMonitor",
     "ProgressBar",
+    "RuntimeEstimator",
     "SpeedMonitor",
+    "SystemMetricsMonitor",
+    "TensorBoardLogger",
+    "ThresholdStopper",
+    "TorchProfiler",
 ]
 
 _MODULES = {
+    "ActivationMonitor": "activation_monitor",
     "CheckpointSaver": "checkpoint_saver",
     "ConsoleSummary": "console_summary",
     "EarlyStopper": "early_stopper",
+    "EventTrace": "event_trace",
+    "ExportForInference": "export_for_inference",
+    "Generate": "generate",
+    "ImageVisualizer": "image_visualizer",
     "InMemoryLogger": "in_memory_logger",
     "JSONLinesLogger": "json_lines_logger",
     "LRMonitor": "lr_monitor",
     "LearningCurves": "learning_curves",
+    "LoadCheckpoint": "load_checkpoint",
     "MLflowLogger": "mlflow_logger",
+    "MemoryMonitor": "memory_monitor",
+    "NaNMonitor": "nan_monitor",
+    "OptimizerMonitor": "optimizer_monitor",
     "ProgressBar": "progress_bar",
+    "RuntimeEstimator": "runtime_estimator",
     "SpeedMonitor": "speed_monitor",
+    "SystemMetricsMonitor": "system_metrics_monitor",
+    "TensorBoardLogger": "tensorboard_logger",
+    "ThresholdStopper": "threshold_stopper",
+    "TorchProfiler": "torch_profiler",
 }
 
 

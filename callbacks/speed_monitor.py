@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from callbacks._clock import seconds_in, wait_and_read_clock
 from callbacks._peak_flops import find_peak
 from runner import Callback
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 log = logging.getLogger("runner")
-
-SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 
 class SpeedMonitor(Callback):
@@ -51,14 +50,11 @@ class SpeedMonitor(Callback):
             raise ValueError(f"window_size={window_size!r}: must be a number of batches, at least 1")
         if gpu_flops_available is not None and not gpu_flops_available > 0:
             raise ValueError(f"gpu_flops_available={gpu_flops_available!r}: must be above 0, or None to look it up")
-        if time_unit not in SECONDS:
-            raise ValueError(f"time_unit={time_unit!r}: must be one of {', '.join(map(repr, SECONDS))}")
         self.window_size = window_size
         self.gpu_flops_available = gpu_flops_available
         self.time_unit = time_unit
-        self._unit = SECONDS[time_unit]
+        self._unit = seconds_in(time_unit)
         self._peak: float | None = None
-        self._ranks = 1
         self._ranks = 1
         # Seconds trained, batches, samples, tokens, operations: after each batch, and before the window's first.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
@@ -71,7 +67,6 @@ class SpeedMonitor(Callback):
 
         self._ranks = get_world_size()
         self._fit_started = time.perf_counter()
-        self._ranks = get_world_size()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
         if not self._window:
             now = state.timestamp
@@ -111,13 +106,9 @@ class SpeedMonitor(Callback):
         logger.hand_over(metrics)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        self._evaluation_started = time.perf_counter()
-        if state.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(state.device)  # the intended host-device sync, once per group of evaluations
-            queued, self._evaluation_started = self._evaluation_started, time.perf_counter()
-            self._train += self._evaluation_started - queued
+        queued = time.perf_counter()
+        self._evaluation_started = wait_and_read_clock(state.device)  # the intended sync, once per group of evaluations
+        self._train += self._evaluation_started - queued
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         self._val += time.perf_counter() - self._evaluation_started

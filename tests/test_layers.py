@@ -38,6 +38,7 @@ LAYERS = {
         "optimizers",
         "precision",
         "randomness",
+        "rendezvous",
         "schedulers",
         "state",
         "torchmetrics_import",
@@ -52,17 +53,27 @@ LAYERS = {
         "command_line",
         "evaluate",
         "explain",
+        "fault",
         "job",
         "launch",
         "local_ranks",
+        "predictions",
         "record",
+        "rules",
         "run_folder",
         "saved_run",
         "signatures",
+        "sizes",
+        "result",
         "sweep",
+        "sweep_job",
+        "sweep_plan",
+        "sweep_plot",
         "sweep_summary",
         "sync",
         "threads",
+        "trial",
+        "trust",
         "wrong_config",
     },
 }
@@ -74,7 +85,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
 MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2600  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
+MAX_ENGINE_CODE_LINES = 2750  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,21 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp
 from callbacks import (
+    ActivationMonitor,
     CheckpointSaver,
     ConsoleSummary,
     InMemoryLogger,
     JSONLinesLogger,
     LearningCurves,
     LRMonitor,
+    MemoryMonitor,
     MLflowLogger,
+    NaNMonitor,
+    OptimizerMonitor,
     ProgressBar,
+    RuntimeEstimator,
     SpeedMonitor,
+    ThresholdStopper,
 )
 from runner import Callback, ClassificationModel, LoggerDestination, Trainer
 from runner.data import TensorLoader
@@ -204,6 +210,8 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     logged = InMemoryLogger()
     built_in = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
     more = [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), logged]
+    more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
+    more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0)]
     found = with_trainer(sgd, tmp_path / "run", callbacks=[*built_in, *more])
     assert found <= by_hand(sgd)
     assert len(logged.data["loss/train/total"]) == 48  # all was read back, elsewhere

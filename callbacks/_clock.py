@@ -1,0 +1,34 @@
+"""Units in which callbacks log time, and a clock that does not run ahead of the device."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+SAMPLING = 0.01
+"""Seconds from one value of a gauge to the next, where batches are shorter: more of them would cost more than show."""
+
+
+def seconds_in(time_unit: str) -> float:
+    """Return the seconds of a unit of time.
+
+    Raises:
+        ValueError: there is no such unit.
+    """
+    if time_unit not in SECONDS:
+        raise ValueError(f"time_unit={time_unit!r}: must be one of {', '.join(map(repr, SECONDS))}")
+    return SECONDS[time_unit]
+
+
+def wait_and_read_clock(device: torch.device) -> float:
+    """Return seconds on a clock, once the device has done what was asked of it: a host-device sync on CUDA."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

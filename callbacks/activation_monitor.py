@@ -1,0 +1,126 @@
+"""What goes into each module and comes out of it, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback, Time, TimeUnit
+from runner.time import convert
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+    from runner import Logger, State
+
+
+class ActivationMonitor(Callback):
+    """Logs statistics of the inputs and outputs of each module at an interval, to see activations vanish or explode.
+
+    Each is taken over the last dimension (the features of a token, the width of an image) and averaged over the others,
+    in 32 bits. They are of rank 0's share of the batch, of its first microbatch, and of the first call where a module
+    is called several times. Tensors that hold no floating-point numbers are passed over. The modules have hooks only
+    in the batches that are looked at, and the values are read back in the background.
+
+    Args:
+        interval: from one time to the next, in batches, epochs or as a fraction of max_duration; an int is epochs. The
+            batch that completes it is looked at.
+        ignore_module_types: names of classes whose modules are left out, such as ['Dropout']; None: none.
+
+    Raises:
+        ValueError: an argument is out of range; at FIT_START, no module is of a class to leave out, or the model is
+            compiled, so that its modules cannot be looked into.
+
+    Logs:
+        activations/l2_norm/{module}_{input,output}.{i}: Euclidean norm of tensor i, counted from 0.
+        activations/average/{module}_{input,output}.{i}: mean.
+        activations/kurtosis/{module}_{input,output}.{i}: excess kurtosis, 0 for a normal distribution; constant rows
+            have none and are left out.
+        activations/max/{module}_{input,output}.{i}: maximum.
+    """
+
+    def __init__(self, interval: str | int | Time = "25ba", ignore_module_types: Sequence[str] | None = None) -> None:
+        self.interval = Time.parse_or_epochs(interval, "interval")
+        if self.interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION) or not self.interval.value:
+            raise ValueError(f"interval={str(self.interval)!r}: must be above 0 and in ba, ep or dur, such as '25ba'")
+        if isinstance(ignore_module_types, str):
+            raise ValueError(
+                f"ignore_module_types={ignore_module_types!r}: must be a list of names, ['{ignore_module_types}']"
+            )
+        self.ignore_module_types = ignore_module_types
+        self._batches = Fraction(1)  # of the interval
+        self._hooks: list[RemovableHandle] = []
+        self._seen: set[tuple[str, str]] = set()
+        self._metrics: dict[str, Any] = {}
+        self._last: Tensor | None = None
+        self._version = 0  # of its memory, counted by changes in place
+        self._statistics: dict[str, Tensor] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if state.unwrapped_model._compiled_call_impl is not None:
+            raise ValueError("compile=True: ActivationMonitor cannot look into a compiled model; leave out one of them")
+        classes = {type(module).__name__ for module in state.unwrapped_model.modules()}
+        for name in self.ignore_module_types or ():
+            if name not in classes:
+                raise ValueError(
+                    f"ignore_module_types={list(self.ignore_module_types or ())}: no module is a {name!r}; "
+                    f"there are {', '.join(sorted(classes))}"
+                )
+        self._batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        batch = state.timestamp.batch
+        if not logger.destinations or (batch + 1) // self._batches == batch // self._batches:
+            return
+        for name, module in state.unwrapped_model.named_modules():
+            if name and type(module).__name__ not in (self.ignore_module_types or ()):
+                # Inputs before the call: a module may change them in place.
+                self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
+                self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            logger.hand_over(self._metrics)
+            self._hooks, self._seen, self._metrics, self._last = [], set(), {}, None
+
+    def _see_input(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._see(name, "input", (args, kwargs))
+
+    def _see_output(self, name: str, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        self._see(name, "output", output)
+
+    def _see(self, name: str, kind: str, values: Any) -> None:
+        from runner.batch import tensors
+
+        if (name, kind) in self._seen:
+            return
+        self._seen.add((name, kind))
+        for index, tensor in enumerate(tensors(values)):
+            if tensor.is_floating_point() and tensor.ndim and tensor.numel():
+                # What comes out of one module is as a rule what goes into the next: it is looked at once.
+                if tensor is not self._last or tensor._version != self._version:
+                    self._last, self._version, self._statistics = tensor, tensor._version, statistics(tensor)
+                for statistic, value in self._statistics.items():
+                    self._metrics[f"activations/{statistic}/{name}_{kind}.{index}"] = value
+
+
+def statistics(activations: Tensor) -> dict[str, Tensor]:
+    """Return statistics over the last dimension of a tensor `(..., D)`, averaged over the others; without a sync."""
+    import torch
+
+    with torch.no_grad():
+        values = activations.detach()
+        values = values.float() if values.itemsize < 4 else values
+        squares = (values - values.mean(dim=-1, keepdim=True)).square()
+        variance = squares.mean(dim=-1)
+        return {
+            "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
+            "average": values.mean(),
+            "kurtosis": (squares.square().mean(dim=-1) / variance.square() - 3).nanmean(),
+            "max": values.amax(dim=-1).mean(),
+        }

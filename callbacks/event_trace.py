@@ -1,0 +1,135 @@
+"""Who ran at which event, in which order and for how long: a timeline, and what each callback costs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from callbacks._cost_table import COLUMNS, make_rows, print_rows
+from callbacks._disk import disk_errors_reported
+from callbacks._timeline import Call, draw
+from runner import Callback, Event
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+    from runner.hooks import Handler, Hooks
+
+# From the first event of a pair to the second, what no handler takes is counted as the rest.
+_WORK = {
+    Event.FIT_START: Event.FIT_END,
+    Event.EVAL_STANDALONE_START: Event.EVAL_STANDALONE_END,
+    Event.PREDICT_START: Event.PREDICT_END,
+}
+_WORKING = dict.fromkeys(_WORK, True) | dict.fromkeys(_WORK.values(), False)
+
+
+class EventTrace(Callback):
+    """Measures every algorithm, callback and logger destination at every event.
+
+    It shows what each costs the training thread: what they leave to a thread, a process or a GPU is not in it. It takes
+    half a microsecond per call and event; a run without it pays nothing. All ranks measure.
+
+    When the run closes, also after an error, each rank writes a timeline to `event_trace/rank{rank}-ba{batch}.json` in
+    the run's folder, `batch` being where this process began. It is in Chrome's trace format, for ui.perfetto.dev:
+    ranges (epoch, batch, forward, ...) enclose events, and events those who ran. Rank 0's is logged as an artifact in
+    the folder 'event_trace'. A resumed run has a timeline of its own, and its table covers the whole run.
+
+    Args:
+        max_spans: calls that the timeline holds, at least 0, the first ones; about 130 bytes each in the file.
+        print_table: whether rank 0 prints the costliest rows of the table at the end.
+
+    Raises:
+        ValueError: `max_spans` is negative.
+
+    Logs:
+        event_trace: a table with a row per callback and event, the costliest first: calls, milliseconds in all,
+            microseconds per call and per batch trained, and the share of the time that was spent in fit, evaluation
+            and prediction, in [0, 1]. The row 'everything else' is model, optimizer, data and the engine.
+    """
+
+    def __init__(self, max_spans: int = 20_000, print_table: bool = False) -> None:
+        if isinstance(max_spans, bool) or not isinstance(max_spans, int) or max_spans < 0:
+            raise ValueError(f"max_spans={max_spans!r}: must be a number of calls, at least 0")
+        self.max_spans = max_spans
+        self.print_table = print_table
+        self._names: list[tuple[str, Event]] = []
+        self._costs: dict[tuple[str, str], list[int]] = {}  # calls and nanoseconds, by callback and event
+        self._spans = array("q")  # index in `_names`, begin and end in nanoseconds, and so on
+        self._batches = self._rest = self._ended = 0  # the latter two in nanoseconds
+        self._working = False
+        self._first_batch: int | None = None
+
+    def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
+        index = len(self._names)
+        self._names.append((owner.config_key, event))
+        clock, spans, limit = time.perf_counter_ns, self._spans, 3 * self.max_spans
+
+        @functools.wraps(handler)
+        def noted(state: State, logger: Logger) -> None:
+            if len(spans) < limit:
+                now = clock()
+                spans.extend((index, now, now))
+
+        if owner is self and event is not Event.BATCH_END and event not in _WORKING:
+            return noted  # the timeline shows events to which nobody else listens; that is all it does there
+        cost = self._costs.setdefault((owner.config_key, event.value), [0, 0])
+
+        @functools.wraps(handler)
+        def timed(state: State, logger: Logger) -> None:
+            began = clock()
+            if self._working:
+                self._rest += began - self._ended
+            try:
+                handler(state, logger)
+            finally:
+                self._ended = ended = clock()
+                cost[0] += 1
+                cost[1] += ended - began
+                if len(spans) < limit:
+                    spans.extend((index, began, ended))
+
+        return timed
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event is Event.BATCH_END:
+            self._batches += 1
+        else:
+            self._working = _WORKING[event]
+            if self._first_batch is None:
+                self._first_batch = state.timestamp.batch
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._first_batch is None:
+            return
+        from runner import get_global_rank
+
+        rank, rows = get_global_rank(), make_rows(self._costs, self._batches, self._rest)
+        path = state.run_dir / "event_trace" / f"rank{rank}-ba{self._first_batch}.json"
+        with disk_errors_reported(self.config_key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"traceEvents": list(draw(self._calls(), rank))}))
+            logger.log_artifact(path, "event_trace")
+        logger.log_table(COLUMNS, rows, "event_trace")
+        if self.print_table and rank == 0:
+            print_rows(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        costs = [[*key, *cost] for key, cost in self._costs.items()]
+        return {"costs": costs, "batches": self._batches, "rest": self._rest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._batches, self._rest = state["batches"], state["rest"]
+        for owner, event, calls, nanoseconds in state["costs"]:
+            cost = self._costs.setdefault((owner, event), [0, 0])
+            cost[0] += calls
+            cost[1] += nanoseconds
+
+    def _calls(self) -> Iterator[Call]:
+        numbers = iter(self._spans)
+        for index, began, ended in zip(numbers, numbers, numbers, strict=True):
+            owner, event = self._names[index]
+            yield Call(event, "" if owner == self.config_key else owner, began, ended)

@@ -1,0 +1,159 @@
+"""Text that a language model writes, to read how it learns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback, Interval, Time
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from runner import Logger, State
+
+log = logging.getLogger("runner")
+
+COLUMNS = ("batch", "prompt", "text")
+MAX_ROWS = 1000  # the table is logged whole each time
+
+
+class Generate(Callback):
+    """Lets a language model continue prompts at an interval and at the end, and logs the texts as a table.
+
+    The model is asked as it is evaluated: in evaluation mode, with an average of the weights where an algorithm keeps
+    one. All ranks write, with equal results, so that it works with a model in parts too; rank 0 logs. The texts are a
+    function of seed, batch and weights. With any other model than a `LanguageModel` it says so once and does nothing.
+
+    Args:
+        prompts: texts to continue, at least one, none of them empty.
+        interval: how often, a time; 0: only at the end.
+        max_new_tokens: tokens to write for each prompt, at least 1.
+        temperature: divides the logits, at least 0; 0: always the likeliest token.
+        top_k: how many of the likeliest tokens to draw from, at least 1; None: from all.
+        tokenizer: what has `encode(text) -> list of int` and `decode(list of int) -> text`; None: tokens are bytes.
+
+    Raises:
+        ValueError: an argument is out of range; at FIT_START, a prompt has a token that the model does not know.
+
+    Logs:
+        generate (its config key): a table of the last 1000 texts, with the batch and the prompt of each.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        interval: str | int | Time = "1ep",
+        max_new_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
+            raise ValueError(f"prompts={prompts!r}: must be a list of texts, at least one and none of them empty")
+        for name, value in {"max_new_tokens": max_new_tokens, "top_k": 1 if top_k is None else top_k}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
+        if not temperature >= 0:
+            raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 takes the likeliest token")
+        if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+            raise ValueError(
+                f"tokenizer={tokenizer!r}: must have encode(text) and decode(tokens), or be None for bytes"
+            )
+        self.prompts = list(prompts)
+        self.interval = Interval(interval)
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.top_k = top_k
+        self.tokenizer = tokenizer or _Bytes()
+        self._rows: list[list[Any]] = []
+        self._works = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        from runner import LanguageModel, get_global_rank
+
+        self._works = isinstance(state.unwrapped_model, LanguageModel)
+        if not self._works:
+            if get_global_rank() == 0:
+                log.warning("generate does nothing: %s is no LanguageModel", type(state.unwrapped_model).__name__)
+            return
+        import torch
+
+        from callbacks._inference import inference
+
+        with inference(state):
+            tokens = torch.zeros(1, 1, dtype=torch.int64, device=state.device)
+            known = _forward(state)(tokens).shape[-1]
+        for prompt in self.prompts:
+            if (largest := max(self.tokenizer.encode(prompt))) >= known:
+                raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model knows {known} tokens")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._works and state.is_due(self.interval):
+            self._write(state, logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self.batch_end(state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._works and not (self._rows and self._rows[-1][0] == state.timestamp.batch):
+            self._write(state, logger)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rows = state["rows"]
+
+    def _write(self, state: State, logger: Logger) -> None:
+        import torch
+
+        from callbacks._inference import inference
+        from runner import stream_seed
+
+        batch, context = state.timestamp.batch, getattr(getattr(state.unwrapped_model, "module", None), "context", None)
+        generator = torch.Generator(state.device)
+        generator.manual_seed(stream_seed(state.rank_zero_seed, self.config_key, batch))
+        written = []
+        with inference(state):
+            for prompt in self.prompts:
+                tokens = torch.tensor([self.tokenizer.encode(prompt)], device=state.device)
+                for _ in range(self.max_new_tokens):
+                    logits = _forward(state)(tokens if context is None else tokens[:, -context:])[:, -1].float()
+                    tokens = torch.cat([tokens, draw(logits, self.temperature, self.top_k, generator)], dim=1)
+                written.append(tokens[0, -self.max_new_tokens :])
+        texts = torch.stack(written).tolist()  # the intended host-device sync, once per interval
+        new = [[batch, prompt, self.tokenizer.decode(text)] for prompt, text in zip(self.prompts, texts, strict=True)]
+        self._rows = [*self._rows, *new][-MAX_ROWS:]
+        logger.log_table(COLUMNS, self._rows, self.config_key)
+
+
+def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Generator) -> Tensor:
+    """Return a token for each row of logits (N, V), (N, 1) int64, drawn with probability softmax(logits / temperature).
+
+    By the Gumbel trick: where torch.multinomial raises on NaN, or aborts a GPU, this returns some token. With a
+    temperature of 0 it is the likeliest; `top_k` (None: all) is how many of the likeliest can be drawn.
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], float("-inf"))
+    if temperature > 0:
+        noise = logits.new_empty(logits.shape).exponential_(generator=generator).log()
+        logits = logits / temperature - noise
+    return logits.argmax(dim=-1, keepdim=True)
+
+
+def _forward(state: State) -> Callable[[Tensor], Tensor]:
+    """Return tokens (N, T) -> logits (N, T, V), not compiled: each length would be compiled anew."""
+    forward = state.precision.autocast(state.device)(state.unwrapped_model.forward)
+    return lambda tokens: forward((tokens, tokens))
+
+
+class _Bytes:
+    """Tokens that are the bytes of a text."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token if token < 256 else ord("?") for token in tokens).decode(errors="replace")

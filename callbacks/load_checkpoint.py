@@ -1,0 +1,137 @@
+"""Another run's weights to start from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner import Callback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner import Logger, State
+
+log = logging.getLogger("runner")
+
+EVENTS = ("before_load", "after_load")
+OTHER_SHAPE = "of another shape"
+
+
+class LoadCheckpoint(Callback):
+    """Loads weights from another run's checkpoint before training, all of them or all but some.
+
+    They are those that the other run's evaluations measured (under an averaging algorithm, the average); nothing else
+    is taken from it. A run that is resumed, evaluated or predicts has weights of its own, and loads none. All ranks
+    read the file.
+
+    Args:
+        checkpoint: a run's folder, whose newest complete checkpoint is used, or a checkpoint's.
+        strict: raise where names of weights differ; otherwise load those that match, and say which do not.
+        ignore_keys: patterns of names to leave as they are, such as ['module.head.*']; None: none.
+        event: 'before_load' or 'after_load', that is before or after the Trainer loads what its own `load_path` names.
+            What comes later wins.
+
+    Raises:
+        ValueError: an argument is out of range; at the event, there is no checkpoint, weights are missing, unexpected
+            or of another shape, or a pattern matches none.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        strict: bool = True,
+        ignore_keys: Sequence[str] | None = None,
+        event: str = "before_load",
+    ) -> None:
+        if not isinstance(checkpoint, str | Path):
+            raise ValueError(f"checkpoint={checkpoint!r}: must be a run's folder, or a checkpoint's")
+        if isinstance(ignore_keys, str):
+            raise ValueError(f"ignore_keys={ignore_keys!r}: must be a list of patterns, ['{ignore_keys}']")
+        if event not in EVENTS:
+            raise ValueError(f"event={event!r}: must be {' or '.join(map(repr, EVENTS))}")
+        self.checkpoint = checkpoint
+        self.strict = strict
+        self.ignore_keys = list(ignore_keys or ())
+        self.event = event
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if self.event == "before_load":
+            self._load(state)
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        if self.event == "after_load":
+            self._load(state)
+
+    def _load(self, state: State) -> None:
+        if _has_weights(state):
+            return
+        from runner.checkpoint_files import find_checkpoint, read_file
+
+        try:
+            path = find_checkpoint(self.checkpoint)
+        except FileNotFoundError:
+            raise ValueError(
+                f"checkpoint={str(self.checkpoint)!r}: no complete checkpoint; give a run's folder or a checkpoint's"
+            ) from None
+        model = state.unwrapped_model
+        found, own = read_file(path, "model.pt"), model.state_dict()
+        ignored = _matching([*found, *own], self.ignore_keys)
+        found, kept = ({key: one for key, one in each.items() if key not in ignored} for each in (found, own))
+        differences = _differences(found, kept)
+        if OTHER_SHAPE in differences or (self.strict and differences):
+            raise ValueError(
+                f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: {_read_out(differences)}. "
+                "ignore_keys leaves some out"
+            )
+        loaded = {key: one for key, one in found.items() if key in kept}
+        model.load_state_dict(loaded, strict=False)
+        rest = f"; {_read_out(differences)}" if differences else ""
+        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
+
+
+def _has_weights(state: State) -> bool:
+    config = state.config
+    resumed = state.timestamp.batch > 0 or config.get("resume") is not None
+    return resumed or config.get("mode") in ("eval", "predict")
+
+
+def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
+    """Return the names that a pattern matches.
+
+    Raises:
+        ValueError: a pattern matches none.
+    """
+    matching = set()
+    for pattern in patterns:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            near = get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            raise ValueError(f"ignore_keys={pattern!r}: no weight has such a name; near: {', '.join(near)}")
+        matching |= matched
+    return matching
+
+
+def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return what keeps weights from fitting, by kind."""
+    kinds = {
+        "missing": [key for key in own if key not in found],
+        "unexpected": [key for key in found if key not in own],
+        OTHER_SHAPE: [
+            f"{key} {tuple(found[key].shape)} into {tuple(one.shape)}"
+            for key, one in own.items()
+            if key in found and found[key].shape != one.shape
+        ],
+    }
+    return {kind: keys for kind, keys in kinds.items() if keys}
+
+
+def _read_out(differences: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(
+        f"{kind} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        for kind, keys in differences.items()
+    )

@@ -1,0 +1,159 @@
+"""How much memory a run takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from callbacks._clock import SAMPLING
+from runner import Callback
+
+if TYPE_CHECKING:
+    import torch
+
+    from runner import Logger, State
+
+log = logging.getLogger("runner")
+
+CUDA_STATISTICS = {
+    "allocated_bytes.all.current": "current_allocated_mem",
+    "active_bytes.all.current": "current_active_mem",
+    "inactive_split_bytes.all.current": "current_inactive_mem",
+    "reserved_bytes.all.current": "current_reserved_mem",
+    "allocated_bytes.all.peak": "peak_allocated_mem",
+    "active_bytes.all.peak": "peak_active_mem",
+    "inactive_split_bytes.all.peak": "peak_inactive_mem",
+    "reserved_bytes.all.peak": "peak_reserved_mem",
+    "num_alloc_retries": "alloc_retries",
+}
+GIGABYTE = 1e9
+STATUS = "/proc/self/status"
+
+
+class MemoryMonitor(Callback):
+    """Logs the memory that is used at the end of a batch: the device's on CUDA, otherwise the process's.
+
+    That is each batch, or some where batches are shorter than 10 ms. The values are rank 0's; at an interval also the
+    average, the least and the most over all ranks, which their hosts exchange in one transfer. Nothing here waits for a
+    device. Peaks are those since the process began.
+
+    Args:
+        memory_keys: which of `torch.cuda.memory_stats` to log, and under which name; None: those below. Sizes in bytes
+            are logged in GB, counts as they are. Without a GPU it is not used.
+        dist_aggregate_batch_interval: batches from one comparison of the ranks to the next, at least 1; None: none.
+
+    Raises:
+        ValueError: an argument is out of range; at FIT_START, there is no such statistic.
+
+    Logs:
+        memory/{current,peak}_{allocated,active,inactive,reserved}_mem: of CUDA's caching allocator, in GB (1e9 bytes).
+        memory/alloc_retries: how often it had to free its cache and try again.
+        memory/rss, memory/peak_rss: resident set of the process, in GB; where the model is not on CUDA.
+        memory/..._avg, memory/..._min, memory/..._max: each of these over all ranks, at the interval.
+    """
+
+    def __init__(
+        self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
+    ) -> None:
+        if memory_keys is not None and not (isinstance(memory_keys, Mapping) and memory_keys):
+            example = dict([*CUDA_STATISTICS.items()][:1])
+            raise ValueError(
+                f"memory_keys={memory_keys!r}: must map statistics to names, such as {example}, or be None"
+            )
+        interval = dist_aggregate_batch_interval
+        if interval is not None and (isinstance(interval, bool) or not isinstance(interval, int) or interval < 1):
+            raise ValueError(
+                f"dist_aggregate_batch_interval={interval!r}: must be a number of batches, at least 1, or None"
+            )
+        self.memory_keys = memory_keys
+        self.dist_aggregate_batch_interval = interval
+        self._read: Callable[[], dict[str, float]] = dict
+        self._status: int | None = None
+        self._next = 0.0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        from runner import get_global_rank
+
+        if state.device.type == "cuda":
+            names = dict(self.memory_keys or CUDA_STATISTICS)
+            _check(names, state.device)
+            self._read = partial(_read_allocator, names, state.device)
+            return
+        if self.memory_keys is not None and get_global_rank() == 0:
+            log.warning("memory_keys is not used: the model is on %s; memory/rss is logged", state.device.type)
+        if os.path.exists(STATUS):
+            self._status = os.open(STATUS, os.O_RDONLY) if self._status is None else self._status
+            self._read = partial(_read_status, self._status)
+        else:
+            self._read = _read_process
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        interval = self.dist_aggregate_batch_interval
+        compares = interval is not None and state.timestamp.batch % interval == 0
+        now = time.perf_counter()
+        if compares or (logger.destinations and now >= self._next):
+            self._next = now + SAMPLING
+            metrics = {f"memory/{name}": value for name, value in self._read().items()}
+            logger.hand_over(metrics | _compare(metrics) if compares else metrics)
+
+    def post_close(self) -> None:
+        if self._status is not None:
+            os.close(self._status)
+            self._status = None
+
+
+def _check(names: Mapping[str, str], device: torch.device) -> None:
+    import torch
+
+    known = torch.cuda.memory_stats(device)
+    for name in names:
+        if name not in known:
+            near = ", ".join(get_close_matches(name, known, n=3) or CUDA_STATISTICS)
+            raise ValueError(f"memory_keys={dict(names)!r}: {name!r} is none of torch.cuda.memory_stats; near: {near}")
+
+
+def _read_allocator(names: Mapping[str, str], device: torch.device) -> dict[str, float]:
+    import torch
+
+    found = torch.cuda.memory_stats(device)
+    return {name: float(found[key]) / (GIGABYTE if "bytes" in key else 1) for key, name in names.items()}
+
+
+def _read_status(file: int) -> dict[str, float]:
+    """Return the resident set as Linux tells it, in some microseconds."""
+    # getrusage() would give a process at least the peak of the one that started it.
+    peak, now = re.findall(rb"Vm(?:HWM|RSS):\s*(\d+) kB", os.pread(file, 4096, 0))
+    return {"rss": int(now) * 1024 / GIGABYTE, "peak_rss": int(peak) * 1024 / GIGABYTE}
+
+
+def _read_process() -> dict[str, float]:
+    """Return the resident set where there is no /proc."""
+    import resource
+
+    import psutil
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+    return {"rss": psutil.Process().memory_info().rss / GIGABYTE, "peak_rss": peak / GIGABYTE}
+
+
+def _compare(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return average, minimum and maximum over ranks. All ranks, with the same keys."""
+    import torch
+    import torch.distributed as dist
+
+    from runner import get_world_size
+
+    mine = torch.tensor([*metrics.values()], dtype=torch.float64)  # on the host, where no device is waited for
+    ranks = [mine]
+    if get_world_size() > 1:
+        ranks = [torch.empty_like(mine) for _ in range(get_world_size())]
+        dist.all_gather(ranks, mine)
+    values = torch.stack(ranks)
+    over = {"avg": values.mean(dim=0), "min": values.amin(dim=0), "max": values.amax(dim=0)}
+    return {f"{key}_{kind}": one for kind, each in over.items() for key, one in zip(metrics, each, strict=True)}

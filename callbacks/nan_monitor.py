@@ -1,0 +1,90 @@
+"""An end to runs whose loss is no number any more."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runner import Callback
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from runner import Logger, State
+
+SLOTS = 64  # losses that may be on their way to the host at one time
+
+
+class NaNMonitor(Callback):
+    """Ends the run with an error when the training loss of a batch is NaN or infinite.
+
+    Each rank looks at its own loss, so that the one where it began says so. On a CPU that is at once, before a
+    checkpoint is written. A GPU sends each loss to the host without being waited for, and it is looked at when it has
+    arrived, as a rule one batch later; at the end of an epoch and of training the last ones are waited for.
+
+    Raises:
+        FloatingPointError: in training, the loss is not finite; epoch, batch and rank are named.
+    """
+
+    def __init__(self) -> None:
+        self._slots: list[Tensor] = []
+        self._values: Any = None  # the same memory, read without a tensor operation
+        self._sent: deque[_Sent] = deque()
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        import torch
+
+        losses = torch.zeros(SLOTS, pin_memory=state.device.type == "cuda")
+        self._slots, self._values = list(losses.unbind()), losses.numpy()
+        self._sent.clear()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if len(self._sent) == SLOTS:
+            self._look(wait=True)
+        now = state.timestamp
+        self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
+        self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
+        self._look()
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._look(wait=True)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._look(wait=True)
+
+    def _look(self, wait: bool = False) -> None:
+        """Check the losses that have arrived, or with `wait` all: the intended host-device sync."""
+        while self._sent:
+            epoch, batch, arrival = self._sent[0]
+            if arrival is not None and not arrival.query():
+                if not wait:
+                    return
+                arrival.synchronize()
+            self._sent.popleft()
+            loss = float(self._values[batch % SLOTS])
+            if not math.isfinite(loss):
+                from runner import get_global_rank
+
+                raise FloatingPointError(
+                    f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch} (from 0), batch {batch} (from 1). "
+                    "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
+                )
+
+
+class _Sent(NamedTuple):
+    epoch: int
+    batch: int
+    arrival: torch.cuda.Event | None
+    """Passed by the GPU when the loss is on the host; None where it is there at once."""
+
+
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -1,0 +1,140 @@
+"""How long a run will still take."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
+from runner import Callback, TimeUnit
+
+if TYPE_CHECKING:
+    from runner import Evaluator, Logger, State
+    from runner.time import Progress
+
+TINY = 1e-6  # for quotients that would be whole numbers
+
+
+class RuntimeEstimator(Callback):
+    """Logs the time that is left: what training still takes, and the evaluations still to come.
+
+    That is at each batch, or at some where batches are shorter than 10 ms. Training goes on at the mean rate so far, in
+    which waiting for data and writing checkpoints count. An evaluator takes as long as it did on average; one that has
+    not run yet is left out. On a GPU the clock waits for the device where an evaluation begins and ends, and nowhere
+    else. The clock is that of rank 0.
+
+    Args:
+        skip_batches: batches at the start of each fit, at least 0, that do not count: they warm up.
+        time_unit: 'seconds', 'minutes', 'hours' or 'days'.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Logs:
+        time/remaining_estimate: in `time_unit`; 0 at FIT_END. From the first batch at which a rate is known: where
+            max_duration is in epochs and the loader has no length, from the second epoch on.
+    """
+
+    def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
+        if isinstance(skip_batches, bool) or not isinstance(skip_batches, int) or skip_batches < 0:
+            raise ValueError(f"skip_batches={skip_batches!r}: must be a number of batches, at least 0")
+        self.skip_batches = skip_batches
+        self.time_unit = time_unit
+        self._unit = seconds_in(time_unit)
+        self._to_skip = 0
+        self._batches, self._seconds = 0, 0.0  # of training, without those skipped
+        self._evaluations: dict[str, list[float]] = {}  # how many were measured, and their seconds, by label
+        self._since = self._evaluating_since = self._evaluator_since = 0.0
+        self._next = 0.0
+        self._logged: float | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._to_skip = self.skip_batches
+        self._since = time.perf_counter()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        now = time.perf_counter()
+        if self._to_skip:
+            self._to_skip -= 1
+        else:
+            self._batches += 1
+            self._seconds += now - self._since
+        self._since = now
+        if now < self._next:
+            return
+        self._next = now + SAMPLING
+        done = _progress(state).elapsed_in(TimeUnit.DURATION)
+        if self._batches and done:
+            batch = state.timestamp.batch
+            batches = math.ceil(batch / done - TINY)
+            training = max(0, batches - batch) * self._seconds / self._batches
+            self._log(training + self._evaluations_left(state, batches), logger)
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._evaluating_since = wait_and_read_clock(state.device)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        self._evaluator_since = time.perf_counter()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        measured = self._evaluations.setdefault(state.dataloader_label or "", [0, 0.0])
+        measured[0] += 1
+        measured[1] += wait_and_read_clock(state.device) - self._evaluator_since
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        self._since += time.perf_counter() - self._evaluating_since
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._logged:
+            self._log(0.0, logger)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self._batches, "seconds": self._seconds, "evaluations": self._evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._batches, self._seconds = state["batches"], state["seconds"]
+        self._evaluations = {label: list(measured) for label, measured in state["evaluations"].items()}
+
+    def _log(self, seconds: float, logger: Logger) -> None:
+        self._logged = seconds / self._unit
+        logger.hand_over({"time/remaining_estimate": self._logged})
+
+    def _evaluations_left(self, state: State, batches: int) -> float:
+        seconds = 0.0
+        for evaluator in state.evaluators:
+            if evaluator.label in self._evaluations:
+                runs, measured = self._evaluations[evaluator.label]
+                seconds += runs_left(evaluator, state, batches) * measured / runs
+        return seconds
+
+
+def _progress(state: State) -> Progress:
+    """Return where training stands; where the loader has no length, with that of the epochs before."""
+    progress = state.progress
+    now = progress.timestamp
+    if progress.batches_per_epoch or not now.epoch:
+        return progress
+    return progress._replace(batches_per_epoch=(now.batch - now.batch_in_epoch) // now.epoch)
+
+
+def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
+    """Return how often an evaluator still runs, at BATCH_END, in a run of so many batches."""
+    interval = evaluator.eval_interval
+    if interval is None or not interval.time.value:
+        return 0
+    period, unit = interval.time.value, interval.time.unit
+    if unit is TimeUnit.DURATION:
+        period, unit = period * state.max_duration.value, state.max_duration.unit
+    step = _progress(state).elapsed_in(unit) / state.timestamp.batch
+    end, last_before_end = step * batches, step * (batches - 1)
+    if unit is TimeUnit.EPOCH:  # counted when it is complete
+        end, step, last_before_end = math.floor(end + TINY), 1.0, math.ceil(end - TINY) - 1
+    period = max(period, step)  # it runs at most once a step
+
+    def runs(count: float) -> int:
+        return math.floor(count / period + TINY)
+
+    at_the_end = runs(end) == runs(last_before_end)
+    # What is due at this very batch, or at the end of its epoch, comes after BATCH_END.
+    return runs(end) - runs(state.previous_timestamp.count(unit)) + at_the_end

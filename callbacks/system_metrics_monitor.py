@@ -1,0 +1,141 @@
+"""The load of the machines that train: processor, memory, disk, network and GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback, Interval, Time
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+
+log = logging.getLogger("runner")
+
+# What the first rank of a machine reads, and what each rank reads of its GPU, in this order.
+MACHINE = (
+    *("cpu_percent", "memory_percent", "memory_gb", "disk_percent"),
+    *("disk_read_mb_per_sec", "disk_write_mb_per_sec", "network_sent_mb_per_sec", "network_received_mb_per_sec"),
+)
+GPU = ("percent", "memory_gb", "temperature_celsius", "power_watts")
+
+
+class SystemMetricsMonitor(Callback):
+    """Logs the load of every machine and GPU that takes part, at an interval.
+
+    `MLflowLogger` does so by itself for the machine of rank 0; this is for the other machines and other destinations.
+    What is read is gathered on the host, without waiting for a GPU, and rank 0 logs it. Rates are means since the
+    reading before. Readings of GPUs need the package nvidia-ml-py; where it is missing that is said once. Nothing is
+    held over a resume.
+
+    Args:
+        interval: how often, a time; in seconds it counts training, not evaluation.
+
+    Raises:
+        ValueError: `interval` is no time above 0.
+
+    Logs:
+        system/node{n}/cpu_percent: of all cores.
+        system/node{n}/memory_percent, system/node{n}/memory_gb: in use, in 1e9 bytes.
+        system/node{n}/disk_percent: in use of the file system with the run's folder.
+        system/node{n}/disk_read_mb_per_sec, .../disk_write_mb_per_sec: of all disks, in 1e6 bytes.
+        system/node{n}/network_sent_mb_per_sec, .../network_received_mb_per_sec: of all interfaces, in 1e6 bytes.
+        system/node{n}/gpu{i}_percent, .../gpu{i}_memory_gb, .../gpu{i}_temperature_celsius, .../gpu{i}_power_watts: of
+            the GPU of the machine's i-th rank.
+    """
+
+    def __init__(self, interval: str | int | Time = "10s") -> None:
+        self.interval = Interval(interval)
+        if not self.interval.time.value:
+            raise ValueError(f"interval={interval!r}: must be a time above 0, such as '10s' or '100ba'")
+        self._keys: list[tuple[list[str], list[str]]] = []  # of each rank: its machine's, and its GPU's
+        self._reads_gpu = False
+        self._before: tuple[float, list[float]] = (0.0, [])  # seconds, and bytes read, written, sent, received
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        import psutil
+
+        from runner import get_local_rank
+
+        self._keys = []
+        node = -1
+        for (local_rank,) in _gather([float(get_local_rank())]):
+            node += local_rank == 0
+            prefix, gpu = f"system/node{node}/", f"gpu{int(local_rank)}_"
+            machine = [prefix + name for name in MACHINE] if local_rank == 0 else []
+            self._keys.append((machine, [prefix + gpu + name for name in GPU]))
+        self._reads_gpu = state.device.type == "cuda"
+        if self._reads_gpu and importlib.util.find_spec("pynvml") is None:
+            self._reads_gpu = False
+            if get_local_rank() == 0:  # machines may differ
+                log.warning("system_metrics_monitor reads no GPU: it needs the package nvidia-ml-py")
+        psutil.cpu_percent()  # counts from here
+        self._before = time.perf_counter(), _count_bytes()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if not state.is_due(self.interval):
+            return
+        metrics = {}
+        for (machine, gpu), values in zip(self._keys, _gather(self._read(state)), strict=True):
+            metrics |= zip(machine, values, strict=False)
+            metrics |= zip(gpu, values[len(MACHINE) :], strict=True)
+        logger.log_metrics({key: value for key, value in metrics.items() if not math.isnan(value)})
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self.batch_end(state, logger)
+
+    def _read(self, state: State) -> list[float]:
+        """Return this rank's readings, `MACHINE` and `GPU`; NaN for what there is not."""
+        import psutil
+
+        memory = psutil.virtual_memory()
+        then, before = self._before
+        now, counts = self._before = time.perf_counter(), _count_bytes()
+        rates = [(count - earlier) / 1e6 / (now - then) for count, earlier in zip(counts, before, strict=True)]
+        # The run's folder may not have been made yet.
+        folder = next(one for one in (state.run_dir.absolute(), *state.run_dir.absolute().parents) if one.exists())
+        disk = psutil.disk_usage(str(folder)).percent
+        used = memory.total - memory.available
+        return [psutil.cpu_percent(), memory.percent, used / 1e9, disk, *rates, *self._read_gpu(state.device)]
+
+    def _read_gpu(self, device: Any) -> list[float]:
+        if not self._reads_gpu:
+            return [math.nan] * len(GPU)
+        from torch import cuda
+
+        free, total = cuda.mem_get_info(device)
+        return [
+            float(cuda.utilization(device)),
+            (total - free) / 1e9,
+            float(cuda.temperature(device)),
+            cuda.power_draw(device) / 1e3,
+        ]
+
+
+def _count_bytes() -> list[float]:
+    """Return the bytes read from and written to disks, sent and received, so far; NaN where the system does not say."""
+    import psutil
+
+    disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    return [
+        *((disk.read_bytes, disk.write_bytes) if disk else (math.nan, math.nan)),
+        *((network.bytes_sent, network.bytes_recv) if network else (math.nan, math.nan)),
+    ]
+
+
+def _gather(values: list[float]) -> list[list[float]]:
+    """Return every rank's values. All ranks, with equally many each; through the host's memory."""
+    from runner import get_world_size
+
+    if get_world_size() == 1:
+        return [values]
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor(values, dtype=torch.float64)
+    everyone = [torch.empty_like(mine) for _ in range(get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [one.tolist() for one in everyone]

@@ -1,0 +1,92 @@
+"""Writes what is logged for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import LoggerDestination
+
+if TYPE_CHECKING:
+    from runner import Logger, Record, State
+
+
+class TensorBoardLogger(LoggerDestination):
+    """Metrics, images, tables and parameters in a folder that `tensorboard --logdir` shows; needs that package.
+
+    Tables and parameters are texts, captions of images too. Metrics of one moment are one entry. Rank 0 writes. A
+    resumed run appends, and hides what was written past the batch that it resumes from.
+
+    Args:
+        folder: relative to the run's folder.
+
+    Raises:
+        ValueError: `folder` is absolute, or leads out of the run's folder.
+        ImportError: the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: str = "tensorboard") -> None:
+        if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'tensorboard'")
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError("TensorBoardLogger needs the package tensorboard: pip install tensorboard")
+        self.folder = folder
+        self.path: Path | None = None
+        self._first_step = 0
+        self._writer: Any = None
+        self._opening = threading.Lock()
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.path = Path(state.run_dir).resolve() / self.folder
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        self._first_step = state.timestamp.batch + 1
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if state.config:
+            self.log_hyperparameters(state.config)
+
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
+        text = json.dumps(hyperparameters, indent=4, default=str)
+        self._open().add_text("hyperparameters", f"```json\n{text}\n```", 0)
+
+    def log_records(self, records: Sequence[Record]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportMissingImports]
+
+        writer = self._open().file_writer
+        for record in records:
+            values = [Summary.Value(tag=key, simple_value=value) for key, value in record.metrics.items()]
+            writer.add_summary(Summary(value=values), record.step, record.wall_time)
+
+    def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
+        lines = [columns, ["---"] * len(columns), *rows]
+        self._open().add_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+
+    def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
+        self._open().add_images(name, images, step, dataformats="NHWC")
+        if captions is not None:
+            self._open().add_text(f"{name}/captions", "\n".join(f"1. {caption}" for caption in captions), step)
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> Any:
+        """Return the writer, made when something is first written, so that a run that is refused leaves no folder."""
+        with self._opening:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                purge = self._first_step if self._first_step > 1 else None
+                self._writer = SummaryWriter(str(self.path), purge_step=purge)
+            return self._writer
+
+
+def _cell(value: Any) -> str:
+    """Return a value as it stands in a cell of a Markdown table."""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

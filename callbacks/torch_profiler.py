@@ -1,0 +1,160 @@
+"""Torch's profiler over some batches, with the engine's events as named ranges."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from callbacks._disk import disk_errors_reported
+from callbacks._event_ranges import CLOSED_AT, OPENED_AT
+from runner import Callback, Event
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+    from runner.hooks import Handler, Hooks
+
+log = logging.getLogger("runner")
+
+_TURNING = (Event.FIT_START, Event.BATCH_CHECKPOINT, Event.FIT_END)  # where the profiler is turned on and off
+
+
+class TorchProfiler(Callback):
+    """Records what torch does on the host and on the GPU in a few batches, for ui.perfetto.dev.
+
+    After `skip_first` batches come `repeat` cycles of `wait`, `warmup` and `active` batches. Those that are active are
+    recorded in a file per cycle and rank, `torch_profiler/rank{rank}-ba{first}-ba{last}.json` in the run's folder, in
+    Chrome's trace format; rank 0's are logged as artifacts in the folder 'torch_profiler'. Beside torch's operations it
+    has as ranges what happens between events ('forward', 'backward', ...) and each handler ('batch_end: ema').
+
+    Batches count from where this process began: a resumed run is profiled anew. Where training ends within a cycle,
+    what was recorded is written.
+
+    Args:
+        skip_first: batches before the first cycle, which are not typical, at least 0.
+        wait: batches of a cycle in which the profiler is off, at least 0.
+        warmup: batches in which it is on and records nothing, at least 1, because its start is slow.
+        active: batches that are recorded, at least 1.
+        repeat: cycles, at least 1.
+        record_shapes: whether to record the shapes of inputs.
+        profile_memory: whether to record allocations.
+        with_stack: whether to record source lines, which is slow.
+        with_flops: whether to estimate floating-point operations of matrix products and convolutions.
+
+    Raises:
+        ValueError: a number of batches is out of range.
+    """
+
+    def __init__(
+        self,
+        skip_first: int = 10,
+        wait: int = 0,
+        warmup: int = 1,
+        active: int = 4,
+        repeat: int = 1,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+    ) -> None:
+        given = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+        for (name, value), least in zip(given.items(), (0, 0, 1, 1, 1), strict=True):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
+        self.skip_first, self.wait, self.warmup, self.active, self.repeat = given.values()
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        self._trained = 0  # batches, by this process
+        self._profile: Any = None
+        self._record: Any = None  # torch.profiler.record_function, while there is a profile
+        self._ranges: dict[str, Any] = {}
+
+    def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
+        name = f"{event}: {owner.config_key}"
+
+        @functools.wraps(handler)
+        def ranged(state: State, logger: Logger) -> None:
+            if self._profile is None:
+                handler(state, logger)
+            else:
+                with self._record(name):
+                    handler(state, logger)
+
+        @functools.wraps(handler)
+        def delimits(state: State, logger: Logger) -> None:
+            if self._profile is not None:
+                handler(state, logger)
+
+        # Its own handlers open ranges that others of them close; most do nothing without a profiler.
+        return ranged if owner is not self else handler if event in _TURNING else delimits
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if self._profile is not None:
+            if event in CLOSED_AT:
+                self._leave(CLOSED_AT[event])
+            if event in OPENED_AT:
+                name = OPENED_AT[event]
+                self._leave(name)  # with a training_step of the model's own no event closes it
+                self._ranges[name] = self._record(name).__enter__()
+        if event is Event.BATCH_CHECKPOINT:
+            self._trained += 1
+            if self._profile is not None:
+                self._profile.step()
+                if self._profile.step_num == self.warmup + self.active:
+                    self._stop()
+        if event is Event.FIT_END:
+            self._stop()
+        elif event in _TURNING:
+            self._begin_cycle(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        from runner import get_global_rank
+
+        self._stop()
+        if 0 < self._trained < (needed := self.skip_first + self.wait + self.warmup + 1) and get_global_rank() == 0:
+            log.warning("torch_profiler recorded nothing: it needs %d batches, of %d", needed, self._trained)
+
+    def _begin_cycle(self, state: State, logger: Logger) -> None:
+        """Start the profiler where the warm-up of a cycle begins."""
+        cycle, batch = divmod(self._trained - self.skip_first, self.wait + self.warmup + self.active)
+        if not (0 <= cycle < self.repeat and batch == self.wait):
+            return
+        from torch import profiler
+
+        from runner import get_global_rank
+
+        first = state.timestamp.batch + self.warmup + 1
+
+        def write(profile: Any) -> None:
+            if (last := state.timestamp.batch) < first:
+                return
+            with disk_errors_reported(self.config_key):
+                path = state.run_dir / "torch_profiler" / f"rank{get_global_rank()}-ba{first}-ba{last}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                profile.export_chrome_trace(str(path))
+                logger.log_artifact(path, "torch_profiler")
+
+        gpu = [profiler.ProfilerActivity.CUDA] if state.device.type == "cuda" else []
+        schedule = profiler.schedule(wait=0, warmup=self.warmup, active=self.active, repeat=1)
+        self._record = profiler.record_function
+        # A profiler for each cycle: one that is used again warns that it forgets the cycle before.
+        self._profile = profiler.profile(
+            activities=[profiler.ProfilerActivity.CPU, *gpu], schedule=schedule, on_trace_ready=write, **self._options
+        )
+        self._profile.start()
+
+    def _leave(self, name: str) -> None:
+        """Close a range and those that were opened within it."""
+        while name in self._ranges:
+            self._ranges.popitem()[1].__exit__(None, None, None)
+
+    def _stop(self) -> None:
+        if self._profile is not None:
+            for name in [*self._ranges]:
+                self._leave(name)
+            self._profile.stop()
+            self._profile = None

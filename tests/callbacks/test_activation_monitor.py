@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+
+from callbacks import ActivationMonitor, InMemoryLogger
+from callbacks.activation_monitor import statistics
+from runner import Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+
+class Keep(Callback):
+    """The batches as they are trained."""
+
+    def __init__(self):
+        self.batches: list[Any] = []
+
+    def before_forward(self, state, logger):
+        self.batches.append(state.microbatch[0].clone())
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
+    torch.manual_seed(0)
+    memory = InMemoryLogger()
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(network, 3),
+        "train_dataloader": TensorLoader(torch.randn(40, 6), torch.arange(40) % 3, batch_size=4, shuffle=True),
+        "eval_dataloader": TensorLoader(torch.randn(4, 6), torch.arange(4) % 3, batch_size=4, shuffle=False),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "10ba",
+        "callbacks": callbacks,
+        "loggers": [memory],
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments)), memory
+
+
+def fit(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
+    trainer, memory = make_trainer(*callbacks, **arguments)
+    with trainer:
+        trainer.fit()
+    return trainer, memory
+
+
+def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for key, series in memory.data.items():
+        for timestamp, value in series:
+            if key.startswith("activations/"):
+                found.setdefault(timestamp.batch, {})[key] = value
+    return found
+
+
+def test_statistics_are_those_of_numpy_and_scipy():
+    values = torch.randn(3, 4, 50, dtype=torch.float64).exp()
+    found = {name: value.item() for name, value in statistics(values).items()}
+    array = values.numpy()
+    assert found["l2_norm"] == pytest.approx(((array**2).sum(-1) ** 0.5).mean())
+    assert found["average"] == pytest.approx(array.mean())
+    assert found["kurtosis"] == pytest.approx(scipy.stats.kurtosis(array, axis=-1).mean())
+    assert found["max"] == pytest.approx(array.max(-1).mean())
+
+
+def test_constant_rows_have_no_kurtosis():
+    values = torch.randn(2, 50, dtype=torch.float64)
+    with_constant = torch.cat([values, torch.ones(3, 50, dtype=torch.float64)])
+    assert statistics(with_constant)["kurtosis"].item() == pytest.approx(statistics(values)["kurtosis"].item())
+    assert math.isnan(statistics(torch.ones(3, 50))["kurtosis"].item())
+
+
+def test_16_bits_are_counted_in_32():
+    found = statistics(torch.full((2, 4096), 300.0, dtype=torch.float16))
+    assert found["l2_norm"].item() == pytest.approx(300 * 64)
+    assert found["average"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("arguments", [{}, {"grad_accum": 2}], ids=["batch", "microbatches"])
+def test_inputs_and_outputs_of_each_module_are_seen(arguments: dict):
+    keep = Keep()
+    trainer, memory = fit(keep, ActivationMonitor("7ba"), optimizers=lambda p: torch.optim.SGD(p, lr=0.0), **arguments)
+    _, _, first, _, third = trainer.state.unwrapped_model.modules()
+    inputs = keep.batches[6 * arguments.get("grad_accum", 1)]  # the first microbatch of the seventh batch
+    before = first(inputs)
+    hidden = before.relu()
+    outputs = third(hidden)
+    expected = {
+        "module_input.0": inputs,
+        "module.0_input.0": inputs,
+        "module.0_output.0": before,
+        "module.1_input.0": before,  # though it is changed in place
+        "module.1_output.0": hidden,
+        "module.2_input.0": hidden,
+        "module.2_output.0": outputs,
+        "module_output.0": outputs,
+    }
+    by_hand = {
+        f"activations/{name}/{place}": value.item()
+        for place, tensor in expected.items()
+        for name, value in statistics(tensor).items()
+    }
+    assert logged(memory) == {7: pytest.approx(by_hand, rel=1e-5, nan_ok=True)}
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps"),
+    [
+        ("3ba", [3, 6, 9, 12]),
+        ("1ep", [5, 10]),
+        (1, [5, 10]),
+        ("0.5dur", [6, 12]),
+        ("0.2dur", [3, 5, 8, 10, 12]),
+        ("99ba", []),
+    ],
+)
+def test_the_batch_that_completes_the_interval_is_looked_at(interval: Any, steps: list[int]):
+    loader = TensorLoader(torch.randn(20, 6), torch.arange(20) % 3, batch_size=4, shuffle=True)
+    _, memory = fit(ActivationMonitor(interval), train_dataloader=loader, max_duration="12ba")
+    assert [*logged(memory)] == steps
+
+
+def test_a_callback_that_looks_changes_no_number():
+    weights = []
+    for callbacks in ([], [ActivationMonitor("1ba")]):
+        trainer, _ = fit(*callbacks)
+        weights.append([one.tolist() for one in trainer.state.unwrapped_model.parameters()])
+    assert weights[0] == weights[1]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in trainer.state.unwrapped_model.modules())
+
+
+def test_modules_are_left_out_by_class():
+    _, memory = fit(ActivationMonitor("10ba", ["ReLU", "Sequential"]))
+    (found,) = logged(memory).values()
+    assert {key.split("/")[2].split("_")[0] for key in found} == {"module.0", "module.2"}
+    with pytest.raises(ValueError, match="no module is a 'Relu'; there are .*ReLU"):
+        fit(ActivationMonitor(ignore_module_types=["Relu"]))
+
+
+def test_a_language_models_tokens_are_passed_over():
+    tokens = torch.randint(16, (8, 9))
+    _, memory = fit(
+        ActivationMonitor("1ba"),
+        model=LanguageModel(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))),
+        train_dataloader=TensorLoader(
+            tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), batch_size=4, shuffle=False
+        ),
+        eval_dataloader=None,
+        max_duration="1ba",
+    )
+    (found,) = logged(memory).values()
+    places = {key.removeprefix("activations/max/") for key in found if "/max/" in key}
+    assert places == {"module.0_output.0", "module.1_input.0", "module.1_output.0", "module_output.0"}
+
+
+def test_tensors_are_numbered_wherever_they_are():
+    class Pair(nn.Module):
+        def forward(self, x, *, scale):
+            return {"whole": x.long(), "parts": [x * scale, x]}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pair = Pair()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x):
+            x = self.pair(x, scale=torch.ones(6))["parts"][0]
+            return self.out(self.pair(x, scale=torch.zeros(6))["parts"][1])  # called twice: the first time counts
+
+    _, memory = fit(ActivationMonitor("10ba"), model=ClassificationModel(Net(), 3))
+    (found,) = logged(memory).values()
+    places = {key.removeprefix("activations/max/") for key in found if "/max/module.pair" in key}
+    assert places == {f"module.pair_{one}" for one in ("input.0", "input.1", "output.1", "output.2")}
+    assert found["activations/max/module.pair_output.1"] > 0
+
+
+def test_a_resumed_run_looks_at_the_same_batches(tmp_path):
+    _, memory = fit(ActivationMonitor("4ba"))
+    whole = logged(memory)
+    first, _ = make_trainer(ActivationMonitor("4ba"))
+    with first:
+        first.fit(duration="6ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    _, memory = fit(ActivationMonitor("4ba"), resume_path=tmp_path / "checkpoint")
+    assert logged(memory) == {8: pytest.approx(whole[8], nan_ok=True)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_model_is_refused():
+    with pytest.raises(ValueError, match="compile=True: ActivationMonitor cannot look into a compiled model"):
+        fit(ActivationMonitor(), compile=True)
+
+
+def test_ranks_log_the_share_of_rank_zero(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from callbacks import ActivationMonitor, InMemoryLogger
+        from runner import ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        memory = InMemoryLogger()
+        inputs = torch.tensor([1.0, 2.0]).repeat(6)[:, None].expand(12, 5)  # the first sample is the first rank's
+        with Trainer(
+            model=ClassificationModel(nn.Linear(5, 3), 3),
+            train_dataloader=TensorLoader(inputs, torch.arange(12) % 3, batch_size=2, shuffle=False),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="1ep",
+            device="cpu",
+            callbacks=[ActivationMonitor("3ba")],
+            loggers=[memory],
+        ) as trainer:
+            trainer.fit()
+            print(memory.get_timeseries("activations/average/module_input.0"))
+
+    assert [one.stdout.strip() for one in run_ranks(program)] == ["([3, 6], [1.0, 1.0])", "([3, 6], [2.0, 2.0])"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("interval", "0ba"), ("interval", "10sp"), ("interval", "1m"), ("ignore_module_types", "ReLU")]
+)
+def test_arguments_are_checked(name: str, value: str):
+    with pytest.raises(ValueError, match=f"{name}="):
+        ActivationMonitor(**{name: value})

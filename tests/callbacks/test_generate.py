@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms import EMA
+from callbacks import Generate, InMemoryLogger
+from callbacks.generate import draw
+from runner import Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+VOCABULARY = 128
+
+
+class Successor(nn.Module):
+    """Knows that the next byte is one more; its weights have no say. Notes in which mode it was asked."""
+
+    context = 4
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(VOCABULARY))
+        self.asked: list[tuple[bool, bool, int]] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.asked.append((self.training, torch.is_grad_enabled(), tokens.shape[1]))
+        assert tokens.shape[1] <= self.context
+        return 100.0 * F.one_hot((tokens + 1) % VOCABULARY, VOCABULARY) + 0.0 * self.bias
+
+
+class Learner(nn.Module):
+    """One table of logits, with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, VOCABULARY)
+        self.dropout = nn.Dropout(0.5)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            nn.init.normal_(self.table.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.table(tokens))
+
+
+def make_trainer(module: nn.Module, *callbacks: Callback, **arguments: Any) -> Trainer:
+    tokens = torch.randint(VOCABULARY, (12, 5), generator=torch.Generator().manual_seed(0))
+    inputs, targets = tokens[:, :4].contiguous(), tokens[:, 1:].contiguous()
+    defaults: dict[str, Any] = {
+        "model": LanguageModel(module),
+        "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=10.0),
+        "max_duration": "4ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def table(memory: InMemoryLogger, name: str = "generate") -> list[list[Any]]:
+    assert memory.tables[name]["columns"] == ["batch", "prompt", "text"]
+    return memory.tables[name]["rows"]
+
+
+def test_prompts_are_continued_at_the_interval_and_at_the_end():
+    memory, module = InMemoryLogger(), Successor()
+    generate = Generate(["abc", "0"], interval="5ba", max_new_tokens=6)
+    with make_trainer(module, generate, loggers=[memory]) as trainer:
+        trainer.fit()
+    written = [["abc", "defghi"], ["0", "123456"]]
+    assert table(memory) == [[batch, *texts] for batch in (5, 10, 12) for texts in written]
+    assert memory.tables["generate"]["step"] == 12
+    # One token asked at FIT_START, 12 batches of training, and 3 times 2 texts of 6 tokens.
+    assert module.asked.count((True, True, 4)) == 12
+    assert [(mode, grad) for mode, grad, _ in module.asked if not mode] == [(False, False)] * 37
+    assert max(length for *_, length in module.asked) == 4
+
+
+def test_an_interval_in_epochs_and_one_at_the_end_only():
+    for interval, batches in (("2ep", [6, 12]), (0, [12])):
+        memory = InMemoryLogger()
+        with make_trainer(Successor(), Generate(["a"], interval), loggers=[memory]) as trainer:
+            trainer.fit()
+        assert [row[0] for row in table(memory)] == batches
+
+
+def test_the_average_of_the_weights_writes():
+    class Wants(nn.Module):
+        """Whatever came before, the likeliest byte is the one with the largest weight."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(F.one_hot(torch.tensor(ord("a")), VOCABULARY).float())
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.weight.expand(*tokens.shape, VOCABULARY)
+
+    batches = [(torch.full((2, 3), 7), torch.full((2, 3), ord("z")))] * 3
+    for algorithms, text in (([], "zz"), ([EMA("1000ba")], "aa")):
+        memory, module = InMemoryLogger(), Wants()
+        generate = Generate(["x"], 0, max_new_tokens=2, temperature=0.0)
+        arguments = {"train_dataloader": batches, "algorithms": algorithms, "max_duration": "1ep"}
+        with make_trainer(module, generate, loggers=[memory], **arguments) as trainer:
+            trainer.fit()
+        assert table(memory) == [[3, "x", text]]
+        assert module.weight.argmax() == ord("z")
+
+
+def test_it_changes_no_number_and_repeats_itself():
+    losses, texts = [], []
+    for callbacks in ([], [Generate(["ab"], "2ba")], [Generate(["ab"], "2ba")]):
+        memory = InMemoryLogger()
+        with make_trainer(Learner(), *callbacks, loggers=[memory]) as trainer:
+            trainer.fit()
+            losses.append(memory.get_timeseries("loss/train/total"))
+        texts += [table(memory)] if callbacks else []
+    assert losses[0] == losses[1] == losses[2]
+    assert texts[0] == texts[1]
+    assert len({text for *_, text in texts[0]}) == 6
+
+
+def test_a_resumed_run_writes_what_the_whole_one_did(tmp_path: Path):
+    def run(duration: str, **arguments: Any) -> list[list[Any]]:
+        memory = InMemoryLogger()
+        trainer = make_trainer(Learner(), Generate(["ab"], "2ba"), loggers=[memory], max_duration=duration, **arguments)
+        with trainer:
+            trainer.fit()
+            save_checkpoint(trainer.state, tmp_path / duration)
+        return table(memory)
+
+    whole = run("4ep")
+    assert run("6ba") == whole[:3]
+    assert run("12ba", resume_path=tmp_path / "6ba") == whole
+
+
+def test_draws_follow_the_probabilities():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    for temperature, top_k, expected in (
+        (1.0, None, logits.softmax(0)),
+        (2.0, None, (logits / 2).softmax(0)),
+        (1.0, 2, torch.cat([torch.zeros(2), logits[2:].softmax(0)])),
+        (1.0, 9, logits.softmax(0)),
+        (0.0, None, torch.tensor([0.0, 0.0, 0.0, 1.0])),
+    ):
+        tokens = draw(logits.expand(20_000, 4), temperature, top_k, generator)
+        shares = torch.bincount(tokens[:, 0], minlength=4) / 20_000
+        assert shares == pytest.approx(expected, abs=0.012)  # above three deviations
+    assert draw(torch.full((1, 4), torch.nan), 1.0, None, generator).item() in range(4)
+
+
+class Words:
+    """Tokens that are words."""
+
+    words = ("one", "two", "three", "four", "five", "six")
+
+    def encode(self, text: str) -> list[int]:
+        return [self.words.index(word) for word in text.split()]
+
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(self.words[token] for token in tokens)
+
+
+def test_a_tokenizer_of_ones_own():
+    memory = InMemoryLogger()
+    generate = Generate(["one two"], 0, max_new_tokens=3, tokenizer=Words())
+    generate.config_key = "words"
+    with make_trainer(Successor(), generate, loggers=[memory]) as trainer:
+        trainer.fit()
+    assert table(memory, "words") == [[12, "one two", "three four five"]]
+
+
+def test_bytes_that_are_no_text_are_shown_as_such():
+    class Continues(Successor):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return 100.0 * F.one_hot(torch.full_like(tokens, 0xE9), 300) + 0.0 * self.bias.sum()
+
+    memory = InMemoryLogger()
+    generate = Generate(["é"], 0, max_new_tokens=2)
+    with make_trainer(Continues(), generate, loggers=[memory]) as trainer:
+        trainer.fit()
+    assert table(memory) == [[12, "é", "\ufffd\ufffd"]]
+
+
+def test_a_prompt_must_be_known_to_the_model():
+    trainer = make_trainer(Successor(), Generate(["a", "é"]))
+    with pytest.raises(ValueError, match="prompts='é': has token 195, but the model knows 128 tokens"):
+        trainer.fit()
+
+
+def test_it_says_once_that_another_model_writes_nothing(caplog):
+    memory = InMemoryLogger()
+    batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 3
+    model = ClassificationModel(nn.Linear(3, 2), 2)
+    arguments = {"model": model, "train_dataloader": batches, "loggers": [memory]}
+    with make_trainer(Successor(), Generate(["a"], "1ba"), **arguments) as trainer:
+        trainer.fit()
+    assert caplog.messages == ["generate does nothing: ClassificationModel is no LanguageModel"]
+    assert memory.tables == {}
+
+
+def program() -> None:
+    import json
+
+    import torch
+
+    from callbacks import Generate, InMemoryLogger
+    from runner import LanguageModel, Trainer
+    from runner.data import TensorLoader
+
+    torch.manual_seed(0)
+    tokens = torch.randint(128, (16, 5), generator=torch.Generator().manual_seed(0))
+    inputs, targets = tokens[:, :4].contiguous(), tokens[:, 1:].contiguous()
+    with Trainer(
+        model=LanguageModel(torch.nn.Embedding(128, 128)),
+        train_dataloader=TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=1.0),
+        callbacks=[Generate(["ab"], "2ba", max_new_tokens=20)],
+        loggers=[memory := InMemoryLogger()],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    print(json.dumps(memory.tables["generate"]["rows"]))
+
+
+def test_all_ranks_write_the_same(run_ranks):
+    first, second = run_ranks(program)
+    assert first.stdout == second.stdout
+    assert first.stdout.count('"ab"') == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"prompts": []},
+        {"prompts": "abc"},
+        {"prompts": ["a", ""]},
+        {"max_new_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"tokenizer": 3},
+        {"interval": "often"},
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    others: dict[str, Any] = {"prompts": ["a"]}
+    with pytest.raises(ValueError) as caught:
+        Generate(**(others | arguments))
+    assert str(caught.value).startswith(f"{name}={value!r}")

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from callbacks import ImageVisualizer, InMemoryLogger
+from callbacks._pictures import GAP, palette, to_pictures, with_masks
+from runner import Algorithm, Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
+
+
+class Brightest(nn.Module):
+    """The class of an image is its brightest row."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.weight * images.sum(dim=(1, 3))
+
+
+class Segmenter(Model):
+    """Takes a pixel of channel 0 above one half for class 1, above one for class 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        first = self.weight * batch["image"][:, 0]
+        return torch.stack([torch.full_like(first, 0.5), first, 2 * first - 1.0], dim=1)
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(outputs, batch["mask"])
+
+
+def rows(count: int = 6, size: int = 4, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """Images whose brightest row is their class, except for the last image."""
+    classes = torch.arange(count) % size
+    images = 0.25 * torch.ones(count, channels, size, size)
+    images[torch.arange(count), :, classes] = 1.0
+    targets = classes.clone()
+    targets[-1] = (targets[-1] + 1) % size
+    return images, targets
+
+
+def make_trainer(batches: list[Any], *callbacks: Callback, **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(Brightest(), 4),
+        "train_dataloader": batches,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.0),
+        "max_duration": "2ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_images_of_training_and_evaluation_with_captions():
+    memory = InMemoryLogger()
+    train, evaluation = rows(), rows(3, channels=3)
+    evaluators = [
+        Evaluator(label="eval", dataloader=[evaluation, train]),
+        Evaluator(label="second", dataloader=[train]),
+    ]
+    visualizer = ImageVisualizer("2ba", num_images=5)
+    with make_trainer([train] * 3, visualizer, eval_dataloader=evaluators, loggers=[memory]) as trainer:
+        trainer.fit()
+    assert [one["step"] for one in memory.images["Images/Train"]] == [2, 4, 6]
+    assert [one["step"] for one in memory.images["Images/Eval"]] == [3, 6]
+    assert [one["step"] for one in memory.images["Images/second"]] == [3, 6]
+    logged = memory.images["Images/Train"][0]
+    expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # in [0, 1]: as they are
+    np.testing.assert_array_equal(logged["images"], expected)
+    assert logged["images"].dtype == np.uint8
+    assert logged["captions"] == [f"target {one}, prediction {one}" for one in (0, 1, 2, 3, 0)]
+    shown = memory.images["Images/Eval"][1]
+    assert shown["images"].shape == (3, 4, 4, 3)
+    assert shown["captions"][2] == "target 3, prediction 2"  # the first batch of the evaluation, not the second
+
+
+class Darkens(Algorithm):
+    def after_dataloader(self, state, logger):
+        images, targets = state.batch
+        state.batch = images / 2, nn.functional.one_hot(targets, 4).float()
+
+
+def test_what_algorithms_made_of_images_is_shown():
+    memory = InMemoryLogger()
+    arguments = {"algorithms": [Darkens()], "loggers": [memory], "max_duration": "1ba"}
+    with make_trainer([rows()], ImageVisualizer("1ba"), **arguments) as trainer:
+        trainer.fit()
+    (logged,) = memory.images["Images/Train"]
+    np.testing.assert_array_equal(logged["images"][1, :, 0, 0], [32, 128, 32, 32])
+    assert logged["captions"][1] == "target 1, prediction 1"  # of probabilities, the likeliest class
+
+
+def test_with_microbatches_images_and_predictions_are_of_the_last():
+    memory = InMemoryLogger()
+    with make_trainer([rows()], ImageVisualizer("1ep"), loggers=[memory], grad_accum=3) as trainer:
+        trainer.fit()
+    first, second = memory.images["Images/Train"]
+    assert first["captions"] == ["target 0, prediction 0", "target 2, prediction 1"]
+    assert (first["step"], second["step"]) == (1, 2)
+    np.testing.assert_array_equal(first["images"][0, :, 0, 0], [255, 64, 64, 64])
+
+
+def test_masks_lie_beside_the_image():
+    memory = InMemoryLogger()
+    images = torch.zeros(2, 3, 5, 6)
+    images[0, 0, 1:3, 1:3] = 0.8  # is taken for class 1
+    images[1, 0, 2, :] = 1.6  # for class 2
+    mask = torch.zeros(2, 5, 6, dtype=torch.int64)
+    mask[0, 1:3, 1:4] = 1
+    mask[1, 0, 0] = -100
+    visualizer = ImageVisualizer("1ba", mode="segmentation", input_key="image", target_key="mask")
+    arguments = {"model": Segmenter(), "loggers": [memory], "max_duration": "1ba"}
+    with make_trainer([{"image": images, "mask": mask}], visualizer, **arguments) as trainer:
+        trainer.fit()
+    (logged,) = memory.images["Images/Train"]
+    assert logged["captions"] is None
+    pictures = logged["images"]
+    assert pictures.shape == (2, 5, 18 + 2 * GAP, 3)
+    panels = [pictures[:, :, start : start + 6].astype(int) for start in (0, 6 + GAP, 12 + 2 * GAP)]
+    np.testing.assert_array_equal(panels[0], to_pictures(images.permute(0, 2, 3, 1).numpy()))
+    colored = [(panel != panels[0]).any(axis=-1) for panel in panels[1:]]
+    np.testing.assert_array_equal(colored[0], mask.numpy() == 1)
+    np.testing.assert_array_equal(colored[1], images[:, 0].numpy() > 0.5)
+    half = panels[0][1, 2, 0] // 2 + palette(3)[2].astype(int) // 2
+    np.testing.assert_array_equal(panels[2][1, 2, 0], half)
+
+
+def test_brightness():
+    generator = np.random.default_rng(0)
+    normalized = generator.normal(size=(2, 4, 4, 3)).astype(np.float32)
+    normalized[1] *= 100
+    pictures = to_pictures(normalized)
+    assert pictures.min(axis=(1, 2, 3)).tolist() == [0, 0]
+    assert pictures.max(axis=(1, 2, 3)).tolist() == [255, 255]
+    order = np.argsort(normalized[0].ravel())
+    assert (np.diff(pictures[0].ravel()[order].astype(int)) >= 0).all()
+    dark = np.full((1, 2, 2, 1), 0.2, dtype=np.float32)
+    assert to_pictures(dark).tolist() == np.full((1, 2, 2, 1), 51).tolist()
+    assert to_pictures(5 * dark + 1).max() == 0  # nothing to stretch
+    assert to_pictures(np.full((1, 1, 1, 1), 7, dtype=np.uint8)).item() == 7
+    assert to_pictures(np.array([np.nan, -1.0, 1.0, np.inf], dtype=np.float32).reshape(1, 2, 2, 1)).tolist() == [
+        [[[128], [0]], [[255], [128]]]
+    ]
+
+
+def test_colors_of_classes_differ_and_stay():
+    colors = palette(30)
+    assert len({tuple(one) for one in colors}) == 30
+    np.testing.assert_array_equal(palette(5), colors[:5])
+    assert with_masks(np.zeros((1, 3, 4, 1), np.uint8), []).shape == (1, 3, 4, 3)
+
+
+def test_channels_last_and_bytes():
+    memory = InMemoryLogger()
+    images, targets = rows()
+
+    class FromBytes(Brightest):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.permute(0, 3, 1, 2).float())
+
+    pixels = (200 * images.permute(0, 2, 3, 1)).to(torch.uint8).contiguous()
+    visualizer = ImageVisualizer("1ba", channels_last=True)
+    arguments = {"model": ClassificationModel(FromBytes(), 4), "loggers": [memory], "max_duration": "1ba"}
+    with make_trainer([(pixels, targets)], visualizer, **arguments) as trainer:
+        trainer.fit()
+    (logged,) = memory.images["Images/Train"]
+    np.testing.assert_array_equal(logged["images"], pixels.numpy())
+    assert logged["captions"][-1] == "target 2, prediction 1"
+
+
+def test_what_has_no_images_is_said_once(caplog):
+    memory = InMemoryLogger()
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    model = LanguageModel(nn.Embedding(3, 3))
+    with make_trainer([(tokens, tokens)] * 4, ImageVisualizer("1ba"), model=model, loggers=[memory]) as trainer:
+        trainer.fit()
+    arguments = {"model": ClassificationModel(Brightest(), 4), "loggers": [memory]}
+    with make_trainer([rows()], ImageVisualizer("1ba", mode="segmentation", target_key=0), **arguments) as trainer:
+        trainer.fit()
+    assert [text.partition(": ")[2] for text in caplog.messages] == [
+        "a batch of shape (2, 4) is not (N, C, H, W) with C 1 or 3"
+    ]
+    assert list(memory.images) == ["Images/Train"]  # an image can be a mask of itself
+
+
+def test_segmentation_without_masks_is_said_once(caplog):
+    memory = InMemoryLogger()
+    with make_trainer([rows()], ImageVisualizer("1ba", mode="segmentation"), loggers=[memory]) as trainer:
+        trainer.fit()
+    assert len(caplog.messages) == 1
+    assert "neither targets nor predictions are masks" in caplog.messages[0]
+    assert memory.images == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"input_key": 2}, "input_key=2: a batch has 0, 1"), ({"target_key": "x"}, "target_key='x': a batch has 0, 1")],
+)
+def test_a_key_that_a_batch_lacks(arguments: dict[str, Any], message: str):
+    trainer = make_trainer([rows()], ImageVisualizer("1ba", **arguments))
+    with pytest.raises(ValueError, match=message):
+        trainer.fit()
+
+
+def program() -> None:
+    import torch
+
+    from callbacks import ImageVisualizer, InMemoryLogger
+    from runner import ClassificationModel, Trainer, get_global_rank
+    from runner.data import TensorLoader
+
+    images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 2, 2) / 8
+    data = TensorLoader(images, torch.arange(8) % 2, batch_size=4, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), 2),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        callbacks=[ImageVisualizer("1ba")],
+        loggers=[memory := InMemoryLogger()],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    if get_global_rank() == 0:
+        assert [len(one["images"]) for one in memory.images["Images/Train"]] == [2, 2]
+        assert len(memory.images["Images/Eval"]) == 1
+    else:
+        assert memory.images == {}
+
+
+def test_rank_0_shows_its_share(run_ranks):
+    run_ranks(program)
+
+
+@pytest.mark.parametrize("arguments", [{"mode": "masks"}, {"num_images": 0}, {"num_images": 2.0}, {"interval": "now"}])
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError) as caught:
+        ImageVisualizer(**arguments)
+    assert str(caught.value).startswith(f"{name}={value!r}")

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, MemoryMonitor
+from callbacks import memory_monitor as module
+from runner import Callback, ClassificationModel, Trainer
+from runner.data import TensorLoader
+
+GIGABYTE = 1e9
+
+
+class Hold(Callback):
+    """Takes memory during one batch and keeps it until another."""
+
+    def __init__(self, first: int, last: int, size: int, device: str = "cpu"):
+        self.first, self.last, self.size, self.device = first, last, size, device
+        self.seen: list[float] = []
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch + 1 == self.first:
+            self.held = torch.ones(self.size // 4, device=self.device)
+        if state.timestamp.batch + 1 == self.last:
+            del self.held
+
+    def batch_end(self, state, logger):
+        time.sleep(0.012)  # so that each batch is looked at
+        self.seen.append(psutil.Process().memory_info().rss / GIGABYTE)
+
+
+def fit(*callbacks: Callback, **arguments: Any) -> InMemoryLogger:
+    memory = InMemoryLogger()
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(5, 3), 3),
+        "train_dataloader": TensorLoader(torch.randn(24, 5), torch.arange(24) % 3, batch_size=4, shuffle=True),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "6ba",
+        "callbacks": callbacks,
+        "loggers": [memory],
+        "device": "cpu",
+    }
+    with Trainer(**(defaults | arguments)) as trainer:
+        trainer.fit()
+    return memory
+
+
+def test_the_resident_set_is_what_psutil_sees():
+    hold = Hold(3, 5, 200_000_000)
+    memory = fit(hold, MemoryMonitor())
+    assert {key for key in memory.data if key.startswith("memory/")} == {"memory/rss", "memory/peak_rss"}
+    steps, now = memory.get_timeseries("memory/rss")
+    assert steps == [*range(1, 7)]
+    assert now == pytest.approx(hold.seen, rel=0.01)
+    peak = memory.get_timeseries("memory/peak_rss")[1]
+    # Linux counts to within some pages.
+    assert peak == pytest.approx(sorted(peak), abs=0.005)
+    assert all(one > other - 0.005 for one, other in zip(peak, now, strict=True))
+    assert now[2] - now[1] == pytest.approx(0.2, abs=0.02)
+    assert peak[5] >= now[5] + 0.15  # what was given back is remembered
+
+
+def test_without_proc_it_is_as_large(monkeypatch):
+    with_proc = fit(MemoryMonitor()).get_timeseries("memory/rss")[1]
+    monkeypatch.setattr(module, "STATUS", "/nowhere")
+    memory = fit(MemoryMonitor())
+    assert memory.get_timeseries("memory/rss")[1] == pytest.approx(with_proc, abs=0.02)
+    assert memory.get_timeseries("memory/peak_rss")[1][0] > 0
+
+
+def test_short_batches_are_not_all_looked_at():
+    loader = TensorLoader(torch.randn(4000, 5), torch.arange(4000) % 3, batch_size=4, shuffle=False)
+    began = time.perf_counter()
+    steps, _ = fit(MemoryMonitor(), train_dataloader=loader, max_duration="1ep").get_timeseries("memory/rss")
+    assert steps[0] == 1
+    assert 1 < len(steps) <= 100 * (time.perf_counter() - began) + 1
+
+
+def test_files_are_closed(monkeypatch):
+    process = psutil.Process()
+    before = process.num_fds()
+    fit(MemoryMonitor())
+    assert process.num_fds() <= before
+
+
+def test_a_choice_of_cudas_statistics_without_cuda_is_one_message(caplog):
+    with_choice = MemoryMonitor({"allocated_bytes.all.peak": "peak"})
+    memory = fit(with_choice)
+    assert caplog.messages == ["memory_keys is not used: the model is on cpu; memory/rss is logged"]
+    assert "memory/peak" not in memory.data and "memory/rss" in memory.data
+
+
+def test_one_process_is_the_average_of_itself():
+    memory = fit(MemoryMonitor(dist_aggregate_batch_interval=3))
+    for kind in ("avg", "min", "max"):
+        steps, values = memory.get_timeseries(f"memory/rss_{kind}")
+        assert steps == [3, 6]
+        logged = dict(zip(*memory.get_timeseries("memory/rss"), strict=True))
+        assert values == [logged[step] for step in steps]
+
+
+def test_ranks_are_compared(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from callbacks import InMemoryLogger, MemoryMonitor
+        from runner import ClassificationModel, Trainer, get_global_rank
+        from runner.data import TensorLoader
+
+        rank = get_global_rank()
+        memory = InMemoryLogger()
+        data = TensorLoader(torch.randn(24, 5), torch.arange(24) % 3, batch_size=4, shuffle=False)
+        held = torch.ones(rank * 100_000_000)
+        with Trainer(
+            model=ClassificationModel(nn.Linear(5, 3), 3),
+            train_dataloader=data,
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="1ep",
+            device="cpu",
+            callbacks=[MemoryMonitor(dist_aggregate_batch_interval=4)],
+            loggers=[memory],
+        ) as trainer:
+            trainer.fit()
+        print(*(memory.get_timeseries(f"memory/rss{end}") for end in ("", "_avg", "_min", "_max")), sep="\n")
+        assert len(held) == rank * 100_000_000
+
+    first, second = ([eval(line) for line in one.stdout.splitlines()] for one in run_ranks(program))
+    assert first[1:] == second[1:]  # all ranks know the comparison
+    own = [dict(zip(*each[0], strict=True))[4] for each in (first, second)]
+    average, least, most = first[1:]
+    assert average == ([4], [pytest.approx(sum(own) / 2)])
+    assert least == ([4], [own[0]])
+    assert most == ([4], [own[1]])
+    assert own[1] - own[0] == pytest.approx(0.4, abs=0.1)
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_gpu():
+    hold = Hold(3, 5, 200_000_000, "cuda")
+    keys = {"memory/alloc_retries"} | {
+        f"memory/{when}_{what}_mem"
+        for when in ("current", "peak")
+        for what in ("allocated", "active", "inactive", "reserved")
+    }
+    memory = fit(hold, MemoryMonitor(), device="cuda")
+    assert {key for key in memory.data if key.startswith("memory/")} == keys
+    now = memory.get_timeseries("memory/current_allocated_mem")[1]
+    assert now[2] - now[1] == pytest.approx(0.2, abs=0.01)
+    assert now[2] - now[4] == pytest.approx(0.2, abs=0.01)
+    assert memory.get_timeseries("memory/peak_allocated_mem")[1][5] >= now[2]
+
+
+@pytest.mark.gpu
+def test_an_unknown_statistic_is_an_error_that_names_near_ones():
+    with pytest.raises(ValueError, match="'allocated_bytes.all.peek' is none .*near: allocated_bytes.all.peak"):
+        fit(MemoryMonitor({"allocated_bytes.all.peek": "peak"}), device="cuda")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"memory_keys": {}},
+        {"memory_keys": ["allocated_bytes.all.peak"]},
+        {"dist_aggregate_batch_interval": 0},
+        {"dist_aggregate_batch_interval": 1.5},
+    ],
+)
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}="):
+        MemoryMonitor(**arguments)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import GradientClipping
+from callbacks import InMemoryLogger, OptimizerMonitor
+from callbacks.optimizer_monitor import l2_norms
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+
+class ByHand(Callback):
+    """The same norms, parameter by parameter, in 64 bits."""
+
+    def __init__(self, moment: str = "exp_avg"):
+        self.moment = moment
+        self.found: dict[int, dict[str, float]] = {}
+
+    def after_train_batch(self, state, logger):
+        named = state.unwrapped_model.named_parameters()
+        self.gradients = {name: one.grad.clone() for name, one in named if one.grad is not None}
+        self.before = {name: one.detach().clone() for name, one in state.unwrapped_model.named_parameters()}
+
+    def batch_end(self, state, logger):
+        found = self.found[state.timestamp.batch] = {}
+        for name, parameter in state.unwrapped_model.named_parameters():
+            kept = state.optimizers[0].state[parameter]
+            found[f"l2_norm/grad/{name}"] = norm(self.gradients[name])
+            if self.moment:
+                found[f"l2_norm/param/{name}"] = norm(parameter)
+                found[f"l2_norm/update/{name}"] = norm(parameter - self.before[name])
+                found[f"l2_norm/moment/{name}"] = norm(kept[self.moment])
+        found["l2_norm/grad/global"] = sum(norm(one) ** 2 for one in self.gradients.values()) ** 0.5
+
+
+def norm(tensor: torch.Tensor) -> float:
+    return tensor.detach().double().square().sum().sqrt().item()
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
+    torch.manual_seed(0)
+    memory = InMemoryLogger()
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), 3),
+        "train_dataloader": TensorLoader(torch.randn(40, 5), torch.arange(40) % 3, batch_size=4, shuffle=True),
+        "optimizers": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
+        "max_duration": "10ba",
+        "callbacks": callbacks,
+        "loggers": [memory],
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments)), memory
+
+
+def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
+    """Norms by step and key."""
+    found: dict[int, dict[str, float]] = {}
+    for key, series in memory.data.items():
+        if key.startswith("l2_norm/"):
+            for timestamp, value in series:
+                found.setdefault(timestamp.batch, {})[key] = value
+    return found
+
+
+OPTIMIZERS = {
+    "exp_avg": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
+    "momentum_buffer": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "": lambda params: torch.optim.SGD(params, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("moment", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"grad_accum": 2}, {"algorithms": [GradientClipping("norm", 0.1)]}],
+    ids=["plain", "accum", "clip"],
+)
+def test_norms_equal_those_computed_one_by_one(moment: str, arguments: dict):
+    by_hand = ByHand(moment)
+    arguments = {"optimizers": OPTIMIZERS[moment], **arguments}
+    trainer, memory = make_trainer(by_hand, OptimizerMonitor(batch_log_interval=3), **arguments)
+    with trainer:
+        trainer.fit()
+    found = logged(memory)
+    assert [*found] == [3, 6, 9]
+    for step, norms in found.items():
+        assert norms == pytest.approx(by_hand.found[step], rel=1e-5)
+        if arguments.get("algorithms"):
+            assert norms["l2_norm/grad/global"] <= 0.1001
+
+
+def test_gradients_only():
+    trainer, memory = make_trainer(OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=5))
+    with trainer:
+        trainer.fit()
+    names = ["global", *(name for name, _ in trainer.state.unwrapped_model.named_parameters())]
+    assert {step: {*norms} for step, norms in logged(memory).items()} == {
+        step: {f"l2_norm/grad/{name}" for name in names} for step in (5, 10)
+    }
+
+
+def test_watching_changes_no_weight():
+    weights = []
+    for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):
+        trainer, _ = make_trainer(*callbacks)
+        with trainer:
+            trainer.fit()
+        weights.append([one.tolist() for one in trainer.state.unwrapped_model.parameters()])
+    assert weights[0] == weights[1]
+
+
+def test_what_has_no_gradient_is_left_out():
+    model = ClassificationModel(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), 3)
+    model.module[0].requires_grad_(False)  # type: ignore[index]
+    trainer, memory = make_trainer(OptimizerMonitor(), model=model)
+    with trainer:
+        trainer.fit()
+    (norms,) = logged(memory).values()
+    assert {key.rpartition("/")[2] for key in norms} == {"global", "module.2.weight", "module.2.bias"}
+
+
+def test_a_resumed_run_logs_what_the_whole_one_does(tmp_path):
+    whole, memory = make_trainer(OptimizerMonitor(batch_log_interval=4))
+    with whole:
+        whole.fit()
+    expected = logged(memory)
+    first, _ = make_trainer(OptimizerMonitor(batch_log_interval=4))
+    with first:
+        first.fit(duration="6ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    second, memory = make_trainer(OptimizerMonitor(batch_log_interval=4), resume_path=tmp_path / "checkpoint")
+    with second:
+        second.fit()
+    assert logged(memory) == {8: expected[8]}
+
+
+def test_weights_in_16_bits_have_norms_in_32():
+    tensors = [torch.full((10_000,), 0.01, dtype=torch.bfloat16), torch.full((3,), 300.0, dtype=torch.float16)]
+    for each in ([tensors[0]], [tensors[1]], tensors):
+        found = l2_norms(each)
+        assert {one.dtype for one in found} == {torch.float32}
+        assert [one.item() for one in found] == pytest.approx([norm(one) for one in each], rel=1e-5)
+    assert l2_norms([*tensors, torch.ones(4, dtype=torch.float64)])[2].item() == 2
+    assert l2_norms([]) == []
+
+
+def test_sparse_gradients_have_norms_too():
+    model = ClassificationModel(nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)), 3)
+    trainer, memory = make_trainer(
+        OptimizerMonitor(),
+        model=model,
+        train_dataloader=TensorLoader(
+            torch.arange(80).reshape(40, 2) % 7, torch.arange(40) % 3, batch_size=4, shuffle=False
+        ),
+        optimizers=OPTIMIZERS[""],
+    )
+    with trainer:
+        trainer.fit()
+        seen = [one.grad.to_dense() for one in model.parameters() if one.grad is not None]
+    (norms,) = logged(memory).values()
+    assert norms["l2_norm/grad/module.0.weight"] == pytest.approx(norm(seen[0]))
+    assert norms["l2_norm/grad/global"] == pytest.approx(sum(norm(one) ** 2 for one in seen) ** 0.5)
+
+
+def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ranks):
+    def program():
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        from callbacks import InMemoryLogger, OptimizerMonitor
+        from callbacks.optimizer_monitor import l2_norms
+        from runner import ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        torch.manual_seed(0)
+        memory = InMemoryLogger()
+        model = ClassificationModel(nn.Linear(5, 3), 3)
+        inputs, targets = torch.randn(12, 5), torch.arange(12) % 3
+        data = TensorLoader(inputs, targets, batch_size=12, shuffle=False)
+        nn.functional.cross_entropy(model.module(inputs), targets).backward()
+        expected = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm().item()
+        with Trainer(
+            model=model,
+            train_dataloader=data,
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="1ep",
+            device="cpu",
+            callbacks=[OptimizerMonitor(batch_log_interval=1)],
+            loggers=[memory],
+        ) as trainer:
+            trainer.fit()
+            (norm,) = memory.get_timeseries("l2_norm/grad/global")[1]
+            assert abs(norm - expected) < 1e-6
+
+            mesh = init_device_mesh("cpu", (2,))
+            whole = torch.arange(7.0)
+            sharded = [distribute_tensor(whole, mesh, [one]) for one in (Shard(0), Replicate())]
+            assert [one.item() for one in l2_norms(sharded)] == [whole.norm().item()] * 2
+            dist.barrier()
+
+    run_ranks(program)
+
+
+@pytest.mark.parametrize("value", [0, 2.5, True])
+def test_arguments_are_checked(value: Any):
+    with pytest.raises(ValueError, match=f"batch_log_interval={value!r}"):
+        OptimizerMonitor(batch_log_interval=value)

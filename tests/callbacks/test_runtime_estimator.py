@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, RuntimeEstimator
+from callbacks.runtime_estimator import runs_left
+from runner import Callback, ClassificationModel, Evaluator, Trainer, save_checkpoint
+
+BATCH = 0.02  # seconds that a batch takes to read
+EVALUATION = 0.05  # seconds of each batch of an evaluation
+KEY = "time/remaining_estimate"
+
+
+class Slow(ClassificationModel):
+    """Slow to evaluate."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2), 2)
+
+    def eval_forward(self, batch, outputs=None):
+        time.sleep(EVALUATION)
+        return super().eval_forward(batch, outputs)
+
+    def num_tokens(self, batch):
+        return 5 * len(batch[0])
+
+
+class Quick(Slow):
+    """Quick to evaluate."""
+
+    def eval_forward(self, batch, outputs=None):
+        return self(batch)
+
+
+class SlowLoader:
+    """Batches of four samples, `batches` a pass, of which the first takes longer."""
+
+    def __init__(self, batches: int, seconds: float = BATCH):
+        self.batches = batches
+        self.seconds = seconds
+        self.first = 10 * seconds
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.batches):
+            time.sleep(self.first or self.seconds)
+            self.first = 0.0
+            yield torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
+
+
+class Unknown(SlowLoader):
+    """Does not say how long it is."""
+
+    __len__ = None  # type: ignore[assignment]
+
+
+class Clock(Callback):
+    """When each batch ended, and how often each evaluator had run by then and how often it was still to run."""
+
+    def __init__(self, batches: int = 0) -> None:
+        self.batches = batches
+        self.ended: list[float] = []
+        self.runs = 0
+        self.counted: list[tuple[int, int]] = []
+
+    def batch_end(self, state, logger):
+        self.ended.append(time.perf_counter())
+        (evaluator, *_) = state.evaluators or [None]
+        if evaluator is not None and self.batches:
+            self.counted.append((self.runs, runs_left(evaluator, state, self.batches)))
+
+    def eval_end(self, state, logger):
+        self.runs += state.dataloader_label == state.evaluators[0].label
+
+    def fit_end(self, state, logger):
+        self.over = time.perf_counter()
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "model": Slow(),
+        "train_dataloader": SlowLoader(5),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "8ep",
+        "callbacks": callbacks,
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def sample(batches: int) -> list[Any]:
+    return [(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))] * batches
+
+
+def test_half_way_it_knows_what_is_left():
+    clock, memory = Clock(), InMemoryLogger()
+    evaluators = [
+        Evaluator("eval", sample(1)),
+        Evaluator("long", sample(6), eval_interval="3ep"),
+    ]  # at 3, 6 and the end
+    monitor = RuntimeEstimator(time_unit="seconds")
+    with make_trainer(clock, monitor, eval_dataloader=evaluators, loggers=[memory]) as trainer:
+        trainer.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps == [*range(2, 41), 40]  # the first batch is skipped
+    left = {step: clock.over - ended for step, ended in enumerate(clock.ended, 1)}
+    assert values[steps.index(20)] == pytest.approx(left[20], rel=0.1)
+    assert values[steps.index(35)] == pytest.approx(left[35], rel=0.1)
+    assert values[-2] == pytest.approx(7 * EVALUATION, rel=0.2)  # of both evaluators, after the last batch
+    assert values[-1] == 0
+
+
+@pytest.mark.parametrize("unit", [1, 60, 3600, 86400])
+def test_without_evaluations_it_falls_by_what_a_batch_takes(unit: int):
+    name = {1: "seconds", 60: "minutes", 3600: "hours", 86400: "days"}[unit]
+    memory, loader = InMemoryLogger(), SlowLoader(5)
+    loader.first = 0.0
+    arguments = {"train_dataloader": loader, "max_duration": "10ba", "loggers": [memory]}
+    with make_trainer(RuntimeEstimator(0, name), **arguments) as trainer:
+        trainer.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps == [*range(1, 11)]
+    assert [value * unit for value in values[2:]] == pytest.approx([(10 - step) * BATCH for step in steps[2:]], rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "batches"), [("4ep", 20), ("17ba", 17), ("70sp", 18), ("350tok", 18), ("5ba", 5)]
+)
+@pytest.mark.parametrize(
+    "interval", ["1ep", "3ep", "1ba", "4ba", "7ba", "16sp", "60tok", "0.25dur", "0.3dur", "0.1dur", 0, 2]
+)
+def test_evaluations_still_to_come_are_counted(max_duration: str, batches: int, interval: Any):
+    clock = Clock(batches)
+    evaluators = [Evaluator("eval", sample(1), eval_interval=interval)]
+    arguments = {"train_dataloader": SlowLoader(5, 0.0), "eval_dataloader": evaluators, "max_duration": max_duration}
+    with make_trainer(clock, model=Quick(), **arguments) as trainer:
+        trainer.fit()
+    assert [ran + left for ran, left in clock.counted] == [clock.runs] * len(clock.counted)
+
+
+def test_a_loader_without_a_length_is_as_long_as_its_last_epoch():
+    memory, clock = InMemoryLogger(), Clock()
+    arguments = {"train_dataloader": Unknown(5), "max_duration": "4ep", "loggers": [memory]}
+    with make_trainer(clock, RuntimeEstimator(time_unit="seconds"), **arguments) as trainer:
+        trainer.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps == [*range(6, 21)]
+    assert values[steps.index(10)] == pytest.approx(clock.over - clock.ended[9], rel=0.1)
+    assert values[-1] == 0
+
+
+def test_a_run_that_is_stopped_has_nothing_left():
+    class Stop(Callback):
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == 7:
+                state.stop_training()
+
+    memory = InMemoryLogger()
+    with make_trainer(RuntimeEstimator(), Stop(), loggers=[memory]) as trainer:
+        trainer.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps == [*range(2, 8), 7]
+    assert values[-2] > 0 and values[-1] == 0
+
+
+def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
+    arguments = {"eval_dataloader": Evaluator("eval", sample(4)), "max_duration": "4ep"}
+    with make_trainer(RuntimeEstimator(time_unit="seconds"), **arguments) as first:
+        first.fit(duration="2ep")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    clock, memory = Clock(), InMemoryLogger()
+    arguments |= {"loggers": [memory], "resume_path": tmp_path / "checkpoint"}
+    with make_trainer(clock, RuntimeEstimator(time_unit="seconds"), **arguments) as second:
+        second.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps[0] == 11  # at once: the rate is known
+    # The evaluations too, though none has run since, while the slow first batch counts for nothing.
+    assert values[0] == pytest.approx(clock.over - clock.ended[0], rel=0.1)
+
+
+def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
+    def program():
+        import time
+
+        import torch
+        from torch import nn
+
+        from callbacks import InMemoryLogger, RuntimeEstimator
+        from runner import Callback, ClassificationModel, Evaluator, Trainer, get_global_rank
+        from runner.data import TensorLoader
+
+        class Wait(Callback):
+            def batch_start(self, state, logger):
+                time.sleep(0.02)
+
+            def eval_batch_start(self, state, logger):
+                time.sleep(0.02)
+
+        torch.manual_seed(0)
+        memory = InMemoryLogger()
+        data = TensorLoader(torch.randn(24, 3), torch.arange(24) % 2, batch_size=4, shuffle=False)
+        with Trainer(
+            model=ClassificationModel(nn.Linear(3, 2), 2),
+            train_dataloader=data,
+            eval_dataloader=Evaluator("eval", data),  # six batches, after six of training
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="4ep",
+            device="cpu",
+            callbacks=[Wait(), RuntimeEstimator(time_unit="seconds")],
+            loggers=[memory],
+        ) as trainer:
+            trainer.fit()
+        steps, values = memory.get_timeseries("time/remaining_estimate")
+        assert steps == [*range(2, 25), 24]
+        print(values[steps.index(12)] / (12 + 18) / 0.02, values[-1], get_global_rank())
+
+    for rank, one in enumerate(run_ranks(program)):
+        ratio, last, printed = one.stdout.split()
+        assert 1 <= float(ratio) < 3 and float(last) == 0 and int(printed) == rank
+
+
+@pytest.mark.parametrize("arguments", [{"skip_batches": -1}, {"skip_batches": 1.5}, {"time_unit": "weeks"}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        RuntimeEstimator(**arguments)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, SystemMetricsMonitor
+from callbacks.system_metrics_monitor import GPU, MACHINE
+from runner import Callback, ClassificationModel, Trainer
+
+SENT = 40_000_000  # bytes a batch
+SENDING = 6  # batches
+
+
+class Sends(Callback):
+    """Sends bytes to itself over the loopback interface in each of the first batches, and notes when."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch >= SENDING:
+            time.sleep(0.05)
+            return
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            receiver = threading.Thread(target=self.receive, args=(server,))
+            receiver.start()
+            with socket.create_connection(server.getsockname(), timeout=20) as connection:
+                connection.sendall(bytes(SENT))
+            receiver.join(timeout=20)
+        self.times.append(time.perf_counter())
+
+    def receive(self, server: socket.socket) -> None:
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection:
+            while connection.recv(1 << 20):
+                pass
+
+
+def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
+    batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 4
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": batches,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "2ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def series(memory: InMemoryLogger) -> dict[str, tuple[list[int], list[float]]]:
+    return {key: memory.get_timeseries(key) for key in memory.data if key.startswith("system/")}
+
+
+def test_what_is_read_is_what_the_machine_does(tmp_path: Path):
+    memory, sends = InMemoryLogger(), Sends()
+    monitor = SystemMetricsMonitor("2ba")
+    with make_trainer(sends, monitor, loggers=[memory], run_dir=tmp_path / "not" / "yet") as trainer:
+        trainer.fit()
+    found = series(memory)
+    disk = {key for key in found if "disk_read" in key or "disk_write" in key}
+    assert found.keys() | disk == {f"system/node0/{name}" for name in MACHINE} | disk  # no GPU, no rank
+    assert all(steps == [2, 4, 6, 8] for steps, _ in found.values())
+    now = psutil.virtual_memory()
+    assert found["system/node0/memory_gb"][1][-1] == pytest.approx((now.total - now.available) / 1e9, rel=0.3)
+    assert found["system/node0/memory_percent"][1][-1] == pytest.approx(now.percent, rel=0.3)
+    assert found["system/node0/disk_percent"][1][-1] == pytest.approx(psutil.disk_usage(str(tmp_path)).percent, abs=1.0)
+    assert all(0 <= value <= 100 for value in found["system/node0/cpu_percent"][1])
+    assert max(found["system/node0/cpu_percent"][1]) > 0
+    for name in ("sent", "received"):
+        rates = found[f"system/node0/network_{name}_mb_per_sec"][1]
+        assert rates[3] < rates[2] / 2  # the last two batches sent nothing: a rate is of its own interval
+        for index, rate in enumerate(rates[1:3], start=1):
+            seconds = sends.times[2 * index + 1] - sends.times[2 * index - 1]
+            expected = 2 * SENT / 1e6 / seconds
+            assert 0.8 * expected < rate < 3 * expected  # others may send too
+
+
+def test_an_interval_in_seconds():
+    memory = InMemoryLogger()
+
+    class Waits(Callback):
+        def batch_start(self, state, logger):
+            time.sleep(0.03)
+
+    with make_trainer(Waits(), SystemMetricsMonitor("0.1s"), loggers=[memory], max_duration="16ba") as trainer:
+        trainer.fit()
+    steps, _ = series(memory)["system/node0/cpu_percent"]
+    assert 2 <= len(steps) <= 8
+
+
+def program() -> None:
+    import os
+
+    import torch
+
+    from callbacks import InMemoryLogger, SystemMetricsMonitor
+    from runner import ClassificationModel, Trainer
+    from runner.data import TensorLoader
+
+    if os.environ["NODES"] == "2":
+        os.environ["LOCAL_RANK"] = "0"
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+        train_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        max_duration="2ep",
+        callbacks=[monitor := SystemMetricsMonitor("1ep")],
+        loggers=[memory := InMemoryLogger()],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    cpu = {key: memory.get_timeseries(key) for key in memory.data if key.endswith("memory_gb")}
+    assert all(steps == [2, 4] for steps, _ in cpu.values())
+    one_machine = [("system/node0/gpu0_percent", 8), ("system/node0/gpu1_percent", 0)]
+    two_machines = [("system/node0/gpu0_percent", 8), ("system/node1/gpu0_percent", 8)]
+    keys = [(gpu[0], len(machine)) for machine, gpu in monitor._keys]
+    assert keys == (one_machine if os.environ["NODES"] == "1" else two_machines)
+    print(sorted(cpu), [values for _, values in cpu.values()])
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_each_machine_is_read_once(nodes: int, run_ranks):
+    first, second = run_ranks(program, env={"NODES": str(nodes)})
+    assert first.stdout == second.stdout  # all ranks have the same figures
+    keys = [f"system/node{node}/memory_gb" for node in range(nodes)]
+    assert first.stdout.startswith(str(keys))
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_read():
+    pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
+    memory = InMemoryLogger()
+    with make_trainer(SystemMetricsMonitor("2ba"), loggers=[memory], device="cuda") as trainer:
+        trainer.fit()
+    found = {name: series(memory)[f"system/node0/gpu0_{name}"][1] for name in GPU}
+    free, total = torch.cuda.mem_get_info(0)
+    assert found["memory_gb"][-1] == pytest.approx((total - free) / 1e9, rel=0.2)
+    assert all(0 <= value <= 100 for value in found["percent"])
+    assert all(10 < value < 110 for value in found["temperature_celsius"])
+    assert all(5 < value < 1500 for value in found["power_watts"])
+
+
+@pytest.mark.parametrize("value", [0, "0ba", "sometimes"])
+def test_arguments_are_checked(value: Any):
+    with pytest.raises(ValueError, match=f"interval={value!r}"):
+        SystemMetricsMonitor(value)

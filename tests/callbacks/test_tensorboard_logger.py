@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
+from runner import ClassificationModel, Trainer
+
+installed = importlib.util.find_spec("tensorboard") is not None
+needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package tensorboard")
+
+
+def make_trainer(run_dir: Path, *loggers: Any, duration: str = "2ep", **arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    torch.manual_seed(0)
+    return Trainer(
+        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
+        train_dataloader=samples,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_duration=duration,
+        loggers=loggers,
+        device="cpu",
+        run_dir=run_dir,
+        **arguments,
+    )
+
+
+def read(folder: Path) -> Any:
+    """What TensorBoard itself reads in a folder."""
+    from tensorboard.backend.event_processing import event_accumulator  # pyright: ignore[reportMissingImports]
+
+    accumulator = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    return accumulator.Reload()
+
+
+def text(events: Any, tag: str) -> str:
+    (entry,) = events.Tensors(f"{tag}/text_summary")
+    return entry.tensor_proto.string_val[0].decode()
+
+
+@needs_tensorboard
+def test_tensorboard_reads_what_was_logged(tmp_path: Path):
+    memory = InMemoryLogger()
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4, 1)
+    with make_trainer(tmp_path, TensorBoardLogger(), memory, config={"lr": 0.1}) as trainer:
+        trainer.fit()
+        trainer.logger.log_metrics({"odd": math.nan}, step=9)
+        trainer.logger.log_table(["x", "y"], [[1, "a|b"], [0.123456, None]], "table")
+        trainer.logger.log_images(images, "Images/Train", captions=["one", "two"])
+    events = read(tmp_path / "tensorboard")
+    assert set(events.Tags()["scalars"]) == memory.data.keys()
+    for key in memory.data:
+        steps, values = memory.get_timeseries(key)
+        found = events.Scalars(key)
+        assert [one.step for one in found] == steps
+        assert [one.value for one in found] == pytest.approx(values, nan_ok=True)
+    assert '"lr": 0.1' in text(events, "hyperparameters")
+    assert text(events, "table").splitlines() == ["| x | y |", "| --- | --- |", "| 1 | a\\|b |", "| 0.1235 | None |"]
+    assert text(events, "Images/Train/captions").splitlines() == ["1. one", "1. two"]
+    (image,) = events.Images("Images/Train")
+    assert (image.step, image.height, image.width) == (6, 3, 8)
+
+
+@needs_tensorboard
+def test_a_resumed_run_doubles_no_step(tmp_path: Path):
+    with make_trainer(tmp_path / "whole", TensorBoardLogger(), duration="3ep") as trainer:
+        trainer.fit()
+    saver = CheckpointSaver(save_interval="2ba", keep=-1)
+    with make_trainer(tmp_path / "cut", TensorBoardLogger(), duration="6ba", callbacks=[saver]) as trainer:
+        trainer.fit()
+    checkpoint = tmp_path / "cut" / "checkpoints" / "ep1-ba4"
+    with make_trainer(tmp_path / "cut", TensorBoardLogger(), duration="3ep", resume_path=checkpoint) as trainer:
+        trainer.fit()
+    whole, resumed = (read(tmp_path / name / "tensorboard").Scalars("loss/train/total") for name in ("whole", "cut"))
+    assert [(one.step, one.value) for one in resumed] == [(one.step, one.value) for one in whole]
+
+
+@needs_tensorboard
+def test_a_run_that_never_begins_leaves_no_folder(tmp_path: Path):
+    with make_trainer(tmp_path, TensorBoardLogger(), config={"lr": 0.1}):
+        pass
+    assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.skipif(installed, reason="tensorboard is installed")
+def test_without_tensorboard_it_says_what_to_install():
+    with pytest.raises(ImportError, match="needs the package tensorboard: pip install tensorboard"):
+        TensorBoardLogger()
+
+
+@pytest.mark.parametrize("folder", ["", "/tmp/board", "../board"])
+def test_a_folder_outside_the_run_is_refused(folder: str):
+    with pytest.raises(ValueError, match=f"folder='{folder}'"):
+        TensorBoardLogger(folder)

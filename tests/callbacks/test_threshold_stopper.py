@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torchmetrics import MeanMetric
+
+from callbacks import ThresholdStopper
+from runner import Callback, Evaluator, Model, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+NAN = float("nan")
+
+
+class Scripted(Model):
+    """Learns nothing; its loss is the next number of a script at each evaluation, its metric minus that."""
+
+    def __init__(self, script: Sequence[float], train_script: Sequence[float] = ()):
+        super().__init__()
+        self.script = list(script)
+        self.train_script = list(train_script)
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        return self.weight * batch
+
+    def eval_forward(self, batch, outputs=None):
+        self.value = self.script.pop(0)
+        return batch
+
+    def loss(self, outputs, batch):
+        return outputs.sum() * 0 if self.training else torch.tensor(self.value)
+
+    def metrics(self, train):
+        return {"Mean": MeanMetric(nan_strategy="disable")} if self.train_script or not train else {}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(self.train_script.pop(0) if self.training else -self.value)
+
+
+def make_trainer(model: Model, *stoppers: Callback, **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "model": model,
+        "train_dataloader": TensorLoader(torch.ones(4), batch_size=2, shuffle=False),
+        "eval_dataloader": TensorLoader(torch.ones(1), batch_size=1, shuffle=False),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "8ep",
+        "callbacks": stoppers,
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
+    with make_trainer(model, *stoppers, **arguments) as trainer:
+        trainer.fit()
+    return trainer.state.timestamp.batch
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "epochs"),
+    [
+        ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3}, 4),  # a value equal to it has not passed it
+        ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3.5}, 3),
+        ([1, 2, 3, 4, 5], {"monitor": "loss", "threshold": 3, "comp": "gt"}, 4),
+        ([5, 4, NAN, 2, 1], {"monitor": "loss", "threshold": 3}, 4),
+        # The metric is minus the loss, and for it more is better.
+        ([5, 4, 3, 2, 1], {"monitor": "Mean", "threshold": -3}, 4),
+        ([5, 4, 3, 6, 1], {"monitor": "Mean", "threshold": -5, "comp": "lt"}, 4),
+        ([5] * 8, {"monitor": "loss", "threshold": 3}, 8),
+    ],
+)
+def test_it_stops_after_the_evaluation_that_passes_the_threshold(script: list[float], arguments: dict, epochs: int):
+    assert batches_run(Scripted(script), ThresholdStopper(**arguments)) == 2 * epochs
+
+
+def test_an_evaluation_inside_an_epoch_stops_there():
+    assert batches_run(Scripted([5, 4, 3, 2, 1]), ThresholdStopper("loss", 3.5), eval_interval="1ba") == 3
+
+
+def test_the_first_of_two_stops():
+    stoppers = ThresholdStopper("loss", 1.5), ThresholdStopper("Mean", -3.5)
+    assert batches_run(Scripted([5, 4, 3, 2, 1]), *stoppers) == 6
+    assert batches_run(Scripted([5, 4, 3, 2, 1]), ThresholdStopper("loss", 3.5), ThresholdStopper("Mean", -1.5)) == 6
+
+
+def test_only_fresh_values_of_its_own_evaluator_count():
+    loader = TensorLoader(torch.ones(1), batch_size=1, shuffle=False)
+    evaluators = [Evaluator("often", loader), Evaluator("rare", loader, eval_interval="3ep")]
+    before, script = [9, 1], [1, 1, 1, 5, 1, 1, 1, 3]
+    with make_trainer(
+        Scripted(before + script), ThresholdStopper("loss", 4, "rare"), eval_dataloader=evaluators
+    ) as one:
+        one.eval()
+        one.fit()
+    assert one.state.timestamp.batch == 12
+
+
+def test_an_evaluation_outside_training_stops_nothing(caplog):
+    caplog.set_level("INFO", "runner")
+    with make_trainer(Scripted([1.0, 9.0, 8.0, 2.0, 2.0]), ThresholdStopper("loss", 3)) as trainer:
+        trainer.eval()
+        assert not caplog.messages
+        trainer.fit()
+    assert trainer.state.timestamp.epoch == 3
+    assert caplog.messages == ["stopped: eval/loss is 2, past the threshold of 3"]
+
+
+@pytest.mark.parametrize(("stop_on_batch", "expected"), [(False, 8), (True, 7)])
+def test_a_metric_of_training(stop_on_batch: bool, expected: int):
+    # Two batches an epoch; means by epoch 1, 2, 2, 4: the fourth epoch's first batch has passed 4 alone.
+    model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
+    stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=stop_on_batch)
+    assert batches_run(model, stopper, eval_dataloader=None) == expected
+
+
+def test_it_says_once_why_it_stops(caplog):
+    caplog.set_level("INFO", "runner")
+    stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=True)
+    assert batches_run(Scripted([], [0, 2, 2, 8]), stopper, eval_dataloader=None) == 4
+    assert caplog.messages == ["stopped: train/Mean is 5, past the threshold of 4"]
+
+
+def test_looking_after_each_batch_changes_no_metric():
+    values = []
+    for stop_on_batch in (False, True):
+        model, stopper = Scripted([], range(16)), ThresholdStopper("Mean", 99, "train", stop_on_batch=stop_on_batch)
+        with make_trainer(model, stopper, eval_dataloader=None) as trainer:
+            trainer.fit()
+        values.append(trainer.state.train_metric_values["Mean"].item())
+    assert values == [14.5, 14.5]
+
+
+@pytest.mark.parametrize("cut", [2, 3, 5])
+def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path, cut: int):
+    script = [0, 2, 2, 2, 3, 5.5, 6, 3]  # by batch; over the epoch so far the third epoch passes 4 at its second batch
+    stopper = {"monitor": "Mean", "threshold": 4, "dataloader_label": "train", "stop_on_batch": True}
+    with make_trainer(Scripted([], script), ThresholdStopper(**stopper), eval_dataloader=None) as first:
+        first.fit(duration=f"{cut}ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    rest, resume = Scripted([], script[cut:]), {"resume_path": tmp_path / "checkpoint", "eval_dataloader": None}
+    assert batches_run(rest, ThresholdStopper(**stopper), **resume) == 6
+    assert batches_run(Scripted([], script), ThresholdStopper(**stopper), eval_dataloader=None) == 6
+
+
+def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
+    def program():
+        import torch
+        from torchmetrics import MeanMetric
+
+        from callbacks import ThresholdStopper
+        from runner import Model, Trainer
+        from runner.data import TensorLoader
+
+        class Mean(Model):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(()))
+
+            def forward(self, batch):
+                return self.weight * batch
+
+            def loss(self, outputs, batch):
+                return outputs.mean()
+
+            def metrics(self, train):
+                return {"Mean": MeanMetric()}
+
+            def update_metric(self, batch, outputs, metric):
+                metric.update(batch)
+
+        # Each batch has one sample for each rank; the first rank's alone would pass the threshold at once.
+        data = torch.tensor([9.0, -9, 9, -9, 9, 9, 9, 9, 9, 9])
+        with Trainer(
+            model=Mean(),
+            train_dataloader=TensorLoader(data, batch_size=2, shuffle=False),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.0),
+            max_duration="3ep",
+            device="cpu",
+            callbacks=[ThresholdStopper("Mean", 3, "train", stop_on_batch=True)],
+        ) as trainer:
+            trainer.fit()
+        print(trainer.state.timestamp.batch)
+
+    assert [one.stdout.split() for one in run_ranks(program)] == [["4"], ["4"]]
+
+
+@pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"dataloader_label": "test"}])
+def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
+    with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):
+        batches_run(Scripted([1.0] * 8), ThresholdStopper(**{"monitor": "loss", "threshold": 0.5} | arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"threshold": NAN}, {"threshold": "3"}, {"threshold": True}, {"comp": "less"}, {"stop_on_batch": True}],
+)
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        ThresholdStopper(**{"monitor": "loss", "threshold": 0.5} | arguments)

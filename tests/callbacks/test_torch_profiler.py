@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, TorchProfiler
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+
+class Calculates(Callback):
+    """Runs an operation that nobody else does, and notes at which batches a profiler is at work, and records."""
+
+    def __init__(self, profiler: TorchProfiler):
+        self.profiler = profiler
+        self.at_work: list[int] = []
+        self.recorded: list[int] = []
+
+    def batch_end(self, state, logger):
+        torch.erfinv(torch.zeros(3))
+        if self.profiler._profile is not None:
+            self.at_work.append(state.timestamp.batch)
+        if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+            self.recorded.append(state.timestamp.batch)
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "2ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def files(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "torch_profiler").glob("*"))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [one for one in json.loads(path.read_text())["traceEvents"] if one["ph"] == "X"]
+
+
+NAMES = ("dataloader", "batch", "forward", "loss", "backward", "optimizer step", "batch_end: calculates")
+
+
+def around(operation: dict[str, Any], events: list[dict[str, Any]]) -> set[str]:
+    """The ranges that an operation lies in."""
+    begin, end = operation["ts"], operation["ts"] + operation["dur"]
+    ranges = (one for one in events if one["name"] in NAMES)
+    return {one["name"] for one in ranges if one["ts"] <= begin and end <= one["ts"] + one["dur"] + 1e-3}
+
+
+def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
+    memory = InMemoryLogger()
+    profiler = TorchProfiler(skip_first=2, wait=1, warmup=1, active=3, repeat=2)
+    with make_trainer(
+        tmp_path, profiler, calculates := Calculates(profiler), loggers=[memory], grad_accum=2
+    ) as trainer:
+        trainer.fit()
+    assert calculates.at_work == [4, 5, 6, 7, 9, 10, 11, 12]
+    assert calculates.recorded == [5, 6, 7, 10, 11, 12]
+    assert files(tmp_path) == ["rank0-ba10-ba12.json", "rank0-ba5-ba7.json"]
+    assert [Path(path).name for path, _ in memory.artifacts] == ["rank0-ba5-ba7.json", "rank0-ba10-ba12.json"]
+    assert {folder for _, folder in memory.artifacts} == {"torch_profiler"}
+    for name in files(tmp_path):
+        events = read(tmp_path / "torch_profiler" / name)
+        counts = Counter(one["name"] for one in events if one["cat"] == "user_annotation")
+        assert [counts[one] for one in ("batch", "optimizer step", "batch_end: calculates")] == [3] * 3
+        assert counts["dataloader"] == 3 + ("ba10" in name)  # an epoch's end is found by one more request
+        assert [counts[one] for one in ("forward", "loss", "backward")] == [6] * 3
+        operations = [one for one in events if one["cat"] == "cpu_op"]
+        for range_name, operation, count in (
+            ("forward", "aten::linear", 6),
+            ("loss", "aten::cross_entropy_loss", 6),
+            ("batch_end: calculates", "aten::erfinv", 3),
+        ):
+            found = [one for one in operations if one["name"] == operation]
+            assert len(found) == count
+            for one in found:
+                assert around(one, events) == {range_name, "batch"}
+
+
+def test_it_changes_no_number_and_leaves_no_range_open(tmp_path: Path):
+    losses = []
+    for profiler in ([], [TorchProfiler(skip_first=3, active=5)]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        memory = InMemoryLogger()
+        model = ClassificationModel(module, 2)
+        with make_trainer(tmp_path, *profiler, model=model, loggers=[memory]) as trainer:
+            trainer.fit()
+            losses.append(memory.get_timeseries("loss/train/total"))
+        assert not any(one._ranges for one in profiler)
+    assert losses[0] == losses[1]
+
+
+def test_a_run_that_ends_early_has_what_was_recorded(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, TorchProfiler(skip_first=2), max_duration="5ba") as trainer:
+        trainer.fit()
+    assert files(tmp_path) == ["rank0-ba4-ba5.json"]
+    with make_trainer(tmp_path / "short", TorchProfiler(skip_first=2), max_duration="3ba") as trainer:
+        trainer.fit()
+    assert files(tmp_path / "short") == []
+    assert caplog.messages == ["torch_profiler recorded nothing: it needs 4 batches, of 3"]
+
+
+class OwnStep(ClassificationModel):
+    """Does forward, loss and backward itself: AFTER_FORWARD never comes."""
+
+    def training_step(self, state):
+        loss = self.loss(self(state.batch), state.batch)
+        (loss * state.loss_scale).backward()
+        return loss.detach()
+
+    def metrics(self, train):
+        return {}
+
+
+def test_a_range_that_no_event_closes_outlasts_neither_the_next_nor_the_batch(tmp_path: Path):
+    profiler = TorchProfiler(skip_first=1)
+    arguments = {"model": OwnStep(nn.Linear(3, 2), 2), "grad_accum": 2}
+    with make_trainer(tmp_path, profiler, calculates := Calculates(profiler), **arguments) as trainer:
+        trainer.fit()
+    assert calculates.recorded == [3, 4, 5, 6]
+    (name,) = files(tmp_path)
+    events = read(tmp_path / "torch_profiler" / name)
+    forward, batches = ([one for one in events if one["name"] == kind] for kind in ("forward", "batch"))
+    assert (len(forward), len(batches)) == (8, 4)
+    forward.sort(key=lambda one: one["ts"])
+    for index, one in enumerate(forward):
+        end = one["ts"] + one["dur"] - 1e-3
+        assert any(outer["ts"] <= one["ts"] and end <= outer["ts"] + outer["dur"] for outer in batches)
+        assert index == 7 or end <= forward[index + 1]["ts"]
+
+
+class Fails(Callback):
+    def after_forward(self, state, logger):
+        if state.timestamp.batch == 5:
+            raise RuntimeError("on purpose")
+
+
+def test_a_run_that_fails_has_what_was_recorded(tmp_path: Path):
+    trainer = make_trainer(tmp_path, TorchProfiler(skip_first=2), Fails())
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer.fit()
+    assert files(tmp_path) == ["rank0-ba4-ba5.json"]
+    assert not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def test_a_disk_that_refuses_is_reported(tmp_path: Path, caplog):
+    (tmp_path / "torch_profiler").touch()  # where its folder should be
+    with make_trainer(tmp_path, TorchProfiler()) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == 20
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("torch_profiler cannot write (")
+
+
+def test_a_resumed_run_is_profiled_anew(tmp_path: Path):
+    with make_trainer(tmp_path, TorchProfiler(skip_first=1, active=2), max_duration="6ba") as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+    profiler = TorchProfiler(skip_first=1, active=2)
+    with make_trainer(tmp_path, profiler, resume_path=tmp_path / "checkpoint") as trainer:
+        trainer.fit()
+    assert files(tmp_path) == ["rank0-ba3-ba4.json", "rank0-ba9-ba10.json"]
+
+
+def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path):
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_flops": True}
+    with make_trainer(tmp_path, TorchProfiler(skip_first=1, active=1, **options), max_duration="3ba") as trainer:
+        trainer.fit()
+    (name,) = files(tmp_path)
+    content = json.loads((tmp_path / "torch_profiler" / name).read_text())
+    linear = next(one for one in content["traceEvents"] if one["name"] == "aten::linear")
+    assert linear["args"]["Input Dims"][0] == [2, 3]
+    names = {one["name"] for one in content["traceEvents"]}
+    assert "[memory]" in names
+    assert any("runner/loop.py" in name for name in names)
+    assert content["with_flops"] == 1
+
+
+def program() -> None:
+    from pathlib import Path
+
+    import torch
+
+    from callbacks import TorchProfiler
+    from runner import ClassificationModel, Trainer
+    from runner.data import TensorLoader
+
+    data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=2, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+        train_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        callbacks=[TorchProfiler(skip_first=1, active=2)],
+        run_dir=Path("run"),
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+
+
+def test_each_rank_has_its_file(tmp_path: Path, run_ranks):
+    run_ranks(program)
+    assert files(tmp_path / "run") == ["rank0-ba3-ba4.json", "rank1-ba3-ba4.json"]
+    for name in files(tmp_path / "run"):
+        counts = Counter(one["name"] for one in read(tmp_path / "run" / "torch_profiler" / name))
+        assert counts["backward"] == counts["gloo:all_reduce"] == 2
+
+
+@pytest.mark.gpu
+def test_kernels_are_recorded(tmp_path: Path):
+    with make_trainer(tmp_path, TorchProfiler(skip_first=1), device="cuda") as trainer:
+        trainer.fit()
+    (name,) = files(tmp_path)
+    assert "kernel" in {one["cat"] for one in read(tmp_path / "torch_profiler" / name)}
+
+
+@pytest.mark.parametrize("arguments", [{"skip_first": -1}, {"wait": 0.5}, {"warmup": 0}, {"active": 0}, {"repeat": 0}])
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        TorchProfiler(**arguments)

@@ -94,11 +94,12 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if state.is_due(self.interval):
-            self._save_unless_over(state)
+            self._save_unless_over(state, logger)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
+        logger.flush()
         self._save_last(state)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -113,11 +114,12 @@ class CheckpointSaver(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._checkpoints.load_state_dict(state)
 
-    def _save_unless_over(self, state: State) -> None:
+    def _save_unless_over(self, state: State, logger: Logger) -> None:
         if self._tried_at == state.timestamp.batch:
             return
         # The last one is left to FIT_END, which knows the final metrics.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
+            logger.flush()  # a resumed run does not train again what was before: it must have been logged
             self._save(state)
 
     def _save_last(self, state: State) -> None:

@@ -22,7 +22,7 @@ from runner.__main__ import main
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=2ep")  # 6 batches
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
-LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver,console_summary]", "+callbacks.own._target_=own.Watch")
+LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "+callbacks.own._target_=own.Watch")
 
 OWN = '''
 import os

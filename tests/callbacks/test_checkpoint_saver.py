@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from callbacks import CheckpointSaver
-from runner import Callback, ClassificationModel, Evaluator, Trainer, is_complete
+from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer, is_complete
 from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
 
@@ -283,3 +283,28 @@ def test_ranks_save_together_and_rank_zero_writes(run_ranks, tmp_path):
     """
     run_ranks(program)
     assert saved(tmp_path / "run") == {"ep0-ba2", "ep1-ba4", "ep2-ba6"}
+
+
+class Received(LoggerDestination):
+    """The steps whose loss has arrived."""
+
+    def __init__(self):
+        self.steps: list[int] = []
+
+    def log_metrics(self, metrics, step):
+        if "loss/train/total" in metrics:
+            self.steps.append(step)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_checkpoint_is_past_has_been_logged(tmp_path: Path, asynchronous: bool):
+    received, late = Received(), []
+
+    class Look(Callback):
+        def batch_checkpoint(self, state, logger):
+            late.append(state.timestamp.batch - len(received.steps))
+
+    saver = CheckpointSaver(save_interval="2ba", asynchronous=asynchronous)
+    fit(tmp_path, saver, Look(), loggers=[received], max_duration="5ep")
+    assert late[1:-1:2] == [0] * 9
+    assert received.steps == [*range(1, 21)]

@@ -11,21 +11,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
-from omegaconf import DictConfig, OmegaConf
 
-from runner.signatures import check_signature, locate, nearest
+from runner.composed import check_keys, section_of, targets
+from runner.signatures import check_signature, locate
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
     from runner.launch import Launch
     from runner.trainer import Trainer
-
-GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
-SINGLE_VALUES = ("seed", "run_name", "experiment_name", "mode", "resume", "rerun")
-KEYS = (*GROUPS, *SINGLE_VALUES, "objective", "allow_targets", "skip_finished", "explain", "predict")
-READ_HERE = {"explain": ("format",), "predict": ("format", "split")}
-"""Keys of the sections that are no object's arguments."""
-MODES = ("train", "check", "explain", "eval", "predict", "sync")
 
 # Arguments of the Trainer that are made here and have no key of their own under `trainer`.
 _SUPPLIED = [
@@ -44,18 +37,6 @@ _SUPPLIED = [
 ]
 
 
-def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain containers, resolved.
-
-    Raises:
-        OmegaConfBaseException: a value is missing, or cannot be resolved.
-    """
-    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
-        plain.pop(group, None)
-    return plain
-
-
 def warm_up(config: Mapping[str, Any]) -> None:
     """Let callbacks start their slow helpers, before torch is imported; `check` speaks of targets that are wrong."""
     for section in (config.get("callbacks") or {}).values():
@@ -69,7 +50,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
     """Return how many processes a job has, checked as in `check`, but before all else: they start early."""
-    check_signature("launch", _section(config, "launch"))
+    check_signature("launch", section_of(config, "launch"))
     return make("launch", config["launch"])
 
 
@@ -81,20 +62,7 @@ def check(config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: one of them; the message names the key, what is allowed, and the nearest name.
     """
-    for key in config:
-        if key not in KEYS:
-            raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
-    _check_single_values(config)
-    _check_unread(config)
-    for group in ("model", "data", "optimizer", "trainer"):
-        _section(config, group)
-    for group in ("callbacks", "algorithms"):
-        for key, section in (config.get(group) or {}).items():
-            if not isinstance(section, Mapping) or "_target_" not in section:
-                raise ValueError(
-                    f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
-                    f"one that ships is added with +{group}=<name> and removed with ~{group}.<name>"
-                )
+    check_keys(config)
     make_launch(config)
     _check_trainer(config["trainer"])
     for path, section in targets(config):
@@ -102,25 +70,6 @@ def check(config: Mapping[str, Any]) -> None:
     for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):
         if path is not None:
             checkpoint_of(key, path)
-
-
-def _section(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-    section = config.get(group)
-    if not isinstance(section, Mapping) or "_target_" not in section:
-        raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
-    return section
-
-
-def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every section that has a `_target_`, with its dotted path, outer ones first."""
-    if isinstance(config, Mapping):
-        if "_target_" in config:
-            yield path, config
-        for key, value in config.items():
-            yield from targets(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(config, list):
-        for index, value in enumerate(config):
-            yield from targets(value, f"{path}[{index}]")
 
 
 def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
@@ -235,34 +184,6 @@ def _note_section(error: BaseException, path: str, section: Mapping[str, Any], c
     places = [*targets(section, path), *targets(config)]
     keys = [f"{inner}.{name}" for inner, one in places if name in one]
     error.add_note(f"in {keys[0] if keys else path} ({section['_target_']})")
-
-
-def _check_single_values(config: Mapping[str, Any]) -> None:
-    for key in KEYS:
-        if key not in config and key not in GROUPS:
-            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
-    if config["mode"] not in MODES:
-        raise ValueError(f"mode={config['mode']!r}: no such mode; {nearest(config['mode'], MODES)}")
-    seed = config["seed"]
-    if type(seed) is not int or seed < 0:
-        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
-    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
-        if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
-            raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
-
-
-def _check_unread(config: Mapping[str, Any]) -> None:
-    """Raise where keys stand in a section that nobody reads: what was typed would silently do nothing."""
-    scheduler = config.get("scheduler") or {}
-    if not isinstance(scheduler, Mapping):
-        raise ValueError(f"scheduler={scheduler!r}: choose a file of conf/scheduler/")
-    if scheduler and "_target_" not in scheduler:
-        key = next(iter(scheduler))
-        raise ValueError(f"scheduler.{key}: nobody reads it, as there is no schedule; choose one with scheduler=<name>")
-    for group, known in READ_HERE.items():
-        for key in config[group] or {}:
-            if key not in known:
-                raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
 
 
 def _check_trainer(section: Mapping[str, Any]) -> None:

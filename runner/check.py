@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.build import targets
+from runner.composed import targets
 from runner.launch import Job
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,10 @@ from runner.launch import Job
 from runner.record import log_record
 from runner.result import check_objective, recording
 from runner.saved_run import SavedRun
-from runner.signatures import nearest
 from runner.wrong_config import config_errors
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
-
-CHOICES = {"format": ("parquet", "pt"), "split": ("eval", "train")}
 
 
 def without_training(config: dict[str, Any], saved: SavedRun | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -41,8 +38,8 @@ def without_training(config: dict[str, Any], saved: SavedRun | None) -> tuple[di
             f"mode={mode}: with which weights? Give resume=<run folder, one of its checkpoints, or MLflow id>, or "
             "trainer.load_path=<checkpoint> together with the model that it is of"
         )
-    if mode == "predict":
-        _check_predict(config["predict"])
+    if mode == "predict" and config["predict"]["format"] == "parquet" and find_spec("pyarrow") is None:
+        raise ImportError("predict.format='parquet' needs the package pyarrow; install it, or give predict.format=pt")
     key = "trainer.load_path" if config["resume"] is None else "resume"
     checkpoint = str(build.checkpoint_of(key, config["resume"] or trainer["load_path"]))
     by_id = saved is not None and not Path(saved.given).exists()
@@ -82,14 +79,6 @@ def predict(job: Job) -> None:
             trainer.logger.log_artifact(path, "predictions")
             written.append((label, f"{samples:,} samples in {order}: {_shown(path)}"))
     _print(trainer, written)
-
-
-def _check_predict(section: Mapping[str, Any]) -> None:
-    for key, allowed in CHOICES.items():
-        if section.get(key) not in allowed:
-            raise ValueError(f"predict.{key}={section.get(key)!r}: {nearest(str(section.get(key)), allowed)}")
-    if section["format"] == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ImportError("predict.format='parquet' needs the package pyarrow; install it, or give predict.format=pt")
 
 
 @contextmanager

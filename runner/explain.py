@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from runner import build
 from runner.check import make_console, print_block, remove_empty, title_of
+from runner.composed import targets
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.launch import Job
-from runner.signatures import nearest, taken_as_options
-from runner.wrong_config import WrongConfig
+from runner.signatures import taken_as_options
 
 if TYPE_CHECKING:
     from runner.engine import Engine
 
-FORMATS = ("table", "json")
 
 WHEN = {
     **dict.fromkeys(("iteration_start", "iteration_end", "iteration_checkpoint"), "each iteration"),
@@ -70,13 +69,11 @@ def explain(job: Job) -> None:
     """Print who runs when and why, as a table or as JSON. Rank 0 alone.
 
     Raises:
-        WrongConfig: something cannot be made, or there is no such format.
+        WrongConfig: something cannot be made.
     """
     from runner.fault import naming_fault
 
     wanted = job.config["explain"]["format"]
-    if wanted not in FORMATS:
-        raise WrongConfig(f"explain.format={wanted!r}: {nearest(str(wanted), FORMATS)}")
     with naming_fault(job.config), redirect_stdout(sys.stderr):  # what constructors print is no part of the answer
         explained = timeline(job.config)
     if wanted == "json":
@@ -100,9 +97,7 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
             {"event": str(event), "when": WHEN.get(event, "once"), "runs": [*_runs(engine, event)]} for event in Event
         ],
         "conflicts": conflicts,
-        "unchecked": [
-            f"{path}.{key}" for path, section in build.targets(config) for key in taken_as_options(path, section)
-        ],
+        "unchecked": [f"{path}.{key}" for path, section in targets(config) for key in taken_as_options(path, section)],
     }
 
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from runner import build, run_folder, sweep
 from runner.check import check
+from runner.composed import to_plain
 from runner.evaluate import evaluate, predict, without_training
 from runner.explain import explain
 from runner.launch import Job, alone, check_gpus
@@ -72,7 +73,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     tags: dict[str, str] = {}
     threads = None
     with removed_when_refused(run_dir), config_errors():
-        plain = build.to_plain(config)
+        plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
         sweep.check_choice(hydra_config)
         if saved is not None:

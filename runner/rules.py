@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.build import targets
+from runner.composed import targets
 from runner.signatures import default_of, taken_as_options
 from runner.time import Progress, Time, convert
 

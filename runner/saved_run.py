@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner import build
 from runner.command_line import merge_repeated
+from runner.composed import GROUPS
 from runner.record import differences
 from runner.trust import check_targets
 from runner.wrong_config import CONF
@@ -110,7 +111,7 @@ def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequenc
         if one not in saved.overrides and not _appends(one):
             _copy(_key(one).split("."), composed, config)  # typed, though conf/ may say the same by now
     for key in composed:
-        if key in OF_THE_COMMAND or (key not in config and key not in build.GROUPS):
+        if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
             config[key] = composed[key]
     if config["resume"] is not None:
         config["resume"] = saved.path  # which may have been typed as an id

@@ -176,14 +176,17 @@ def begin(config: DictConfig) -> None:
 
 
 def check_choice(hydra_config: Any) -> None:
-    """Raise where a sweep is chosen for a single run.
+    """Raise where a sweep, or what runs one, is chosen for a single run.
 
     Raises:
         ValueError: it would run the first job, or none that was meant.
     """
-    choice = hydra_config.runtime.choices.get("sweep")
-    if choice is not None and hydra_config.mode is not RunMode.MULTIRUN:
-        raise ValueError(f"sweep={choice}: is many runs; add -m to run them: python -m runner -m sweep={choice}")
+    if hydra_config.mode is RunMode.MULTIRUN:
+        return
+    for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
+        choice = hydra_config.runtime.choices.get(group)
+        if choice != plain:
+            raise ValueError(f"{group}={choice}: is for many runs; add -m: python -m runner -m {group}={choice}")
 
 
 def register_resolver() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
-from runner.build import GROUPS
+from runner.composed import GROUPS
 from runner.launch import Job, print_failure
 from runner.local_ranks import end_with
 from runner.result import Result, identify, read_result

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner import build
+from runner.composed import to_plain
 
 
 def typed_overrides(config: DictConfig) -> list[Override]:
@@ -38,7 +39,7 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[dict[str, An
             composed.hydra.job.id = composed.hydra.job.num = number
             composed.hydra.runtime.output_dir = config.hydra.sweep.dir
         HydraConfig.instance().set_config(composed)
-        plain.append(build.to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])))
+        plain.append(to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])))
     HydraConfig.instance().cfg = None
     return plain
 

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from runner import build
+from runner.composed import targets
 from runner.wrong_config import CONF
 
 SIGNED = ("config.yaml", "overrides.yaml")
@@ -67,7 +67,7 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
     if is_own(folder):
         return
     shipped = {match for file in CONF.rglob("*.yaml") for match in re.findall(r"_target_: *(\S+)", file.read_text())}
-    names = {str(section["_target_"]) for config in configs for _, section in build.targets(config)}
+    names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
     # An interpolation is resolved when objects are made, and could bring a target of its own; a record has none.
     names |= {one for one in _strings(configs[0]) if "${" in one}
     unknown = sorted(

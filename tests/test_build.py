@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from runner import Callback, build
+from runner.composed import targets
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 MADE: list[str] = []
@@ -167,13 +168,6 @@ def test_a_config_that_cannot_be_built_is_refused(config: Any, change: Any, mess
     assert MADE == []
 
 
-@pytest.mark.parametrize("key", ["seed", "run_name", "experiment_name", "resume"])
-def test_a_key_that_a_run_needs_cannot_be_removed(config: Any, key: str):
-    del config[key]
-    with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
-        build.check(config)
-
-
 def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any):
     config["trainer"]["load_path"] = "nowhere"
     with pytest.raises(ValueError, match="trainer.load_path='nowhere': no such folder"):
@@ -189,4 +183,4 @@ def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
 
 def test_targets_are_found_in_lists_and_inside_one_another():
     config = {"a": {"_target_": "A", "b": {"_target_": "B"}}, "c": [{"_target_": "C"}, 3], "d": "x"}
-    assert [(path, one["_target_"]) for path, one in build.targets(config)] == [("a", "A"), ("a.b", "B"), ("c[0]", "C")]
+    assert [(path, one["_target_"]) for path, one in targets(config)] == [("a", "A"), ("a.b", "B"), ("c[0]", "C")]

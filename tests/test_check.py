@@ -15,6 +15,7 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Model, build, trial
 from runner.check import report
+from runner.composed import to_plain
 from runner.data import faked_by
 from runner.event import Event
 from runner.wrong_config import WrongConfig
@@ -88,7 +89,7 @@ def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
 def plain(*overrides: str) -> dict[str, Any]:
     """The config that overrides compose."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build.to_plain(compose("config", [*overrides]))
+        return to_plain(compose("config", [*overrides]))
 
 
 @pytest.fixture(autouse=True)

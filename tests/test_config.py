@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from runner import Trainer, build
 from runner.command_line import merge_repeated
+from runner.composed import KEYS, targets
 from runner.run_folder import register_resolver
 from runner.trainer import Trainer as TrainerClass
 
@@ -50,7 +51,7 @@ def shipped(group: str) -> list[str]:
 def test_every_file_composes_and_its_targets_bind(choice: str):
     config = composed(choice)
     build.check(config)
-    paths = [path for path, _ in build.targets(config)]
+    paths = [path for path, _ in targets(config)]
     assert {"model", "data", "optimizer", "trainer"} <= {*paths}
     group, _, name = choice.lstrip("+").partition("=")
     if group in LISTS and name != "none":
@@ -62,7 +63,7 @@ def test_the_defaults():
     assert list(config["callbacks"]) == BUILT_IN
     assert next(iter(config["algorithms"])) == "batch_augment"
     assert config["seed"] == config["trainer"]["seed"] == config["data"]["seed"] == 0
-    assert set(config) == set(build.KEYS)
+    assert set(config) == set(KEYS)
     assert config["callbacks"]["mlflow_logger"]["experiment_name"] == "runner"
 
 

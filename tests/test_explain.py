@@ -13,10 +13,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from runner import Algorithm, Callback, ClassificationModel, build
+from runner.composed import to_plain
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.explain import print_tables, timeline
-from runner.wrong_config import WrongConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 OWN = "explained_here"
@@ -76,7 +76,7 @@ class Stepping(ClassificationModel):
 def plain(*overrides: str) -> dict[str, Any]:
     """The config that overrides compose."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build.to_plain(compose("config", [*overrides]))
+        return to_plain(compose("config", [*overrides]))
 
 
 @pytest.fixture(autouse=True)
@@ -185,15 +185,6 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(capsys: pytest.Capt
     assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # nobody listens
     assert any("cannot be combined: Wrapper.conflicts_with names MixUp" in line for line in lines)
     assert "explain.format=json lists all" in lines[-1]
-
-
-def test_a_format_that_is_none(tmp_path: Path):
-    from runner.explain import explain
-    from runner.launch import Job
-
-    config = plain("explain.format=jsn")
-    with pytest.raises(WrongConfig, match="explain.format='jsn': did you mean 'json'"):
-        explain(Job(config, str(tmp_path / "none"), "x"))
 
 
 @pytest.mark.slow

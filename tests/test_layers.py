@@ -51,6 +51,7 @@ LAYERS = {
         "build",
         "check",
         "command_line",
+        "composed",
         "evaluate",
         "explain",
         "fault",

@@ -188,7 +188,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("sweep=seeds", "sweep=seeds: is many runs; add -m"),
+        ("sweep=seeds", "sweep=seeds: is for many runs; add -m"),
         ("-m resume=outputs seed=0,1", "resume='outputs'"),
         ("-m objective=nothing seed=0,1", "objective='nothing': is no metric of this run; allowed: eval/MulticlassAcc"),
         ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),

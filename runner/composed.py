@@ -1,0 +1,119 @@
+"""A composed config as plain containers: which keys it has, and what may stand in those that configure no object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.signatures import nearest
+
+GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
+SINGLE_VALUES = ("seed", "run_name", "experiment_name", "mode", "resume", "rerun", "objective")
+KEYS = (*GROUPS, *SINGLE_VALUES, "allow_targets", "skip_finished", "explain", "predict")
+MODES = ("train", "check", "explain", "eval", "predict", "sync")
+CHOICES = {
+    "explain": {"format": ("table", "json")},
+    "predict": {"format": ("parquet", "pt"), "split": ("eval", "train")},
+}
+"""Keys of the sections that configure no object, and what they may be."""
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return a composed config as plain containers, resolved.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or cannot be resolved.
+        ValueError: a key was removed that every run needs.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
+        plain.pop(group, None)
+    for key in KEYS:
+        if key not in plain and key not in GROUPS:
+            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+    return plain
+
+
+def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every section that has a `_target_`, with its dotted path, outer ones first."""
+    if isinstance(config, Mapping):
+        if "_target_" in config:
+            yield path, config
+        for key, value in config.items():
+            yield from targets(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(config, list):
+        for index, value in enumerate(config):
+            yield from targets(value, f"{path}[{index}]")
+
+
+def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    """Return the section of a group that every run needs.
+
+    Raises:
+        ValueError: it is gone, or names no target.
+    """
+    section = config.get(group)
+    if not isinstance(section, Mapping) or "_target_" not in section:
+        raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
+    return section
+
+
+def check_keys(config: Mapping[str, Any]) -> None:
+    """Raise where a key is unknown or read by nobody, where a section names no target, or a single value is wrong.
+
+    Args:
+        config: from `to_plain`.
+
+    Raises:
+        ValueError: one of them; the message names the key, what is allowed, and the nearest name.
+    """
+    for key in config:
+        if key not in KEYS:
+            raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
+    _check_single_values(config)
+    _check_choices(config)
+    scheduler = config.get("scheduler") or {}
+    if not isinstance(scheduler, Mapping):
+        raise ValueError(f"scheduler={scheduler!r}: choose a file of conf/scheduler/")
+    if scheduler and "_target_" not in scheduler:
+        key = next(iter(scheduler))
+        raise ValueError(f"scheduler.{key}: nobody reads it, as there is no schedule; choose one with scheduler=<name>")
+    for group in ("model", "data", "optimizer", "trainer"):
+        section_of(config, group)
+    for group in ("callbacks", "algorithms"):
+        for key, section in (config.get(group) or {}).items():
+            if not isinstance(section, Mapping) or "_target_" not in section:
+                raise ValueError(
+                    f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
+                    f"one that ships is added with +{group}=<name> and removed with ~{group}.<name>"
+                )
+
+
+def _check_single_values(config: Mapping[str, Any]) -> None:
+    if config["mode"] not in MODES:
+        raise ValueError(f"mode={config['mode']!r}: no such mode; {nearest(config['mode'], MODES)}")
+    seed = config["seed"]
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
+        if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
+            raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
+    if not isinstance(config["skip_finished"], bool):
+        raise ValueError(f"skip_finished={config['skip_finished']!r}: must be true or false")
+    allowed = config["allow_targets"]
+    if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
+        raise ValueError(f"allow_targets={allowed!r}: must be a list of classes, such as [my_module.MyModel]")
+
+
+def _check_choices(config: Mapping[str, Any]) -> None:
+    for group, known in CHOICES.items():
+        section = config[group]
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{group}={section!r}: set its keys: {', '.join(f'{group}.{key}=...' for key in known)}")
+        for key, value in section.items():
+            if key not in known:
+                raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
+            if value not in known[key]:
+                raise ValueError(f"{group}.{key}={value!r}: {nearest(str(value), known[key])}")

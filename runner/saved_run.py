@@ -155,7 +155,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     # Of Hydra itself a record may change nothing, and whatever an override computes is in the config already.
     plain = [one for one in map(str, overrides) if not re.search(r"hydra|\$\{|\.\.|^-", one)]
     with _composing():
-        kept = _composable([one for one in plain if _key(one) not in OF_THE_COMMAND], arguments)
+        kept = _composable([one for one in plain if _key(one).partition(".")[0] not in OF_THE_COMMAND], arguments)
         composed = _compose(kept, arguments)
         check_targets(folder, [config, OmegaConf.to_container(composed)], _allowed(arguments))
         base: Any = OmegaConf.to_container(composed, resolve=True)

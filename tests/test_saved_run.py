@@ -81,6 +81,12 @@ def test_what_is_typed_changes_the_record_and_nothing_else_does(
     assert json.dumps(THEN) == before
 
 
+def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
+    told = ["mode=train", "predict.format=pt", "explain.format=json", "skip_finished=false"]
+    saved = find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {}, [*told, 'seed=3'])}"])
+    assert saved is not None and saved.overrides == ["seed=3"]
+
+
 def test_without_a_record_there_is_nothing_to_begin_again(tmp_path: Path):
     for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
         assert find_saved_run(arguments) is None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_spool import now_ms
+from callbacks._mlflow_spool import now_ms, read_json
 
 SQLITE = "sqlite:///"
 
@@ -38,6 +38,15 @@ def check_seconds(close_timeout: float, system_metrics_interval: float) -> None:
 def without_password(uri: str) -> str:
     """The address as it may be shown."""
     return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
+
+
+def uri_of_run(uri: str, run_dir: Path) -> str:
+    """The address of the store that a run goes to: in place of the default one, that which a resumed run is in."""
+    order = run_dir / "mlflow" / "run.json"
+    before = read_json(order).get("tracking_uri", "") if order.is_file() else ""
+    exists = before.startswith(SQLITE) and Path(before.removeprefix(SQLITE)).is_file()
+    is_default = "MLFLOW_TRACKING_URI" not in os.environ and uri == resolve_uri(None)
+    return before if exists and is_default else uri
 
 
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:

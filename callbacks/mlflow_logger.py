@@ -13,7 +13,7 @@ from callbacks._mlflow_describe import describe_config, describe_inputs, flatten
 from callbacks._mlflow_process import shared_writer
 from callbacks._mlflow_session import Session
 from callbacks._mlflow_sweep import log_sweep, parent_tags
-from callbacks._mlflow_target import check_seconds, resolve_uri, ui_command
+from callbacks._mlflow_target import check_seconds, resolve_uri, ui_command, uri_of_run
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class MLflowLogger(LoggerDestination):
 
     Args:
         tracking_uri: of a server or a database; None: `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` (SQLite)
-            under the working directory. Artifacts of a SQLite store lie beside it, in `mlartifacts`.
+            under the working directory, or where a resumed run is. Its artifacts lie beside it, in `mlartifacts`.
         experiment_name: None: `$MLFLOW_EXPERIMENT_NAME`, or else 'runner'.
         run_name: None: the run's own.
         tags: more tags, by name.
@@ -89,17 +89,18 @@ class MLflowLogger(LoggerDestination):
         self._inputs_logged = False
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
-        parent = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
-        tags = {"runner.run_dir": str(run_dir), **parent, **self._tags}  # where resume=<id> finds it
+        nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
+        tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # resume=<id> finds it
         self._append({"tags": tags}, {"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._begin(state, logger)
-        if self._session is not None and not self._inputs_logged:
+        if not self._inputs_logged:
             self._inputs_logged = True
             self._append(*({"input": described} for described in describe_inputs(state)))
 
     def _open(self, folder: Path, name: str, interval: float | None) -> Session:
+        self.tracking_uri = uri_of_run(self.tracking_uri, folder)
         target = {"tracking_uri": self.tracking_uri, "experiment_name": self.experiment_name, "run_name": name}
         return Session(folder, **target, system_metrics_interval=interval)
 
@@ -117,8 +118,7 @@ class MLflowLogger(LoggerDestination):
         self._append({"params": flatten(hyperparameters)})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        if tags:
-            self._append({"tags": dict(tags)})
+        self._append({"tags": dict(tags)})
 
     def log_records(self, records: Sequence[Record]) -> None:
         if self._session is not None:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import hydra
 
 from runner import sweep
-from runner.command_line import check_options, merge_repeated, shadowed_packages
+from runner.command_line import check_options, merge_repeated, options_first, shadowed_packages
 from runner.job import Task, run
 from runner.launch import Ranks, is_rank_zero, print_failure
 from runner.local_ranks import end_with_rank_zero, ranks
@@ -44,7 +44,7 @@ def main() -> int:
         with config_errors():
             shadowed_packages()
             check_options(sys.argv[1:])
-            sys.argv[1:] = merge_repeated(sys.argv[1:])
+            sys.argv[1:] = options_first(merge_repeated(sys.argv[1:]))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_overrides(saved, sys.argv[1:])
@@ -94,8 +94,12 @@ def compose_and_run(saved: SavedRun | None) -> int:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     except SweepRefused as refused:
         raise refused.error from refused.error.__cause__
-    except Exception:
-        if sweep.led is None or not sweep.led.is_broken:
+    except Exception as error:
+        if sweep.led is None:
+            raise
+        if not sweep.led.results():  # jobs keep their errors to themselves: it is the launcher's or the sweeper's
+            raise WrongConfig(f"the sweep cannot begin: {error}") from error
+        if not sweep.led.is_broken:
             raise
     finally:
         code = end_sweep()

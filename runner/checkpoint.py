@@ -179,6 +179,8 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
         if one.config_key in saved:
             one.load_state_dict(saved[one.config_key])
     for key in saved.keys() - {one.config_key for one in hooks}:
+        if get_global_rank() != 0:
+            break  # where there are no destinations
         log.warning("the checkpoint's state of %r is not used: this run has nothing of that name", key)
 
 

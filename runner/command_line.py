@@ -47,6 +47,7 @@ OPTIONS = (
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
 """Hydra's, which has no public list of them."""
+WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 
 
 def check_options(arguments: Sequence[str]) -> None:
@@ -62,6 +63,16 @@ def check_options(arguments: Sequence[str]) -> None:
             guess = f"Did you mean {near[0]}? " if near else ""
             key = name.lstrip("-").replace("-", "_")
             raise ValueError(f"{argument}: no such option. {guess}Keys are written without dashes: {key}=...")
+
+
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with options before keys, as Hydra wants them; the order is otherwise kept."""
+    options, keys, takes_value = [], [], False
+    for one in arguments:
+        is_option = one.startswith("-")
+        (options if is_option or takes_value else keys).append(one)
+        takes_value = is_option and "=" not in one and one in WITH_VALUE
+    return [*options, *keys]
 
 
 def shadowed_packages() -> None:

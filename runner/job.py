@@ -46,7 +46,9 @@ class Task:
     def __call__(self, config: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
         if hydra_config.mode is RunMode.MULTIRUN:
-            return attempt(lambda: perform(config, hydra_config, self.saved), hydra_config)
+            nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
+            work = lambda: perform(config, hydra_config, self.saved)  # noqa: E731
+            return attempt(work, hydra_config, nothing)
         try:
             return perform(config, hydra_config, self.saved)
         except Exception as error:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PARENT = "RUNNER_PARENT"
 """Environment variable of a rank that was started from inside: the process id of rank 0."""
 
+MOST_PER_CORE = 16  # processes: more is a slip of the finger, and would bring the machine to a halt
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -68,6 +69,12 @@ class Launch:
             import torch
 
             return max(1, torch.cuda.device_count())
+        most = MOST_PER_CORE * (os.cpu_count() or 1)
+        if int(asked) > most:
+            raise ValueError(
+                f"launch.nproc_per_node={asked!r}: at most {most} here, {MOST_PER_CORE} for each CPU core; "
+                "usual is one for each GPU, or two or four in all"
+            )
         return int(asked)
 
 

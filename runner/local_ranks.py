@@ -238,7 +238,7 @@ def end_with(process: int) -> None:
 
 
 def _end_after(process: int) -> None:
-    while _is_running(process):
+    while is_alive(process):
         time.sleep(1.0)
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as between two jobs
         os.kill(os.getpid(), signal.SIGTERM)
@@ -246,7 +246,8 @@ def _end_after(process: int) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _is_running(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine runs."""
     import psutil
 
     try:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from runner.launch import is_rank_zero, kept_over_restarts
 from runner.wrong_config import WrongConfig
 
+LOCK = ".lock"  # in the folder of a run, held while it trains
 SWEEP = "sweep.json"  # in a sweep's folder: what it is
 INDEX = ".index.json"  # beside the folders of sweeps: which of them is whose
 
@@ -25,8 +27,16 @@ _made: list[Path] = []  # by this process, since the last clean-up
 
 
 def register_resolver() -> None:
-    """Let `${run_folder:base}` in a config name a new folder, one per config."""
-    OmegaConf.register_new_resolver("run_folder", make_run_folder, use_cache=True, replace=True)
+    """Let `${run_folder:base,mode}` in a config name a new folder, one per config."""
+    OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
+
+
+def _run_folder(base: str, mode: str = "train") -> str:
+    if mode in ("check", "explain", "sync"):  # which leave nothing, and may have nowhere to write
+        folder = tempfile.mkdtemp(prefix="runner-")
+        _made.append(Path(folder))
+        return folder
+    return make_run_folder(base)
 
 
 def make_run_folder(base: str) -> str:
@@ -130,7 +140,7 @@ def remove_unused() -> None:
 @contextmanager
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
     """On a WrongConfig inside, remove the run's folder, if it was empty before. Rank 0."""
-    is_new = is_rank_zero() and run_dir.is_dir() and not any(run_dir.iterdir())
+    is_new = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
     try:
         yield
     except WrongConfig:

@@ -22,14 +22,13 @@ from runner.destination import SweepSummary
 from runner.interrupt import Interrupt
 from runner.launch import check_launcher
 from runner.result import Result, fingerprint, read_result
-from runner.run_folder import SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
 from runner.sweep_plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
 from runner.wrong_config import WrongConfig, config_errors
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
 
-LOCK = ".lock"  # in a job's folder, held while it trains
 STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
 _NO_PART = ("allow_targets", "skip_finished", "explain", "predict")  # of what makes a sweep another one
 _KEPT = ("train", "eval", "predict")  # modes that leave folders
@@ -105,7 +104,13 @@ class Sweep:
         """Return what came of its jobs so far, the refused ones too."""
         folders = [path.parent for path in self.folder.glob("*/result.json")]
         folders += sorted(self.folder.glob(".refused-*"))
-        return [found for folder in folders if (found := read_result(folder)) is not None]
+        results = []
+        for folder in folders:
+            if (found := read_result(folder)) is not None:
+                if found.status == "RUNNING" and not is_running(folder):
+                    found.status = "KILLED"  # without a word
+                results.append(found)
+        return results
 
 
 class SweepRefused(BaseException):

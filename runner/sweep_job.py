@@ -20,7 +20,7 @@ from hydra.types import RunMode
 
 from runner.composed import GROUPS
 from runner.launch import Job, print_failure
-from runner.local_ranks import end_with
+from runner.local_ranks import end_with, is_alive
 from runner.result import Result, identify, read_result
 from runner.run_folder import lock_file
 from runner.sweep import LOCK, STOP, Sweep, end
@@ -30,22 +30,27 @@ from runner.wrong_config import WrongConfig
 LONGEST = 100  # characters of a name
 
 
-def attempt(work: Callable[[], float | None], hydra_config: Any) -> float | None:
+def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None = None) -> float | None:
     """Do one job of a sweep and return its objective, None where it failed: the others go on, unless a signal came.
 
     Args:
         work: does the job.
         hydra_config: of the job.
+        nothing: what is returned where the job has no objective.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     leads = sweep.pid == os.getpid()
     if not leads:  # where signals are left to each process
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if sweep.launcher in ("joblib", "submitit_local"):
-            end_with(sweep.pid)
+    watched = not leads and sweep.launcher in ("joblib", "submitit_local")  # on this machine
+    if watched:
+        end_with(sweep.pid)
     try:
-        return None if (sweep.folder / STOP).exists() else _finite(work(), sweep.direction)
+        if (sweep.folder / STOP).exists() or (watched and not is_alive(sweep.pid)):
+            return None
+        objective = _finite(work(), sweep.direction)
+        return nothing if objective is None else objective
     except WrongConfig as error:
         refused = Result("REFUSED", "", "", list(hydra_config.overrides.task), error=str(error))
         folder = sweep.folder / f".refused-{hydra_config.job.num}"
@@ -76,14 +81,15 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     """Yield a sweep's job in its own folder, with its result where it has finished, or trains elsewhere now.
 
     Its folder belongs to this process until the end. One that is made here is removed when the job is refused. A job
-    that is not of a sweep stays as it is.
+    that is not of a sweep stays as it is, and has its folder to itself as well.
 
     Args:
         job: as composed.
         hydra_config: of the job.
     """
     if hydra_config.mode is not RunMode.MULTIRUN:
-        yield job, None
+        with _locked(job):
+            yield job, None
         return
     sweep, number, choices = Sweep.read(hydra_config.sweep.dir), hydra_config.job.num, hydra_config.runtime.choices
     identity = identify(job.config)
@@ -116,6 +122,20 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     finally:
         if lock is not None:
             lock.close()
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[None]:
+    """Have the folder of a single run to oneself.
+
+    Raises:
+        WrongConfig: another process trains that run.
+    """
+    lock = lock_file(Path(job.run_dir) / LOCK)
+    if lock is None:
+        raise WrongConfig(f"resume={job.run_dir!r}: another process trains this run now; wait for it, or stop it")
+    with lock:
+        yield
 
 
 def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:

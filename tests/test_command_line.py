@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.command_line import OPTIONS, check_options, merge_repeated, shadowed_packages
+from runner.command_line import OPTIONS, check_options, merge_repeated, options_first, shadowed_packages
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,16 @@ def test_other_options_are_refused(argument: str, parts: tuple[str, ...]):
 def test_our_own_packages_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     shadowed_packages()
+
+
+@pytest.mark.parametrize(
+    ("typed", "ordered"),
+    [
+        (["a=1", "-m", "b=2"], ["-m", "a=1", "b=2"]),
+        (["a=1", "--config-dir", "mine", "b=-2"], ["--config-dir", "mine", "a=1", "b=-2"]),
+        (["a=1", "--config-dir=mine", "b=2", "-c", "job"], ["--config-dir=mine", "-c", "job", "a=1", "b=2"]),
+        ([], []),
+    ],
+)
+def test_options_may_stand_anywhere(typed: list[str], ordered: list[str]):
+    assert options_first(typed) == ordered

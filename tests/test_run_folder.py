@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner.run_folder import make_run_folder, remove_unused
+import pytest
+from omegaconf import OmegaConf
+
+from runner.run_folder import LOCK, lock_file, make_run_folder, register_resolver, remove_unused, removed_when_refused
+from runner.wrong_config import WrongConfig
 
 
 def test_folders_made_in_one_second_differ(tmp_path: Path):
@@ -15,3 +19,23 @@ def test_folders_made_in_one_second_differ(tmp_path: Path):
     remove_unused()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(folders[2]) / "kept"]
     assert not any(Path(path).exists() for path in folders if path != folders[2])
+
+
+@pytest.mark.parametrize(("mode", "is_in_place"), [("train", True), ("check", False), ("explain", False)])
+def test_what_leaves_nothing_needs_no_place_to_write(mode: str, is_in_place: bool, tmp_path: Path):
+    register_resolver()
+    config = OmegaConf.create({"mode": mode, "dir": f"${{run_folder:{tmp_path / 'outputs'},${{mode}}}}"})
+    folder = Path(config.dir)
+    assert folder.is_dir() and folder.is_relative_to(tmp_path) == is_in_place
+    remove_unused()
+    assert not folder.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = lock_file(folder / LOCK)
+    assert lock is not None
+    with pytest.raises(WrongConfig), lock, removed_when_refused(folder):
+        raise WrongConfig("no")
+    assert not folder.exists()

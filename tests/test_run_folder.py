@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from runner.launch import Job
 from runner.run_folder import LOCK, lock_file, make_run_folder, register_resolver, remove_unused, removed_when_refused
+from runner.sweep_job import placed
 from runner.wrong_config import WrongConfig
 
 
@@ -39,3 +45,22 @@ def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
     with pytest.raises(WrongConfig), lock, removed_when_refused(folder):
         raise WrongConfig("no")
     assert not folder.exists()
+
+
+def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
+    holds = "import sys; from pathlib import Path; from runner.run_folder import lock_file; f = lock_file(Path(sys.argv[1])); "
+    other = subprocess.Popen(
+        [sys.executable, "-c", holds + "print('held', flush=True); input()", str(tmp_path / LOCK)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        job, single = Job({}, str(tmp_path), "x"), SimpleNamespace(mode=RunMode.RUN)
+        with pytest.raises(WrongConfig, match="another process trains this run now"), placed(job, single):
+            pass
+    finally:
+        other.communicate("\n", timeout=30)
+    with placed(job, single) as (same, result):
+        assert same == job and result is None

@@ -469,3 +469,21 @@ def test_parameters_are_flat_and_spelled_as_on_the_command_line() -> None:
 def test_wrong_arguments_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value}"):
         MLflowLogger(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path: Path, monkeypatch: Any):
+    from callbacks._mlflow_target import resolve_uri, uri_of_run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store, run = tmp_path / "first.db", tmp_path / "run"
+    (run / "mlflow").mkdir(parents=True)
+    (run / "mlflow" / "run.json").write_text(json.dumps({"tracking_uri": f"sqlite:///{store}"}))
+    default = resolve_uri(None)
+    assert uri_of_run(default, run) == default  # that store is gone
+    store.touch()
+    assert uri_of_run(default, run) == f"sqlite:///{store}"
+    assert uri_of_run("http://server", run) == "http://server"  # which was asked for
+    assert uri_of_run(default, tmp_path / "another") == default
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///outputs/mlflow.db")
+    assert uri_of_run(resolve_uri(None), run) == resolve_uri(None)

@@ -141,6 +141,7 @@ def remove_unused() -> None:
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
     """On a WrongConfig inside, remove the run's folder, if it was empty before. Rank 0."""
     is_new = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
+    is_new = is_new and not Path.cwd().is_relative_to(run_dir.resolve())  # never where the user stands
     try:
         yield
     except WrongConfig:

@@ -48,7 +48,8 @@ def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
 
 
 def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
-    holds = "import sys; from pathlib import Path; from runner.run_folder import lock_file; f = lock_file(Path(sys.argv[1])); "
+    holds = "import sys; from pathlib import Path; from runner.run_folder import lock_file; "
+    holds += "file = lock_file(Path(sys.argv[1])); "
     other = subprocess.Popen(
         [sys.executable, "-c", holds + "print('held', flush=True); input()", str(tmp_path / LOCK)],
         stdin=subprocess.PIPE,
@@ -64,3 +65,10 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
         other.communicate("\n", timeout=30)
     with placed(job, single) as (same, result):
         assert same == job and result is None
+
+
+def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongConfig), removed_when_refused(tmp_path):
+        raise WrongConfig("no")
+    assert tmp_path.is_dir()

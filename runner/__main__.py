@@ -17,7 +17,7 @@ from typing import NoReturn
 import hydra
 
 from runner import sweep
-from runner.command_line import check_options, merge_repeated, options_first, shadowed_packages
+from runner.command_line import check_options, keys_first, merge_repeated, shadowed_packages
 from runner.job import Task, run
 from runner.launch import Ranks, is_rank_zero, print_failure
 from runner.local_ranks import end_with_rank_zero, ranks
@@ -44,7 +44,7 @@ def main() -> int:
         with config_errors():
             shadowed_packages()
             check_options(sys.argv[1:])
-            sys.argv[1:] = options_first(merge_repeated(sys.argv[1:]))
+            sys.argv[1:] = keys_first(merge_repeated(sys.argv[1:]))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_overrides(saved, sys.argv[1:])

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra._internal.utils import get_args_parser
+
 _CHOICE = re.compile(r"^(\+?)(callbacks|algorithms)=(.*)$")
 
 
@@ -47,7 +49,6 @@ OPTIONS = (
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
 """Hydra's, which has no public list of them."""
-WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 
 
 def check_options(arguments: Sequence[str]) -> None:
@@ -65,14 +66,13 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: no such option. {guess}Keys are written without dashes: {key}=...")
 
 
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with options before keys, as Hydra wants them; the order is otherwise kept."""
-    options, keys, takes_value = [], [], False
-    for one in arguments:
-        is_option = one.startswith("-")
-        (options if is_option or takes_value else keys).append(one)
-        takes_value = is_option and "=" not in one and one in WITH_VALUE
-    return [*options, *keys]
+def keys_first(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with keys before options: Hydra takes them for strangers where an option stands between them."""
+    options = list(arguments)
+    parsed, _ = get_args_parser().parse_known_intermixed_args(options)
+    for key in parsed.overrides:
+        options.remove(key)
+    return [*parsed.overrides, *options]
 
 
 def shadowed_packages() -> None:

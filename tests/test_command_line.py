@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.command_line import OPTIONS, check_options, merge_repeated, options_first, shadowed_packages
+from runner.command_line import OPTIONS, check_options, keys_first, merge_repeated, shadowed_packages
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,14 @@ def test_our_own_packages_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("typed", "ordered"),
     [
-        (["a=1", "-m", "b=2"], ["-m", "a=1", "b=2"]),
-        (["a=1", "--config-dir", "mine", "b=-2"], ["--config-dir", "mine", "a=1", "b=-2"]),
-        (["a=1", "--config-dir=mine", "b=2", "-c", "job"], ["--config-dir=mine", "-c", "job", "a=1", "b=2"]),
+        (["a=1", "-m", "b=2"], ["a=1", "b=2", "-m"]),
+        (["a=1", "--config-dir", "mine", "b=-2"], ["a=1", "b=-2", "--config-dir", "mine"]),
+        (["a=1", "--config-dir=mine", "b=2", "-c", "job"], ["a=1", "b=2", "--config-dir=mine", "-c", "job"]),
+        (["a=1", "--info"], ["a=1", "--info"]),
+        (["-m", "--info", "all", "a=1"], ["a=1", "-m", "--info", "all"]),
+        (["a=-m", "-m", "a=-m"], ["a=-m", "a=-m", "-m"]),
         ([], []),
     ],
 )
 def test_options_may_stand_anywhere(typed: list[str], ordered: list[str]):
-    assert options_first(typed) == ordered
+    assert keys_first(typed) == ordered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from runner.launch import Job, alone, check_gpus
 from runner.local_ranks import ranks
 from runner.record import log_record
 from runner.result import check_objective, recording
-from runner.run_folder import checkpoint_before_restart, removed_when_refused, run_folder_of
+from runner.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.saved_run import SavedRun, begun_again
 from runner.sweep_job import attempt, placed
 from runner.sync import sync
@@ -47,8 +48,7 @@ class Task:
         hydra_config = HydraConfig.get()
         if hydra_config.mode is RunMode.MULTIRUN:
             nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
-            work = lambda: perform(config, hydra_config, self.saved)  # noqa: E731
-            return attempt(work, hydra_config, nothing)
+            return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, nothing)
         try:
             return perform(config, hydra_config, self.saved)
         except Exception as error:
@@ -62,8 +62,11 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> fl
     if job.config["mode"] not in ON_ALL_RANKS:
         with alone():
             return run(job)
+    if hydra_config.mode is RunMode.RUN:
+        with owned(Path(job.run_dir)), ranks().sharing(job):
+            return run(job)
     with placed(job, hydra_config) as (job, result):
-        if result is not None:  # of a sweep's job that is done
+        if result is not None:  # it is done
             return result.objective
         with ranks().sharing(job):
             return run(job)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -138,10 +138,28 @@ def remove_unused() -> None:
 
 
 @contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Inside, no other process trains in a run's folder. Rank 0.
+
+    Where no lock can be had, as on a full disk, nothing but habit keeps two apart.
+
+    Raises:
+        WrongConfig: another process trains there.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            lock = lock_file(run_dir / LOCK)
+            if lock is None:
+                raise WrongConfig(f"{str(run_dir)!r}: another process trains this run now; wait for it, or stop it")
+            stack.enter_context(lock)
+        yield
+
+
+@contextmanager
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
     """On a WrongConfig inside, remove the run's folder, if it was empty before. Rank 0."""
-    is_new = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
-    is_new = is_new and not Path.cwd().is_relative_to(run_dir.resolve())  # never where the user stands
+    is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
+    is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never where the user stands
     try:
         yield
     except WrongConfig:

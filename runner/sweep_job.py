@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 
 from runner.composed import GROUPS
 from runner.launch import Job, print_failure
 from runner.local_ranks import end_with, is_alive
 from runner.result import Result, identify, read_result
-from runner.run_folder import lock_file
-from runner.sweep import LOCK, STOP, Sweep, end
+from runner.run_folder import LOCK, lock_file
+from runner.sweep import STOP, Sweep, end
 from runner.sweep_plan import short_names
 from runner.wrong_config import WrongConfig
 
 LONGEST = 100  # characters of a name
 
 
-def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None = None) -> float | None:
+def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None) -> float | None:
     """Do one job of a sweep and return its objective, None where it failed: the others go on, unless a signal came.
 
     Args:
@@ -80,17 +79,12 @@ def _finite(objective: float | None, direction: str) -> float | None:
 def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     """Yield a sweep's job in its own folder, with its result where it has finished, or trains elsewhere now.
 
-    Its folder belongs to this process until the end. One that is made here is removed when the job is refused. A job
-    that is not of a sweep stays as it is, and has its folder to itself as well.
+    Its folder belongs to this process until the end. One that is made here is removed when the job is refused.
 
     Args:
         job: as composed.
         hydra_config: of the job.
     """
-    if hydra_config.mode is not RunMode.MULTIRUN:
-        with _locked(job):
-            yield job, None
-        return
     sweep, number, choices = Sweep.read(hydra_config.sweep.dir), hydra_config.job.num, hydra_config.runtime.choices
     identity = identify(job.config)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
@@ -122,20 +116,6 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     finally:
         if lock is not None:
             lock.close()
-
-
-@contextmanager
-def _locked(job: Job) -> Iterator[None]:
-    """Have the folder of a single run to oneself.
-
-    Raises:
-        WrongConfig: another process trains that run.
-    """
-    lock = lock_file(Path(job.run_dir) / LOCK)
-    if lock is None:
-        raise WrongConfig(f"resume={job.run_dir!r}: another process trains this run now; wait for it, or stop it")
-    with lock:
-        yield
 
 
 def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from runner.launch import Job
-from runner.run_folder import LOCK, lock_file, make_run_folder, register_resolver, remove_unused, removed_when_refused
-from runner.sweep_job import placed
+from runner.run_folder import (
+    LOCK,
+    lock_file,
+    make_run_folder,
+    owned,
+    register_resolver,
+    remove_unused,
+    removed_when_refused,
+)
 from runner.wrong_config import WrongConfig
 
 
@@ -58,13 +62,12 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
     )
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        job, single = Job({}, str(tmp_path), "x"), SimpleNamespace(mode=RunMode.RUN)
-        with pytest.raises(WrongConfig, match="another process trains this run now"), placed(job, single):
+        with pytest.raises(WrongConfig, match="another process trains this run now"), owned(tmp_path):
             pass
     finally:
         other.communicate("\n", timeout=30)
-    with placed(job, single) as (same, result):
-        assert same == job and result is None
+    with owned(tmp_path), owned(tmp_path / "on a disk that takes no file"):
+        pass
 
 
 def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ class ActivationMonitor(Callback):
                 f"ignore_module_types={ignore_module_types!r}: must be a list of names, ['{ignore_module_types}']"
             )
         self.ignore_module_types = ignore_module_types
-        self._batches = Fraction(1)  # of the interval
+        self._interval = (1, 1)  # in batches, as a fraction of whole numbers
         self._hooks: list[RemovableHandle] = []
         self._seen: set[tuple[str, str]] = set()
         self._metrics: dict[str, Any] = {}
@@ -69,11 +68,13 @@ class ActivationMonitor(Callback):
                     f"ignore_module_types={list(self.ignore_module_types or ())}: no module is a {name!r}; "
                     f"there are {', '.join(sorted(classes))}"
                 )
-        self._batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+        batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+        self._interval = batches.as_integer_ratio()
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch
-        if not logger.destinations or (batch + 1) // self._batches == batch // self._batches:
+        batches, parts = self._interval
+        if (batch + 1) * parts // batches == batch * parts // batches or not logger.destinations:
             return
         for name, module in state.unwrapped_model.named_modules():
             if name and type(module).__name__ not in (self.ignore_module_types or ()):

@@ -46,8 +46,7 @@ class TrainMetrics(Callback):
         state.train_metric_values = {name: metric.compute() for name, metric in state.train_metrics.items()}
         for metric in state.train_metrics.values():
             metric.reset()
-        for name, value in state.train_metric_values.items():
-            logger.log_metrics(scalars(f"metrics/train/{name}", value))
+        logger.log_metrics(scalars("metrics/train", state.train_metric_values))
 
 
 class TrainerLog(Callback):
@@ -70,10 +69,10 @@ class TrainerLog(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
         # Charts thin out what every batch logs: as an axis for evaluations only a value of their very steps will do.
-        logger.log_metrics({f"time/{label}/sample": float(state.timestamp.sample)})
+        metrics = {f"time/{label}/sample": float(state.timestamp.sample)}
         for name, value in state.eval_metric_values[label].items():
-            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"
-            logger.log_metrics(scalars(key, value))
+            metrics |= scalars(f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}", value)
+        logger.log_metrics(metrics)
 
 
 def scalars(key: str, value: Any) -> dict[str, Any]:

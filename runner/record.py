@@ -69,7 +69,8 @@ def log_record(logger: Any, job: Job) -> None:
     from runner.distributed import get_global_rank
 
     if get_global_rank() == 0:
-        logger.log_tags(job.tags)
+        if job.tags:
+            logger.log_tags(job.tags)
         for path in write_record(Path(job.run_dir), job.config, job.overrides, job.run_name):
             logger.log_artifact(path, "record")
         for path in Path(job.run_dir).glob("sessions/*/*"):

@@ -173,7 +173,7 @@ def _refused_on_meta(config: Mapping[str, Any], data: StandIn, findings: Finding
     """Try the batch on the meta device; return the callback or algorithm that wants values, which are not there."""
     try:
         _try_batch(config, data, findings)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         hook = hook_at_fault(error, config)
         if hook is None or "meta" not in str(error):
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runner.terminal import make_console
+
 COLUMNS = ("callback", "event", "calls", "ms", "us per call", "us per batch", "share")
 MAX_PRINTED = 20  # rows
 
@@ -28,7 +30,6 @@ def make_rows(costs: Mapping[tuple[str, str], Sequence[int]], batches: int, rest
 
 def print_rows(rows: Sequence[Sequence[Any]]) -> None:
     """Print the costliest rows, and what the others cost together."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -36,8 +37,7 @@ def print_rows(rows: Sequence[Sequence[Any]]) -> None:
         table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
     for owner, event, calls, *times, share in rows[:MAX_PRINTED]:
         table.add_row(owner, event, str(calls), *(f"{one:.1f}" for one in times), f"{share:.1%}")
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=100)
+    console = make_console()
     console.print(table)
     if len(rows) > MAX_PRINTED:
         others = sum(row[-1] for row in rows[MAX_PRINTED:])

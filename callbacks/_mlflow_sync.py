@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -12,6 +11,7 @@ from callbacks._mlflow_delivery import Delivery
 from callbacks._mlflow_spool import try_lock
 from callbacks._mlflow_target import register_of
 from callbacks._mlflow_writer import configure
+from runner.terminal import show_path
 
 
 def sync(tracking_uri: str, run_dir: Path | None) -> bool:
@@ -48,7 +48,7 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
 
 
 def _send(run_dir: Path) -> bool:
-    shown = os.path.relpath(run_dir) if run_dir.is_relative_to(Path.cwd()) else str(run_dir)
+    shown = show_path(run_dir)
     alive = try_lock(run_dir / "mlflow" / "trainer.lock")
     if alive is None:
         print(f"{shown}: is still running, and sends by itself")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Event, LoggerDestination
+from runner.terminal import show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -64,12 +63,6 @@ def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         hidden = len(lines) - MAX_EVENTS + 1
         lines[-hidden:] = [f"and {hidden} more lines: python -m runner mode=explain shows all"]
     yield from zip(["events", *[""] * len(lines)], lines, strict=False)
-
-
-def show_path(path: Path) -> str:
-    """Return a path as it is best typed: relative where it lies in the working directory."""
-    path = path.absolute()
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _count(number: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice
-from callbacks._run_description import describe_events, describe_run, show_path
+from callbacks._run_description import describe_events, describe_run
 from runner import LoggerDestination, Record, Timestamp
+from runner.terminal import make_console, print_block, show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -44,7 +45,7 @@ class ConsoleSummary(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._state is None:
             self._state = state
-            _print_block(state.run_name, [*describe_run(state), *describe_events(state, logger)])
+            print_block(state.run_name, [*describe_run(state), *describe_events(state, logger)])
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -68,7 +69,7 @@ class ConsoleSummary(LoggerDestination):
             rows.append(("resume", _resume_command(state)))
         commands = (getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations))
         rows += [("compare", command) for command in commands if command]
-        _print_block("", rows)
+        print_block("", rows)
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
@@ -113,26 +114,6 @@ def _outcome(error: BaseException) -> str:
     return "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=100)
-
-
-def _print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    block = Table.grid(padding=(0, 2))
-    for label, text in rows:
-        block.add_row(Text(label, "bold cyan"), Text(text, overflow="fold"))
-    console = _console()
-    if title:
-        console.print(Text(title, "bold"))
-    console.print(block)
-
-
 def _print_metrics(series: dict[str, _Series]) -> None:
     from rich.table import Table
 
@@ -146,7 +127,7 @@ def _print_metrics(series: dict[str, _Series]) -> None:
         table.add_row(
             key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {one.best_at.epoch}, batch {one.best_at.batch}"
         )
-    console = _console()
+    console = make_console()
     if keys:
         console.print(table)
     if len(keys) > MAX_METRICS:

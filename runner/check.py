@@ -6,13 +6,14 @@ cannot work is an error, as in training; what trains but is most likely a mistak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.composed import targets
 from runner.launch import Job
+from runner.terminal import print_block
 
 if TYPE_CHECKING:
     from runner.trial import Findings
@@ -72,26 +73,3 @@ def show_bytes(size: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
-
-
-def make_console() -> Any:
-    """Return a console for tables: as wide as the terminal, or 120 columns."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=120)
-
-
-def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print a title and labelled lines under it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    block = Table.grid(padding=(0, 2))
-    for label, text in rows:
-        style = "bold green" if label.startswith("ok ") else "bold yellow" if label == "warning" else "bold cyan"
-        block.add_row(Text(label, style), Text(text, overflow="fold"))
-    console = make_console()
-    if title:
-        console.print(Text(title, "bold"))
-    console.print(block)

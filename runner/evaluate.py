@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from runner.launch import Job
 from runner.record import log_record
 from runner.result import check_objective, recording
 from runner.saved_run import SavedRun
+from runner.terminal import print_block, show_path
 from runner.wrong_config import config_errors
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def predict(job: Job) -> None:
             path = state.run_dir / f"{stem}.{wanted['format']}"
             samples, order = write_predictions(trainer, loader, path)
             trainer.logger.log_artifact(path, "predictions")
-            written.append((label, f"{samples:,} samples in {order}: {_shown(path)}"))
+            written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
     _print(trainer, written)
 
 
@@ -99,10 +99,6 @@ def _trainer(job: Job) -> Iterator[Trainer]:
 
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     """Print results, then where the run lies and how to look at it; on rank 0."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from runner.distributed import get_global_rank
     from runner.metrics import scalars
 
@@ -110,20 +106,11 @@ def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
         return
     state = trainer.state
     load_path = Path(state.config["trainer"]["load_path"])
-    lines = [("weights", f"{_shown(load_path)}, after {state.timestamp.batch} batches")]
+    lines = [("weights", f"{show_path(load_path)}, after {state.timestamp.batch} batches")]
     for label, value in rows:
         one = {label: value} if isinstance(value, str) else scalars(label, value)
         lines += [(key, part if isinstance(part, str) else f"{float(part):.6g}") for key, part in one.items()]
-    lines.append(("run", _shown(state.run_dir)))
+    lines.append(("run", show_path(state.run_dir)))
     commands = (getattr(one, "ui_command", None) for one in trainer.logger.destinations)
     lines += [("compare", command) for command in commands if command]
-    block = Table.grid(padding=(0, 2))
-    for label, text in lines:
-        block.add_row(Text(label, "bold cyan"), Text(text, overflow="fold"))
-    Console(highlight=False, width=None if os.isatty(1) else 200).print(block)
-
-
-def _shown(path: Path) -> str:
-    """Return a path as it is best typed: relative where it lies in the working directory."""
-    path = path.absolute()
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    print_block("", lines)

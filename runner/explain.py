@@ -20,13 +20,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner import build
-from runner.check import make_console, print_block, remove_empty, title_of
+from runner.check import remove_empty, title_of
 from runner.composed import targets
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.launch import Job
 from runner.signatures import taken_as_options
+from runner.terminal import make_console, print_block
 
 if TYPE_CHECKING:
     from runner.engine import Engine

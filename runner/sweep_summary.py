@@ -6,14 +6,12 @@ import csv
 import json
 import logging
 import math
-import os
 import signal
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from runner import sweep
@@ -22,6 +20,7 @@ from runner.result import Result
 from runner.sweep import Sweep
 from runner.sweep_job import show_value, swept_values
 from runner.sweep_plan import short_names
+from runner.terminal import make_console, print_block, show_path
 
 log = logging.getLogger("runner")
 
@@ -199,31 +198,24 @@ def _metrics(jobs: Sequence[SweepJob]) -> dict[str, float]:
 
 def _print(led: Sweep, jobs: Sequence[SweepJob], tables: dict[str, Table], summary: SweepSummary) -> None:
     """Print the sweep's name, its tables, and where they are."""
-    from rich.console import Console
-    from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=200)
+    console = make_console(200)
     statuses = Counter(job.result.status.lower() for job in jobs)
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     console.print(Text(f"\n{led.name}: {counts}", "bold"))
     _print_table(console, *tabulate(jobs[:SHOWN], SHOWN_METRICS))
     if len(jobs) > SHOWN:
-        console.print(f"and {len(jobs) - SHOWN} more, in {_shown(led.folder / 'jobs.csv')}")
+        console.print(f"and {len(jobs) - SHOWN} more, in {show_path(led.folder / 'jobs.csv')}")
     if "means" in tables:
         console.print()
         _print_table(console, *tables["means"])
-    block = Grid.grid(padding=(0, 2))
     lines = [("best", summary.best["job"])] if summary.best else []
-    lines.append(("sweep", _shown(led.folder)))
+    lines.append(("sweep", show_path(led.folder)))
     commands = (getattr(one, "ui_command", None) for one in led.destinations)
     lines += [("compare", command) for command in commands if command]
-    for label, text in lines:
-        block.add_row(Text(label, "bold cyan"), Text(text, overflow="fold"))
     console.print()
-    console.print(block)
+    print_block("", lines)
 
 
 def _print_table(console: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -236,7 +228,3 @@ def _print_table(console: Any, columns: Sequence[str], rows: Sequence[Sequence[A
     for row in rows:
         grid.add_row(*("-" if value is None else show_value(value) for value in row))
     console.print(grid)
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

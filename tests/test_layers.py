@@ -41,6 +41,7 @@ LAYERS = {
         "rendezvous",
         "schedulers",
         "state",
+        "terminal",
         "torchmetrics_import",
     },
     2: {"engine"},

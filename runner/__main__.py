@@ -16,15 +16,15 @@ from typing import NoReturn
 
 import hydra
 
-from runner import sweep
 from runner.command_line import check_options, keys_first, merge_repeated, shadowed_packages
 from runner.job import Task, run
-from runner.launch import Ranks, is_rank_zero, print_failure
-from runner.local_ranks import end_with_rank_zero, ranks
-from runner.run_folder import remove_unused
-from runner.saved_run import SavedRun, find_saved_run, with_saved_overrides
-from runner.sweep import SweepRefused
-from runner.sweep_summary import end_sweep
+from runner.processes.launch import Ranks, is_rank_zero, print_failure
+from runner.processes.local_ranks import end_with_rank_zero, ranks
+from runner.records.run_folder import remove_unused
+from runner.records.saved_run import SavedRun, find_saved_run, with_saved_overrides
+from runner.sweeps import sweep
+from runner.sweeps.summary import end_sweep
+from runner.sweeps.sweep import SweepRefused
 from runner.wrong_config import CONF, WrongConfig, config_errors
 
 

@@ -17,7 +17,7 @@ from runner.signatures import check_signature, locate
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
-    from runner.launch import Launch
+    from runner.processes.launch import Launch
     from runner.trainer import Trainer
 
 # Arguments of the Trainer that are made here and have no key of their own under `trainer`.

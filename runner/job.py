@@ -11,20 +11,22 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import build, run_folder, sweep
-from runner.check import check
+from runner import build
 from runner.composed import to_plain
-from runner.evaluate import evaluate, predict, without_training
-from runner.explain import explain
-from runner.launch import Job, alone, check_gpus
-from runner.local_ranks import ranks
-from runner.record import log_record
-from runner.result import check_objective, recording
-from runner.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
-from runner.saved_run import SavedRun, begun_again
-from runner.sweep_job import attempt, placed
-from runner.sync import sync
-from runner.threads import choose_threads, parallel_jobs, with_threads
+from runner.modes.check import check
+from runner.modes.evaluate import evaluate, predict, without_training
+from runner.modes.explain import explain
+from runner.modes.sync import sync
+from runner.processes.launch import Job, alone, check_gpus
+from runner.processes.local_ranks import ranks
+from runner.processes.threads import choose_threads, parallel_jobs, with_threads
+from runner.records import run_folder
+from runner.records.record import log_record
+from runner.records.result import check_objective, recording
+from runner.records.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.records.saved_run import SavedRun, begun_again
+from runner.sweeps import sweep
+from runner.sweeps.job import attempt, placed
 from runner.wrong_config import config_errors
 
 run_folder.register_resolver()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from runner import run_folder, sweep
 from runner.composed import check_keys, to_plain
+from runner.records import run_folder
+from runner.sweeps import sweep
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

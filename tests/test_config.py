@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from runner import Trainer, build
 from runner.command_line import merge_repeated
 from runner.composed import KEYS, targets
-from runner.run_folder import register_resolver
+from runner.records.run_folder import register_resolver
 from runner.trainer import Trainer as TrainerClass
 
 CONF = Path(__file__).resolve().parent.parent / "conf"

@@ -16,8 +16,8 @@ def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: A
         import os
         import time
 
-        from runner.launch import Job, kept_over_restarts
-        from runner.local_ranks import ranks
+        from runner.processes.launch import Job, kept_over_restarts
+        from runner.processes.local_ranks import ranks
 
         mine = ranks()
         if mine.rank == 0:

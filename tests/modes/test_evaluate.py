@@ -13,7 +13,7 @@ import torch
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import DatasetLoader, TensorLoader, load_digits
-from runner.predictions import write_predictions
+from runner.modes.predictions import write_predictions
 
 # 597 samples to evaluate on: the last of three batches has one, which leaves a second rank without.
 TRAIN = (

@@ -26,8 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from runner import build
 from runner.command_line import merge_repeated
 from runner.composed import GROUPS
-from runner.record import differences
-from runner.trust import check_targets
+from runner.records.record import differences
+from runner.records.trust import check_targets
 from runner.wrong_config import CONF
 
 OF_THE_COMMAND = ("mode", "resume", "rerun", "allow_targets", "skip_finished", "explain", "predict")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runner.launch import Job
-from runner.result import Result
-from runner.sweep import Sweep
-from runner.sweep_job import name_job, show_value
-from runner.sweep_plan import short_names
-from runner.sweep_plot import draw
-from runner.sweep_summary import average, compare, tabulate
+from runner.processes.launch import Job
+from runner.records.result import Result
+from runner.sweeps.job import name_job, show_value
+from runner.sweeps.plan import short_names
+from runner.sweeps.plot import draw
+from runner.sweeps.summary import average, compare, tabulate
+from runner.sweeps.sweep import Sweep
 
 
 def result(objective: float | None, *overrides: str, status: str = "FINISHED", lower: bool = False) -> Result:

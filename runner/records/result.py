@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.launch import Job, is_rank_zero
+from runner.processes.launch import Job, is_rank_zero
 from runner.signatures import nearest
 from runner.wrong_config import WrongConfig
 

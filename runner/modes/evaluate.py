@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import build
-from runner.launch import Job
-from runner.record import log_record
-from runner.result import check_objective, recording
-from runner.saved_run import SavedRun
+from runner.processes.launch import Job
+from runner.records.record import log_record
+from runner.records.result import check_objective, recording
+from runner.records.saved_run import SavedRun
 from runner.terminal import print_block, show_path
 from runner.wrong_config import config_errors
 
@@ -63,7 +63,7 @@ def evaluate(job: Job) -> float | None:
 
 def predict(job: Job) -> None:
     """Write down what a run's weights predict for each sample, once and in order. All ranks."""
-    from runner.predictions import write_predictions
+    from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]
     with recording(job), _trainer(job) as trainer:

@@ -228,10 +228,9 @@ def test_checking_a_sweep_leaves_nothing(run_here: Any, folder: Path):
 def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Path):
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
     (sweep,) = sweeps(folder)
-    hold = (
-        "import sys; from runner.run_folder import lock_file; f = lock_file(sys.argv[1]); print(1, flush=True); input()"
-    )
-    lock = [sys.executable, "-c", f"from pathlib import Path; {hold}", str(sweep / "digits-seed1" / ".lock")]
+    hold = "f = lock_file(Path(sys.argv[1])); print(1, flush=True); input()"
+    modules = "import sys; from pathlib import Path; from runner.records.run_folder import lock_file"
+    lock = [sys.executable, "-c", f"{modules}; {hold}", str(sweep / "digits-seed1" / ".lock")]
     with subprocess.Popen(lock, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None and other.stdout.readline() == "1\n"

@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-from runner.launch import Job
-from runner.trust import SIGNED, sign
+from runner.processes.launch import Job
+from runner.records.trust import SIGNED, sign
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
 FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature")

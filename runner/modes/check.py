@@ -1,7 +1,7 @@
 """`mode=check`: everything of a run but training, without its data, in seconds. Nothing is written.
 
-Every target is bound, the model built and measured, and one batch goes through all events: see `runner.trial`. What
-cannot work is an error, as in training; what trains but is most likely a mistake is a warning: see `runner.rules`.
+Every target is bound, the model built and measured, and one batch goes through all events: see `trial`. What
+cannot work is an error, as in training; what trains but is most likely a mistake is a warning: see `rules`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.composed import targets
-from runner.launch import Job
+from runner.processes.launch import Job
 from runner.terminal import print_block
 
 if TYPE_CHECKING:
-    from runner.trial import Findings
+    from runner.modes.trial import Findings
 
 
 def check(job: Job) -> None:
@@ -25,7 +25,7 @@ def check(job: Job) -> None:
     Raises:
         WrongConfig: it cannot work.
     """
-    from runner.trial import try_out
+    from runner.modes.trial import try_out
 
     findings = try_out(job.config)
     print_block(title_of(job), report(job.config, findings))

@@ -16,7 +16,7 @@ from typing import IO
 
 from omegaconf import OmegaConf
 
-from runner.launch import is_rank_zero, kept_over_restarts
+from runner.processes.launch import is_rank_zero, kept_over_restarts
 from runner.wrong_config import WrongConfig
 
 LOCK = ".lock"  # in the folder of a run, held while it trains

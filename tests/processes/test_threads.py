@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from runner.threads import choose_threads, cores, parallel_jobs, with_threads
+from runner.processes.threads import choose_threads, cores, parallel_jobs, with_threads
 
 
 @pytest.fixture(autouse=True)

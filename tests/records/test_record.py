@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runner.record import differences, environment, write_record
-from runner.trust import is_own
+from runner.records.record import differences, environment, write_record
+from runner.records.trust import is_own
 
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
 

@@ -18,12 +18,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.composed import GROUPS
-from runner.launch import Job, print_failure
-from runner.local_ranks import end_with, is_alive
-from runner.result import Result, identify, read_result
-from runner.run_folder import LOCK, lock_file
-from runner.sweep import STOP, Sweep, end
-from runner.sweep_plan import short_names
+from runner.processes.launch import Job, print_failure
+from runner.processes.local_ranks import end_with, is_alive
+from runner.records.result import Result, identify, read_result
+from runner.records.run_folder import LOCK, lock_file
+from runner.sweeps.plan import short_names
+from runner.sweeps.sweep import STOP, Sweep, end
 from runner.wrong_config import WrongConfig
 
 LONGEST = 100  # characters of a name

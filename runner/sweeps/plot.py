@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.sweep_job import show_value
+from runner.sweeps.job import show_value
 
 if TYPE_CHECKING:
-    from runner.sweep_summary import SweepJob
+    from runner.sweeps.summary import SweepJob
 
 MAX_PANELS = 6
 MAX_LINES = 8  # in a panel

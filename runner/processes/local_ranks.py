@@ -18,8 +18,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from runner.launch import PARENT, Job, Ranks, environment
-from runner.threads import VARIABLES
+from runner.processes.launch import PARENT, Job, Ranks, environment
+from runner.processes.threads import VARIABLES
 
 if TYPE_CHECKING:
     from runner.interrupt import RankFailed

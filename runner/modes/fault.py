@@ -134,7 +134,7 @@ def _what(error: Exception) -> str:
 
 def _line_of_user(error: Exception) -> str | None:
     """Return the innermost line that neither this project nor a library has, where there is one."""
-    home = Path(__file__).resolve().parent.parent
+    home = CONF.parent
     own = [home / name for name in ("runner", "callbacks", "algorithms")]
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

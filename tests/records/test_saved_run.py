@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.record import write_record
-from runner.saved_run import SavedRun, begun_again, find_saved_run, with_saved_overrides
+from runner.records.record import write_record
+from runner.records.saved_run import SavedRun, begun_again, find_saved_run, with_saved_overrides
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
 QUIET = ("callbacks=[checkpoint_saver]",)
 LONGER = "trainer.max_duration=3ep"
@@ -127,7 +127,7 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
     "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
     "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
     "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
-    "through this project": ({"data": {"_target_": "runner.launch.os.system"}}, [], "runner.launch.os.system"),
+    "through this project": ({"data": {"_target_": "runner.processes.launch.os.system"}}, [], "runner.processes.launch.os.system"),
     "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
     "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
     "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),

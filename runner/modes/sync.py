@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner import build
-from runner.launch import Job
+from runner.processes.launch import Job
 from runner.wrong_config import config_errors
 
 

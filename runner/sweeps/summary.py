@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner import sweep
 from runner.destination import SweepSummary
-from runner.result import Result
-from runner.sweep import Sweep
-from runner.sweep_job import show_value, swept_values
-from runner.sweep_plan import short_names
+from runner.records.result import Result
+from runner.sweeps import sweep
+from runner.sweeps.job import show_value, swept_values
+from runner.sweeps.plan import short_names
+from runner.sweeps.sweep import Sweep
 from runner.terminal import make_console, print_block, show_path
 
 log = logging.getLogger("runner")
@@ -146,7 +146,7 @@ def _cell(value: Any) -> Any:
 
 def _sum_up(led: Sweep, jobs: list[SweepJob]) -> None:
     """Print the table, write it beside the jobs, and hand it to destinations."""
-    from runner.sweep_plot import draw
+    from runner.sweeps.plot import draw
 
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
         log.warning("hydra.sweeper.direction=%s, but of %s the opposite is better", led.direction, objective_name(jobs))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from runner.run_folder import (
+from runner.records.run_folder import (
     LOCK,
     lock_file,
     make_run_folder,
@@ -52,7 +52,7 @@ def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
 
 
 def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
-    holds = "import sys; from pathlib import Path; from runner.run_folder import lock_file; "
+    holds = "import sys; from pathlib import Path; from runner.records.run_folder import lock_file; "
     holds += "file = lock_file(Path(sys.argv[1])); "
     other = subprocess.Popen(
         [sys.executable, "-c", holds + "print('held', flush=True); input()", str(tmp_path / LOCK)],

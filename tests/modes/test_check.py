@@ -14,13 +14,13 @@ from hydra import compose, initialize_config_dir
 from torch import nn
 
 from runner import Callback, ClassificationModel, Model, build, trial
-from runner.check import report
 from runner.composed import to_plain
 from runner.data import faked_by
 from runner.event import Event
+from runner.modes.check import report
 from runner.wrong_config import WrongConfig
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "checked_here"
 READ: list[str] = []
 

@@ -20,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from runner import build
 from runner.destination import SweepSummary
 from runner.interrupt import Interrupt
-from runner.launch import check_launcher
-from runner.result import Result, fingerprint, read_result
-from runner.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
-from runner.sweep_plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
+from runner.processes.launch import check_launcher
+from runner.records.result import Result, fingerprint, read_result
+from runner.records.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
 from runner.wrong_config import WrongConfig, config_errors
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from runner.destination import LoggerDestination
 from runner.distributed import pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
-from runner.fault import WITHOUT_ALGORITHMS, describe_batch, hook_at_fault, naming_fault
 from runner.hooks import Callback
-from runner.rules import doubtful
+from runner.modes.fault import WITHOUT_ALGORITHMS, describe_batch, hook_at_fault, naming_fault
+from runner.modes.rules import doubtful
+from runner.modes.sizes import Sizes, measure, size_of
 from runner.signatures import locate
-from runner.sizes import Sizes, measure, size_of
 from runner.state import State
 from runner.time import Interval
 from runner.trainer import Trainer

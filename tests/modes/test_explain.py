@@ -16,9 +16,9 @@ from runner import Algorithm, Callback, ClassificationModel, build
 from runner.composed import to_plain
 from runner.destination import LoggerDestination
 from runner.event import Event
-from runner.explain import print_tables, timeline
+from runner.modes.explain import print_tables, timeline
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "explained_here"
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.launch import Job, Launch, alone, is_rank_zero, kept_over_restarts
-from runner.local_ranks import LocalRanks
+from runner.processes.launch import Job, Launch, alone, is_rank_zero, kept_over_restarts
+from runner.processes.local_ranks import LocalRanks
 
 OWN = '''
 import hashlib
@@ -125,7 +125,7 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
 
 def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
     def program():
-        from runner.launch import Job, Ranks
+        from runner.processes.launch import Job, Ranks
 
         ranks = Ranks()
         if ranks.rank == 0:
@@ -151,7 +151,7 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
     def program():
         import time
 
-        from runner.launch import Job, Ranks
+        from runner.processes.launch import Job, Ranks
 
         ranks = Ranks()
         if ranks.rank == 0:

@@ -22,7 +22,8 @@ class CheckpointSaver(Callback):
 
     Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
     The run's last is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the batch at which
-    they stopped training. When the disk is full a warning says so, training goes on, and the next interval tries again.
+    they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. When
+    the disk is full a warning says so, training goes on, and the next interval tries again.
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.
@@ -99,13 +100,14 @@ class CheckpointSaver(Callback):
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        logger.flush()
-        self._save_last(state)
+        self._save_last(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        # All ranks stopped after one batch; a second Ctrl-C interrupts inside one, and leaves nothing whole to save.
-        if state.error is not None and state.ended_between_batches:
-            self._save_last(state)
+        from runner import is_known_alone
+
+        # After a signal all ranks have stopped after one batch; after an error others may be anywhere, or gone.
+        if state.error is not None and (state.ended_between_batches or is_known_alone(state)):
+            self._save_last(state, logger)
         self._wait()
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,18 +121,18 @@ class CheckpointSaver(Callback):
             return
         # The last one is left to FIT_END, which knows the final metrics.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
-            logger.flush()  # a resumed run does not train again what was before: it must have been logged
-            self._save(state)
+            self._save(state, logger)
 
-    def _save_last(self, state: State) -> None:
+    def _save_last(self, state: State, logger: Logger) -> None:
         if self._tried_at != state.timestamp.batch:
-            self._save(state, last=True)
+            self._save(state, logger, last=True)
         self._wait()
 
-    def _save(self, state: State, last: bool = False) -> None:
+    def _save(self, state: State, logger: Logger, last: bool = False) -> None:
         from runner import capture
 
         self._wait()
+        logger.flush()  # a resumed run does not train again what was before: it must have been logged
         self._tried_at = state.timestamp.batch
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.checkpoint import capture, save_checkpoint
+    from runner.checkpoint import capture, is_known_alone, save_checkpoint
     from runner.checkpoint_files import discard, is_complete, write_checkpoint
     from runner.destination import LoggerDestination, Record
     from runner.distributed import get_global_rank, get_local_rank, get_world_size
@@ -50,6 +50,7 @@ _MODULES = {
     "get_world_size": "distributed",
     "discard": "checkpoint_files",
     "is_complete": "checkpoint_files",
+    "is_known_alone": "checkpoint",
     "save_checkpoint": "checkpoint",
     "stream_seed": "randomness",
     "write_checkpoint": "checkpoint_files",
@@ -81,6 +82,7 @@ __all__ = [
     "get_local_rank",
     "get_world_size",
     "is_complete",
+    "is_known_alone",
     "save_checkpoint",
     "stream_seed",
     "write_checkpoint",

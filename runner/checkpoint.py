@@ -4,9 +4,12 @@ A checkpoint is a folder:
 
 - `model.pt`: the weights that an evaluation measures (under an averaging algorithm, the average).
 - `state.pt`: everything else that a resumed run needs; under an averaging algorithm also the weights in training.
-- `manifest.json`: sizes and SHA-256 of both, and where training stood. A folder without a valid one is never used.
+- `config.json`: the resolved config of the run, to compare with.
+- `manifest.json`: sizes and SHA-256 of these, and where training stood. A folder without a valid one is never used.
 
 All of it is tensors, numbers, strings, lists and dicts, and is loaded with `weights_only=True`: nothing is unpickled.
+Where training stands in the data is the timestamp, and the streams of randomness are functions of that: see
+`runner.randomness`.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
-from runner.checkpoint_files import Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.checkpoint_files import CONFIG, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
 from runner.hooks import Algorithm, Hooks
@@ -65,7 +69,11 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         weights = map_tensors(
             dict(state.unwrapped_model.state_dict()), lambda tensor: _to_cpu(tensor, copy or averaged)
         )
-    snapshot: Snapshot = {"timestamp": state.timestamp.state_dict(), "model.pt": weights}
+    snapshot: Snapshot = {
+        "timestamp": state.timestamp.state_dict(),
+        "model.pt": weights,
+        **({CONFIG: state.config} if state.config else {}),
+    }
     if weights_only:
         return snapshot
     snapshot["state.pt"] = keep(
@@ -82,12 +90,24 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             "eval_metric_values": state.eval_metric_values,
             "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
             "microbatch_size": state.microbatch_size,
+            "stop_requested": state.stop_requested,
             "seed": state.rank_zero_seed,
             "run_name": state.run_name,
             "world_size": get_world_size(),
         }
     )
+    if copy and state.device.type == "cuda":
+        torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
     return snapshot
+
+
+def is_known_alone(state: State) -> bool:
+    """Whether this rank has all that a checkpoint holds, and it is whole, after an error that others may not have had.
+
+    It is rank 0, and there are no metrics of training whose accumulators lie on other ranks.
+    """
+    shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0 and bool(state.train_metrics)
+    return state.is_whole and get_global_rank() == 0 and not shared
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
@@ -158,6 +178,7 @@ def restore(state: State, path: str | Path) -> None:
     state.eval_metric_values = saved["eval_metric_values"]
     for evaluator in state.evaluators:
         evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
+    state.stop_requested = saved["stop_requested"]
     if state.auto_microbatching:
         state.microbatch_size = saved["microbatch_size"]
 
@@ -166,6 +187,8 @@ def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     tensor = tensor.detach()
     if tensor.is_meta:
         return tensor  # of a run that is tried out without memory
+    if copy and tensor.is_cuda:  # to pinned memory, so that nothing is waited for in between
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
 

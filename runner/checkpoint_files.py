@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,8 +17,10 @@ import torch
 log = logging.getLogger("runner")
 
 FORMAT = 1
+MANIFEST = "manifest.json"
+CONFIG = "config.json"
 Snapshot = dict[str, Any]
-"""Content by file name, and under 'timestamp' where training stood."""
+"""Content by file name, `.pt` or `.json`, and under 'timestamp' where training stood."""
 
 
 def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
@@ -36,13 +39,14 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        files = {
-            name: _write_file(partial / name, content) for name, content in snapshot.items() if name.endswith(".pt")
+        manifest = {
+            "format": FORMAT,
+            "timestamp": snapshot["timestamp"],
+            "saved_at": time.time(),
+            "torch": torch.__version__,
+            "files": {name: _write_file(partial / name, snapshot[name]) for name in snapshot if "." in name},
         }
-        manifest = {"format": FORMAT, "timestamp": snapshot["timestamp"], "torch": torch.__version__, "files": files}
-        with (partial / "manifest.json").open("w") as file:
-            json.dump(manifest, file, indent=1)
-            _sync(file)
+        _write_file(partial / MANIFEST, manifest)
         _sync_folder(partial)
         _replace(path, partial)
         _sync_folder(path.parent)
@@ -72,7 +76,7 @@ def verify(path: str | Path) -> str | None:
     """Return why a folder is no complete checkpoint, or None if it is one: its manifest holds, file by file."""
     path = Path(path)
     try:
-        files = json.loads((path / "manifest.json").read_text())["files"]
+        files = json.loads((path / MANIFEST).read_text())["files"]
         for name, facts in {"model.pt": files["model.pt"], **files}.items():
             if (path / name).stat().st_size != facts["size"]:
                 return f"{name} has another size than its manifest says"
@@ -99,19 +103,37 @@ def find_checkpoint(path: str | Path) -> Path:
         ValueError: `path` is a checkpoint that is torn or altered.
     """
     path = Path(path)
-    if (path / "manifest.json").exists():
+    if (path / MANIFEST).exists():
         fault = verify(path)
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = {one.resolve() for one in folder.glob("*/manifest.json")} if folder.is_dir() else set()
-    for one in sorted(found, key=lambda file: file.stat().st_mtime_ns, reverse=True):
-        fault = verify(one.parent)
+    found = {one.resolve().parent for one in folder.glob(f"*/{MANIFEST}")} if folder.is_dir() else set()
+    for one in sorted(found, key=_saved_at, reverse=True):
+        fault = verify(one)
         if fault is None:
-            return one.parent
-        log.warning("checkpoint %s is not used: %s", one.parent, fault)
+            return one
+        log.warning("checkpoint %s is not used: %s", one, fault)
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
+
+
+def _saved_at(path: Path) -> float:
+    """Return when a checkpoint was written; a copy has times of its own, so that its manifest is asked first."""
+    try:
+        return float(json.loads((path / MANIFEST).read_text())["saved_at"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return (path / MANIFEST).stat().st_mtime
+
+
+def read_config(path: str | Path) -> dict[str, Any] | None:
+    """Return the config of the run that wrote a checkpoint, to compare with; None where it has none.
+
+    Args:
+        path: the checkpoint's folder, verified.
+    """
+    file = Path(path) / CONFIG
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 def read_file(path: str | Path, name: str) -> Any:
@@ -154,14 +176,17 @@ def _write_file(path: Path, content: Any) -> dict[str, Any]:
     with path.open("wb") as raw:
         file = _HashingFile(raw)
         try:
-            torch.save(content, file)  # type: ignore[arg-type]
+            if path.suffix == ".json":
+                file.write(json.dumps(content, indent=1, default=str).encode())
+            else:
+                torch.save(content, file)  # type: ignore[arg-type]
             _sync(raw)
         except Exception as error:
             raise (file.error or error) from None
         return {"size": raw.tell(), "sha256": file.digest.hexdigest()}
 
 
-def _sync(file: Any) -> None:
+def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 

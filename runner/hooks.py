@@ -68,7 +68,11 @@ class Hooks:
         """Release what `close` of others may still have needed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing."""
+        """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
+
+        After an error within a batch the run may be resumed from before that batch: what a hook changes between
+        BATCH_START and AFTER_TRAIN_BATCH must bear being done again.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

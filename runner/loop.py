@@ -37,9 +37,10 @@ def fit(trainer: Trainer) -> None:
         end_iteration(trainer)  # resumed from the EPOCH_CHECKPOINT before it
     while state.timestamp < state.max_duration and not state.stop_requested:
         now = state.timestamp
-        if now.epoch_in_iteration == 0 and now.batch_in_epoch == 0:
-            on.iteration_start()
         if now.batch_in_epoch == 0:
+            state.is_whole = False  # a resumed run fires these again
+            if now.epoch_in_iteration == 0:
+                on.iteration_start()
             on.epoch_start()
         state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "train", stream.length
         if not train_epoch(trainer, stream.start(now.epoch, now.batch_in_epoch)):
@@ -69,6 +70,7 @@ def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:
         on.batch_end()
         if state.evaluators:
             evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
+        state.is_whole = True
         on.batch_checkpoint()
         if pulse.signal:
             state.ended_between_batches = True
@@ -89,11 +91,13 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     on.before_train_batch()
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, trainer.world_size)
+    state.is_whole &= not trainer.has_buffers  # which a forward pass may change
     trainer.accumulate_gradients(trainer, share)
     if scaler is not None:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
     on.after_train_batch()
+    state.is_whole = False
     for optimizer in state.optimizers:
         # The scaler reads one flag back from the device here, as torch's own fp16 training does.
         optimizer.step() if scaler is None else scaler.step(optimizer)
@@ -110,11 +114,13 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
 def end_epoch(trainer: Trainer) -> None:
     """Step time to the next epoch, and end the iteration where it is complete."""
     state, on = trainer.state, trainer.engine.on
+    state.is_whole = False
     state.step_time(state.timestamp.to_next_epoch())
     for scheduler in trainer.epoch_schedulers:
         scheduler.step()
     on.epoch_end()
     evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
+    state.is_whole = True
     on.epoch_checkpoint()
     if trainer.iteration_is_complete():
         end_iteration(trainer)
@@ -123,8 +129,10 @@ def end_epoch(trainer: Trainer) -> None:
 def end_iteration(trainer: Trainer) -> None:
     """Step time to the next iteration."""
     state, on = trainer.state, trainer.engine.on
+    state.is_whole = False
     state.step_time(state.timestamp.to_next_iteration())
     on.iteration_end()
+    state.is_whole = True
     on.iteration_checkpoint()
 
 

@@ -40,6 +40,7 @@ class TrainMetrics(Callback):
 
     def after_loss(self, state: State, logger: Logger) -> None:
         counts = not state.batch_is_padding
+        state.is_whole = False
         update_metrics(state.unwrapped_model, state.microbatch, state.outputs, state.train_metrics, counts)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

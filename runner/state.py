@@ -121,6 +121,9 @@ class State:
 
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
+    is_whole: bool = field(default=False, init=False)
+    """Whether weights, optimizers and metrics on this rank are those of `timestamp`: what a checkpoint taken now holds
+    can be resumed to the bit. Whoever changes them within a batch says so here."""
     ended_between_batches: bool = field(default=False, init=False)
     """Whether a signal ended training after a whole batch, the same one on all ranks."""
     error: BaseException | None = field(default=None, init=False)

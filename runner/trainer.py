@@ -138,9 +138,10 @@ class Trainer:
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
-    def fit(self, duration: str | int | Time | None = None) -> None:
+    def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> None:
         """Train until `max_duration`, or for `duration` more; again to go on. All ranks.
 
+        With `may_be_over`, a resumed run whose training has ended does what is left of its end: FIT_START and FIT_END.
         SIGTERM and Ctrl-C let the batch in flight finish, then end training as the signal asks, after `close`.
 
         Raises:
@@ -150,8 +151,8 @@ class Trainer:
         if duration is not None:
             more = check_duration(duration, "duration")
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
-        check_trainable(state)
-        state.stop_requested = False
+        check_trainable(state, may_be_over)
+        state.stop_requested &= may_be_over
         # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
         with self._interrupt.listening(), self._closing_on_error():
             loop.fit(self)
@@ -162,11 +163,9 @@ class Trainer:
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
         """
-        evaluators = (
-            list(self.state.evaluators)
-            if eval_dataloader is None
-            else ensure_evaluators(eval_dataloader, self._interval)
-        )
+        evaluators = list(self.state.evaluators)
+        if eval_dataloader is not None:
+            evaluators = ensure_evaluators(eval_dataloader, self._interval)
         if not evaluators:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
         with self._closing_on_error():
@@ -242,8 +241,7 @@ class Trainer:
             self.state.eval_metrics[one.label] = one.select(metrics)
 
     def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
-        state = self.state
-        num_samples = state.unwrapped_model.num_samples
+        state, num_samples = self.state, self.state.unwrapped_model.num_samples
         return BatchStream(loader, state.device, state.precision, num_samples, name, state.rank_zero_seed)
 
     def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -287,6 +285,7 @@ class Trainer:
         state.model = wrapped
         autocast = state.precision.autocast(state.device)
         self.parameters = list(model.parameters())
+        self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
         self.forward = autocast(state.model)
         self.compute_loss = autocast(model.loss)
         self.eval_forward = autocast(model.eval_forward)

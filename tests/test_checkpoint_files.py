@@ -25,6 +25,7 @@ from runner.checkpoint_files import (
     discard,
     find_checkpoint,
     is_complete,
+    read_config,
     read_file,
     verify,
     write_checkpoint,
@@ -44,6 +45,25 @@ def names(folder: Path) -> set[str]:
 
 def value_of(path: Path) -> float:
     return float(read_file(path, "model.pt")["weight"][0])
+
+
+def test_the_config_is_beside_the_weights_and_verified(tmp_path: Path):
+    config = {"seed": 0, "optimizer": {"lr": 0.1, "betas": [0.9, float("inf")]}, "path": Path("here"), "none": None}
+    write_checkpoint({"timestamp": {"batch": 7}, "config.json": config, "model.pt": {}}, tmp_path / "one")
+    assert read_config(tmp_path / "one") == config | {"path": "here"}
+    text = (tmp_path / "one" / "config.json").read_text()
+    (tmp_path / "one" / "config.json").write_text(text.replace("0.1", "0.2"))
+    assert "config.json was altered" in (verify(tmp_path / "one") or "")
+    write_checkpoint({"timestamp": {"batch": 7}, "model.pt": {}}, tmp_path / "two")
+    assert read_config(tmp_path / "two") is None
+
+
+def test_the_newest_is_the_one_written_last_also_in_a_copy(tmp_path: Path):
+    for batch in (9, 3, 6):
+        write_checkpoint(snapshot(value=batch), tmp_path / f"ba{batch}")
+    for age, batch in enumerate((9, 3, 6)):
+        os.utime(tmp_path / f"ba{batch}" / "manifest.json", (1e9 - age, 1e9 - age))
+    assert find_checkpoint(tmp_path).name == "ba6"
 
 
 def test_what_is_written_is_read(tmp_path: Path):

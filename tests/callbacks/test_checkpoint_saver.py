@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
@@ -214,15 +215,79 @@ def test_a_signal_leaves_a_checkpoint_of_its_batch(tmp_path, number: int, error:
         assert torch.equal(own, expected)
 
 
-def test_an_error_or_an_exit_inside_a_batch_leaves_none(tmp_path):
-    class Exit(Callback):
-        def after_backward(self, state, logger):
-            if state.timestamp.batch == 5:
-                raise SystemExit(3)
+class WithoutMetrics(Model):
+    """A model of which no metric sees a batch before the optimizer steps."""
 
-    with pytest.raises(SystemExit):
-        fit(tmp_path, CheckpointSaver(), Exit())
+    def metrics(self, train: bool) -> dict[str, Any]:
+        return {} if train else super().metrics(train)
+
+
+class FailsAt(Callback):
+    """Raises at an event of the batch after the fifth."""
+
+    def __init__(self, event: str, error: BaseException):
+        self.event, self.error = event, error
+
+    def run_event(self, event, state, logger):
+        if event == self.event and state.timestamp.batch == 5:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("broken data"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("event", "model"),
+    [
+        ("before_dataloader", Model()),
+        ("after_dataloader", Model()),
+        ("before_forward", Model()),
+        ("after_forward", Model()),
+        ("after_backward", WithoutMetrics()),
+        ("after_train_batch", WithoutMetrics()),
+        ("batch_checkpoint", Model()),
+    ],
+)
+def test_an_error_leaves_a_checkpoint_of_the_batch_before(tmp_path, event: str, model: Model, error: BaseException):
+    with pytest.raises(type(error)):
+        fit(tmp_path, CheckpointSaver(), FailsAt(event, error), model=copy.deepcopy(model))
+    assert saved(tmp_path) == {"ep1-ba4", "ep1-ba5"}
+    assert target(tmp_path, "latest") == "ep1-ba5"
+    resumed = fit(tmp_path, CheckpointSaver(), model=copy.deepcopy(model), resume_path=tmp_path)
+    whole = fit(tmp_path / "whole", CheckpointSaver(), model=copy.deepcopy(model))
+    for own, expected in zip(resumed.state.model.parameters(), whole.state.model.parameters(), strict=True):
+        assert torch.equal(own, expected)
+    assert resumed.state.metric_values == whole.state.metric_values
+
+
+def with_batch_norm() -> Model:
+    model = WithoutMetrics()
+    model.module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("event", "model"),
+    [
+        ("after_forward", with_batch_norm()),  # its statistics have seen the batch
+        ("after_backward", Model()),  # its metrics have
+        ("batch_end", WithoutMetrics()),  # the optimizer has stepped, and hooks have not all been told
+        ("eval_end", WithoutMetrics()),
+    ],
+)
+def test_an_error_when_weights_or_metrics_are_of_no_batch_leaves_none(tmp_path, event: str, model: Model):
+    with pytest.raises(ValueError, match="inside"):
+        fit(tmp_path, CheckpointSaver(), FailsAt(event, ValueError("inside")), model=model, eval_interval="5ba")
     assert saved(tmp_path) == {"ep1-ba4"}
+
+
+def test_an_error_at_the_start_of_an_epoch_leaves_none_that_would_start_it_twice(tmp_path):
+    class Fails(Callback):
+        def epoch_start(self, state, logger):
+            if state.timestamp.epoch == 2:
+                raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fit(tmp_path, CheckpointSaver("3ep"), Fails())
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_weights_only(tmp_path):
@@ -283,6 +348,43 @@ def test_ranks_save_together_and_rank_zero_writes(run_ranks, tmp_path):
     """
     run_ranks(program)
     assert saved(tmp_path / "run") == {"ep0-ba2", "ep1-ba4", "ep2-ba6"}
+
+
+@pytest.mark.parametrize(("with_metrics", "expected"), [(False, {"ep0-ba2"}), (True, set())])
+def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
+    run_ranks, tmp_path: Path, with_metrics: bool, expected: set[str]
+):
+    program = f"""
+        import torch
+        from torch import nn
+        from callbacks import CheckpointSaver
+        from runner import Callback, ClassificationModel, Trainer, get_global_rank
+        from runner.data import TensorLoader
+
+        class Model(ClassificationModel):
+            def metrics(self, train):
+                return super().metrics(train) if {with_metrics} else {{}}
+
+        class Fails(Callback):
+            def before_forward(self, state, logger):
+                if get_global_rank() == 1 and state.timestamp.batch == 2:
+                    raise ValueError("of rank 1")
+
+        torch.manual_seed(0)
+        with Trainer(
+            model=Model(nn.Linear(3, 2), 2),
+            train_dataloader=TensorLoader(torch.randn(16, 3), torch.arange(16) % 2, batch_size=4, shuffle=True),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            device="cpu",
+            callbacks=[CheckpointSaver(), Fails()],
+            run_dir={str(tmp_path / "run")!r},
+        ) as trainer:
+            trainer.fit()
+    """
+    ranks = run_ranks(program, check=False)
+    assert [one.returncode for one in ranks] == [1, 1]
+    assert "ValueError: of rank 1" in ranks[0].stderr
+    assert {path.name for path in tmp_path.glob("run/checkpoints/ep*")} == expected
 
 
 class Received(LoggerDestination):

@@ -13,10 +13,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from runner import Callback, ClassificationModel, Model, build, trial
+from runner import Callback, ClassificationModel, Model, build
 from runner.composed import to_plain
 from runner.data import faked_by
 from runner.event import Event
+from runner.modes import trial
 from runner.modes.check import report
 from runner.wrong_config import WrongConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
-from callbacks._mlflow_spool import Spool, now_ms, read_json, read_sent, write_json
+from callbacks._mlflow_spool import Sent, Spool, now_ms, read_json, read_sent, write_json, write_sent
 from callbacks._mlflow_target import make_order
 
 log = logging.getLogger("runner")
@@ -62,6 +62,15 @@ class Session:
     def experiment_id(self) -> str | None:
         """MLflow's id of the experiment, once the writer has said it."""
         return self._progress and self._progress.experiment_id
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the id of the run and the folder that it is of; nothing before the id is known."""
+        return {"run_id": self.run_id, "run_dir": str(self._run_dir)} if self.run_id else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that run where its folder no longer knows it; another folder is another run. Before `begin`."""
+        if state["run_dir"] == str(self._run_dir):
+            self._known_id = state["run_id"]
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Record entries of any kind."""
@@ -127,7 +136,10 @@ class Session:
         spool = Spool(folder)
         if not spool.exclusive:
             self._warn(f"another process logs to {folder} at this moment; both end up in one run")
-        order = make_order(self._run_dir, read_json(folder / "run.json"), **target)
+        before = read_json(folder / "run.json")
+        if not before and self._known_id is not None:
+            write_sent(folder, Sent(target["tracking_uri"], self._known_id))
+        order = make_order(self._run_dir, before, **target)
         write_json(folder / "run.json", order)
         unsent = Path(order["unsent"])
         with contextlib.suppress(OSError):  # beside a store that cannot be written, of which the writer will tell

@@ -148,6 +148,13 @@ class MLflowLogger(LoggerDestination):
 
         return sync(self.tracking_uri, run_dir)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._session is None else self._session.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._session is not None:
+            self._session.load_state_dict(state)
+
     def close(self, state: State, logger: Logger) -> None:
         if self._session is None:
             return

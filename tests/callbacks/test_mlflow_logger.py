@@ -89,11 +89,15 @@ def make_state(run_dir: str | Path, **fields: Any) -> State:
 
 
 @contextlib.contextmanager
-def logging_to(destination: MLflowLogger, run_dir: str | Path, **fields: Any) -> Iterator[tuple[State, Logger]]:
-    """A run of a destination, from INIT to its end, with the error that left the block."""
+def logging_to(
+    destination: MLflowLogger, run_dir: str | Path, saved: dict[str, Any] | None = None, **fields: Any
+) -> Iterator[tuple[State, Logger]]:
+    """A run of a destination, from INIT to its end, with the error that left the block; `saved` is of a checkpoint."""
     state = make_state(run_dir, **fields)
     logger = Logger(state, [destination], interval=0.02)
     destination.init(state, logger)
+    if saved is not None:
+        destination.load_state_dict(saved)
     try:
         yield state, logger
     except BaseException as error:
@@ -469,6 +473,22 @@ def test_parameters_are_flat_and_spelled_as_on_the_command_line() -> None:
 def test_wrong_arguments_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value}"):
         MLflowLogger(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> None:
+    first = MLflowLogger()
+    with logging_to(first, "r") as (state, logger):
+        log_steps(state, logger, range(1, 6), value=1.0)
+        wait_until(lambda: first.run_id is not None)
+        saved = first.state_dict()
+    shutil.rmtree(Path(state.run_dir) / "mlflow")
+    resumed, another = MLflowLogger(), MLflowLogger()
+    for one, name in ((resumed, "r"), (another, "another")):
+        with logging_to(one, name, saved=saved) as (state, logger):
+            log_steps(state, logger, range(6, 11), value=2.0)
+    assert resumed.run_id == first.run_id != another.run_id
+    assert query("select count(*) from runs") == [(2,)]
+    assert points("loss", first.run_id) == [(step, 1.0 if step < 6 else 2.0) for step in range(1, 11)]
 
 
 def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path: Path, monkeypatch: Any):

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from algorithms.gradient_clipping import GradientClipping
     from algorithms.label_smoothing import LabelSmoothing
     from algorithms.mixup import MixUp
+    from algorithms.nan_guard import NaNGuard
 
-__all__ = ["EMA", "BatchAugment", "GradientClipping", "LabelSmoothing", "MixUp"]
+__all__ = ["EMA", "BatchAugment", "GradientClipping", "LabelSmoothing", "MixUp", "NaNGuard"]
 
 _MODULES = {
     "BatchAugment": "batch_augment",
@@ -20,6 +21,7 @@ _MODULES = {
     "GradientClipping": "gradient_clipping",
     "LabelSmoothing": "label_smoothing",
     "MixUp": "mixup",
+    "NaNGuard": "nan_guard",
 }
 
 

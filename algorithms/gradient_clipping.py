@@ -71,7 +71,9 @@ class GradientClipping(Algorithm):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         groups = (group for optimizer in state.optimizers for group in optimizer.param_groups)
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [one for group in groups for one in group["params"] if one.grad is not None]
+        if not parameters:
+            return  # NaNGuard leaves the batch out
         if self.clipping_type == "norm":
             nn.utils.clip_grad_norm_(parameters, self.clipping_threshold)
         elif self.clipping_type == "value":

@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import EMA, GradientClipping, NaNGuard
+from algorithms.nan_guard import all_finite
+from callbacks import InMemoryLogger, OptimizerMonitor
+from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+SPOILT = (1, 4)  # batches counted from 0, of six
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01, weight_decay=0.1)
+
+
+def momentum(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+class Assigned(nn.Module):
+    """Counts its passes in a buffer that is a new tensor each time, and keeps the mean of what it saw in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = nn.Buffer(torch.tensor(0))
+        self.mean = nn.Buffer(torch.tensor(0.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes = self.passes + 1
+            self.mean.lerp_(x.detach().mean(), 0.1)
+        return x
+
+
+class Spoiler(Algorithm):
+    """Makes chosen batches bad, in one of several ways: as data would, through the loss or behind it."""
+
+    def __init__(self, batches: Sequence[int] = SPOILT, how: str = "inputs"):
+        self.batches, self.how = batches, how
+
+    def after_dataloader(self, state, logger):
+        if self.how == "inputs" and state.timestamp.batch in self.batches:
+            images, targets = state.batch
+            images = images.clone()
+            images[-1] = math.nan
+            state.batch = (images, targets)
+
+    def after_loss(self, state: Any, logger):
+        if self.how in ("nan", "inf") and state.timestamp.batch in self.batches:
+            state.loss = state.loss + float(self.how)  # the gradients are finite
+
+    def after_backward(self, state: Any, logger):
+        if self.how == "gradient" and state.timestamp.batch in self.batches:
+            [*state.unwrapped_model.parameters()][-1].grad[0] = math.inf
+
+
+class LeaveOut(Algorithm):
+    """What `skip` must equal: the optimizers are not stepped at chosen batches, and buffers put back, by hand."""
+
+    def __init__(self, batches: Sequence[int] = SPOILT):
+        self.batches = batches
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch in self.batches:
+            self.buffers = copy.deepcopy(dict(state.unwrapped_model.named_buffers()))
+            self.steps = [optimizer.step for optimizer in state.optimizers]
+            for optimizer in state.optimizers:
+                optimizer.step = lambda *_: 0.0  # type: ignore[method-assign]
+
+    def batch_end(self, state, logger):
+        if state.previous_timestamp.batch in self.batches:
+            for optimizer, step in zip(state.optimizers, self.steps, strict=True):
+                optimizer.step = step
+            state.unwrapped_model.load_state_dict(self.buffers, strict=False)
+
+
+def make_model() -> ClassificationModel:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), Assigned(), nn.Tanh(), nn.Linear(6, 3))
+    return ClassificationModel(net.double(), 3)
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """Weights, buffers and what the optimizers keep."""
+    state = trainer.state
+    return {
+        "model": {name: value.clone() for name, value in state.unwrapped_model.state_dict().items()},
+        "optimizers": copy.deepcopy([optimizer.state_dict() for optimizer in state.optimizers]),
+    }
+
+
+def equal(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.fixture
+def fit(make_trainer) -> Callable[..., dict[str, Any]]:
+    def run(*algorithms: Algorithm, **arguments: Any) -> dict[str, Any]:
+        with make_trainer(*algorithms, **({"model": make_model()} | arguments)) as trainer:
+            trainer.fit()
+            return everything(trainer)
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["inputs", "nan", "inf", "gradient"])
+@pytest.mark.parametrize("grad_accum", [1, 3])
+@pytest.mark.parametrize("optimizers", [adam, momentum])
+def test_a_skipped_batch_leaves_no_trace(fit, optimizers, grad_accum: int, how: str):
+    arguments = {"optimizers": optimizers, "grad_accum": grad_accum}
+    guarded = fit(NaNGuard(), Spoiler(how=how), **arguments)
+    assert all(value.isfinite().all() for value in guarded["model"].values())
+    assert int(guarded["model"]["module.3.passes"]) == 4 * grad_accum
+    equal(guarded, fit(LeaveOut(), **arguments))
+
+
+@pytest.mark.parametrize("batches", [(0,), (0, 1, 2), (5,), (2, 3)])
+def test_the_first_last_and_several_batches_are_skipped(fit, batches):
+    equal(fit(NaNGuard(), Spoiler(batches)), fit(LeaveOut(batches)))
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
+def test_a_sound_run_is_the_run_without(fit, policy: str):
+    equal(fit(NaNGuard(policy, "2ba")), fit())
+
+
+class Moments(Callback):
+    """Weights, buffers and optimizer state before each batch."""
+
+    def __init__(self):
+        self.seen: list[dict[str, Any]] = []
+
+    def batch_start(self, state, logger):
+        optimizers = copy.deepcopy([optimizer.state_dict()["state"] for optimizer in state.optimizers])
+        self.seen.append({"model": copy.deepcopy(state.unwrapped_model.state_dict()), "optimizers": optimizers})
+
+    fit_end = batch_start
+
+
+@pytest.mark.parametrize("optimizers", [adam, momentum])
+@pytest.mark.parametrize(
+    ("interval", "batches", "back"),
+    [
+        ("2ba", (3,), {4: 2}),
+        ("2ba", (4,), {5: 2}),  # weights of which the batch was spoilt are none to go back to
+        ("4ba", (3, 5), {4: 0, 6: 4}),
+        ("1ep", (4, 5), {5: 3, 6: 3}),
+        ("0.5dur", (5,), {6: 3}),
+        ("2ba", (0,), {1: 0}),
+    ],
+)
+def test_rollback_goes_back_to_the_last_snapshot(make_trainer, optimizers, interval, batches, back: dict[int, int]):
+    moments = Moments()
+    algorithms = NaNGuard("rollback", interval), Spoiler(batches)
+    with make_trainer(*algorithms, model=make_model(), callbacks=[moments], optimizers=optimizers) as trainer:
+        trainer.fit()
+    for index in range(1, 7):
+        if index in back:
+            equal(moments.seen[index], moments.seen[back[index]])
+        else:
+            assert not torch.equal(*(one["model"]["module.1.weight"] for one in moments.seen[index - 1 : index + 1]))
+
+
+def test_one_snapshot_serves_twice(make_trainer):
+    moments = Moments()
+    arguments = {"callbacks": [moments], "optimizers": adam, "max_duration": "8ba"}
+    with make_trainer(NaNGuard("rollback", "4ba"), Spoiler((5, 7)), model=make_model(), **arguments) as trainer:
+        trainer.fit()
+    equal(moments.seen[6], moments.seen[4])
+    equal(moments.seen[8], moments.seen[4])
+
+
+def test_rates_follow_their_schedule_through_a_rollback(make_trainer):
+    rates = []
+
+    class Rates(Callback):
+        def batch_end(self, state, logger):
+            rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+    def halving(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    algorithms = NaNGuard("rollback", "2ba"), Spoiler((3,))
+    arguments = {"schedulers": halving, "step_schedulers_every_batch": True, "callbacks": [Rates()]}
+    with make_trainer(*algorithms, **arguments) as trainer:
+        trainer.fit()
+    assert rates == [0.1 * 0.5**number for number in range(1, 7)]
+
+
+@pytest.mark.parametrize("stop_at", range(1, 6))
+@pytest.mark.parametrize(("policy", "interval"), [("skip", "1ba"), ("rollback", "2ba"), ("rollback", "100ba")])
+def test_a_run_resumed_anywhere_is_the_run_that_went_through(make_trainer, tmp_path, policy, interval, stop_at):
+    def make(**arguments: Any) -> tuple[Trainer, InMemoryLogger]:
+        algorithms = [GradientClipping(), NaNGuard(policy, interval), Spoiler((1, 2, 4)), EMA("2ba")]
+        memory = InMemoryLogger()
+        return make_trainer(*algorithms, model=make_model(), optimizers=adam, loggers=[memory], **arguments), memory
+
+    whole, whole_log = make()
+    with whole:
+        whole.fit()
+    first, first_log = make()
+    with first:
+        first.fit(duration=f"{stop_at}ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    second, second_log = make(resume_path=tmp_path / "checkpoint")
+    with second:
+        second.fit()
+    equal(everything(second), everything(whole))
+    snapshots = [trainer.state.algorithms[1].state_dict()["snapshot"] for trainer in (second, whole)]
+    assert bool(snapshots[0]) == (policy == "rollback")
+    equal(*({**one, "timestamp": one.get("timestamp", {}).get("batch")} for one in snapshots))  # no clock
+    skipped = [[value for _, value in log.data.get("nan_guard/skipped", [])] for log in (first_log, second_log)]
+    assert skipped[0] + skipped[1] == [value for _, value in whole_log.data["nan_guard/skipped"]] == [1, 2, 3]
+
+
+def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_trainer, caplog):
+    memory = InMemoryLogger()
+    with make_trainer(NaNGuard(), Spoiler(how="inf"), loggers=[memory], max_duration="2ep") as trainer:
+        trainer.fit()
+    losses = {time.batch: value for time, value in memory.data["loss/train/total"]}
+    assert [batch for batch, value in losses.items() if value == math.inf] == [2, 5]
+    assert sum(math.isfinite(value) for value in losses.values()) == 4
+    assert memory.get_timeseries("nan_guard/skipped") == ([2, 5], [1, 2])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "the loss is inf on rank 0, all gradients are finite, epoch 0 (from 0), batch 2 (from 1): left out",
+        "the loss is inf on rank 0, all gradients are finite, epoch 1 (from 0), batch 5 (from 1): left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("inputs", r"the loss is nan on rank 0, the gradient of 'module.1.weight' is not finite, epoch 1 .*batch 5 "),
+        ("gradient", r"the loss is \d.\d+ on rank 0, the gradient of 'module.5.bias' is not finite, epoch 1"),
+    ],
+)
+def test_raise_ends_the_run_before_the_optimizer_steps(make_trainer, fit, how: str, message: str):
+    before = fit(max_duration="4ba")
+    trainer = make_trainer(NaNGuard("raise"), Spoiler((4,), how), model=make_model())
+    with pytest.raises(FloatingPointError, match=message), trainer:
+        trainer.fit()
+    equal(everything(trainer), before)
+    assert trainer.state.timestamp.batch == 4
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_too_many_in_a_row_end_the_run(make_trainer, policy: str):
+    with make_trainer(NaNGuard(policy, max_consecutive=2), Spoiler((0, 1, 3, 4))) as trainer:
+        trainer.fit()
+    trainer = make_trainer(NaNGuard(policy, max_consecutive=2), Spoiler((1, 2, 3, 4)))
+    with (
+        pytest.raises(FloatingPointError, match="batch 4 .*more than max_consecutive=2 such batches in a row"),
+        trainer,
+    ):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 3
+
+
+def test_batches_in_a_row_are_counted_across_a_resume(make_trainer, tmp_path):
+    def make(**arguments: Any) -> Trainer:
+        return make_trainer(NaNGuard(max_consecutive=2), Spoiler((1, 2, 3)), **arguments)
+
+    with make() as first:
+        first.fit(duration="3ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    with pytest.raises(FloatingPointError, match="batch 4 "), make(resume_path=tmp_path / "checkpoint") as second:
+        second.fit()
+
+
+@pytest.mark.parametrize("clipping_type", ["norm", "value", "adaptive"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_guard_looks_before_gradients_are_clipped(fit, clipping_type: str, first: bool):
+    def clipping() -> GradientClipping:
+        return GradientClipping(clipping_type, 0.1)
+
+    order = [NaNGuard(), clipping()][:: 1 if first else -1]
+    guarded = fit(*order, Spoiler(how="gradient"), callbacks=[OptimizerMonitor()])
+    equal(guarded, fit(clipping(), LeaveOut()))
+
+
+def test_the_average_goes_on_from_the_weights_that_stayed(make_trainer):
+    def average(*algorithms: Algorithm) -> dict[str, Any]:
+        with make_trainer(*algorithms, EMA("2ba"), model=make_model()) as trainer:
+            trainer.fit()
+            return trainer.state.algorithms[-1].state_dict() | everything(trainer)
+
+    guarded = average(NaNGuard(), Spoiler())
+    by_hand = average(LeaveOut())
+    del guarded["average"]["module.3.passes"], by_hand["average"]["module.3.passes"]
+    equal(guarded, by_hand)
+
+
+class TwoNets(Model):
+    """Two networks with an optimizer each, one parameter that nothing uses, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = nn.Linear(4, 1), nn.Linear(4, 1)
+        self.one.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        self.other.bias.requires_grad_(False)
+
+    def forward(self, batch):
+        return self.one(batch[0])
+
+    def training_step(self, state):
+        losses = {name: getattr(self, name)(state.microbatch[0]).pow(2).mean() for name in ("one", "other")}
+        if state.timestamp.batch in SPOILT:
+            losses["other"] = losses["other"] * math.nan
+        for loss in losses.values():
+            (loss * state.loss_scale).backward()
+        return losses
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_all_optimizers_stand_still_where_one_loss_is_not_finite(fit, policy: str):
+    arguments = {
+        "train_dataloader": TensorLoader(torch.randn(24, 4), batch_size=8, shuffle=False),
+        "eval_dataloader": None,
+        "optimizers": {"one": adam, "other": momentum},
+    }
+    guarded = fit(NaNGuard(policy, "1ba"), model=TwoNets(), **arguments)
+    assert all(value.isfinite().all() for value in guarded["model"].values())
+    if policy == "skip":
+        equal(guarded, fit(LeaveOut(), model=TwoNets(), **arguments))
+    assert (
+        guarded["optimizers"][0]["state"][0]["step"] == {"skip": 4, "rollback": 2}[policy]
+    )  # going back undoes a step each time
+
+
+def half_precision(**arguments: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    loader = TensorLoader(torch.randn(24, 32, generator=generator), torch.arange(24) % 3, batch_size=8, shuffle=False)
+    torch.manual_seed(0)
+    model = ClassificationModel(nn.Sequential(nn.Linear(32, 3), nn.BatchNorm1d(3)), 3)
+    return {"model": model, "train_dataloader": loader, "eval_dataloader": None, "precision": "amp_fp16"} | arguments
+
+
+def test_the_loss_scaler_lowers_its_scale_for_a_skipped_batch(make_trainer):
+    with make_trainer(NaNGuard(), Spoiler((1,)), **half_precision()) as trainer:
+        trainer.fit()
+        assert trainer.state.scaler.get_scale() == 2**15
+        assert int(trainer.state.unwrapped_model.state_dict()["module.1.num_batches_tracked"]) == 5
+        assert trainer.state.algorithms[0].state_dict()["skipped"] == 1
+
+
+class AlwaysInfinite(torch.autograd.Function):
+    """The identity, with a gradient that no scale makes finite."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.inf
+
+
+def test_gradients_that_overflow_are_left_to_the_loss_scaler_while_it_can_help(make_trainer):
+    class Infinite(Algorithm):
+        def after_loss(self, state, logger):
+            state.loss = AlwaysInfinite.apply(state.loss)
+
+    trainer = make_trainer(NaNGuard("raise"), Infinite(), **half_precision(max_duration="100ba"))
+    with pytest.raises(FloatingPointError, match=r"batch 17 \(from 1\)"), trainer:  # 16 halvings from 2^16 to 1
+        trainer.fit()
+    assert trainer.state.scaler.get_scale() == 1
+
+
+def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
+    def program():
+        import copy
+        import math
+        import warnings
+
+        import torch
+        from torch import nn
+
+        from algorithms import EMA, NaNGuard
+        from runner import Algorithm, ClassificationModel, Trainer, get_global_rank
+        from runner.data import TensorLoader
+
+        warnings.simplefilter("error")
+
+        class Spoiler(Algorithm):
+            def __init__(self, *where):
+                self.where = where
+
+            def after_loss(self, state, logger):
+                if (get_global_rank(), state.timestamp.batch) in self.where:
+                    state.loss = state.loss + math.nan  # type: ignore[operator]  # its gradient is finite
+
+        class LeaveOut(Algorithm):
+            def after_train_batch(self, state, logger):
+                if state.timestamp.batch in (1, 3):
+                    for parameter in state.unwrapped_model.parameters():
+                        parameter.grad = None
+
+        def fit(*algorithms, duration="5ba"):
+            torch.manual_seed(0)
+            model = ClassificationModel(nn.Linear(4, 3), 3)
+            loader = TensorLoader(torch.randn(33, 4), torch.arange(33) % 3, batch_size=8, shuffle=True)
+            with Trainer(
+                model=model,
+                train_dataloader=loader,
+                optimizers=lambda params: torch.optim.Adam(params, lr=0.1),
+                max_duration=duration,
+                algorithms=[*algorithms, EMA("2ba")],
+                device="cpu",
+            ) as trainer:
+                trainer.fit()
+            return copy.deepcopy(dict(model.named_parameters()))
+
+        # The fifth batch is one sample, and what rank 0 has in its place weighs nothing.
+        weights = fit(NaNGuard(), Spoiler((1, 1), (1, 3), (0, 4)))
+        torch.testing.assert_close(weights, fit(LeaveOut()), rtol=0, atol=0)
+        back = fit(NaNGuard("rollback", "2ba"), Spoiler((1, 5)), duration="6ba")
+        torch.testing.assert_close(back, fit(duration="4ba"), rtol=0, atol=0)
+        try:
+            fit(NaNGuard("raise"), Spoiler((1, 3)))
+        except FloatingPointError as error:
+            print(error)
+
+    finished = run_ranks(program)
+    found = "the loss is nan on rank 1, all gradients are finite, epoch 0 (from 0), batch"
+    assert all(f"{found} 4 (from 1). Lower the learning rate" in one.stdout for one in finished)
+    warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
+    assert warnings == [f"{found} {batch} (from 1): left out" for batch in (2, 4)] + [
+        "the loss is nan on rank 1, all gradients are finite, epoch 1 (from 0), batch 6 (from 1): "
+        "went back to the weights after batch 4"
+    ]
+    assert "the loss is" not in finished[1].stderr
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_one_element_of_many_is_found(dtype: torch.dtype, bad: float):
+    for size in (1, 7, 1000):
+        for index in {0, size // 2, size - 1}:
+            tensor = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
+            assert all_finite([torch.zeros(()), tensor, torch.empty(0)])
+            tensor[index] = bad
+            assert not all_finite([torch.zeros(()), tensor, torch.empty(0)])
+
+
+def test_sparse_gradients_are_looked_at(make_trainer):
+    class Bag(ClassificationModel):
+        def __init__(self):
+            torch.manual_seed(0)
+            super().__init__(nn.EmbeddingBag(10, 3, sparse=True, mode="sum"), 3)
+
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(10, (24, 4), generator=generator)
+    arguments = {
+        "train_dataloader": TensorLoader(tokens, torch.arange(24) % 3, batch_size=8, shuffle=False),
+        "eval_dataloader": None,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+    }
+    weights = []
+    for algorithms in ([NaNGuard(), Spoiler(how="nan")], [LeaveOut()]):
+        with make_trainer(*algorithms, model=Bag(), **arguments) as trainer:
+            trainer.fit()
+        weights.append(everything(trainer))
+    equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": "ignore"}, "policy='ignore': must be one of 'raise', 'skip', 'rollback'"),
+        ({"snapshot_interval": "0ba"}, "snapshot_interval='0ba': must be above 0"),
+        ({"snapshot_interval": "often"}, "snapshot_interval='often' is not a time"),
+        ({"max_consecutive": 0}, "max_consecutive=0"),
+        ({"max_consecutive": 2.5}, "max_consecutive=2.5"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        NaNGuard(**arguments)

@@ -20,16 +20,22 @@ if TYPE_CHECKING:
     from callbacks.load_checkpoint import LoadCheckpoint
     from callbacks.lr_monitor import LRMonitor
     from callbacks.memory_monitor import MemoryMonitor
+    from callbacks.memory_snapshot import MemorySnapshot
     from callbacks.mlflow_logger import MLflowLogger
+    from callbacks.mlperf_callback import MLPerfCallback
     from callbacks.nan_monitor import NaNMonitor
+    from callbacks.oom_observer import OOMObserver
     from callbacks.optimizer_monitor import OptimizerMonitor
     from callbacks.progress_bar import ProgressBar
+    from callbacks.replica_monitor import ReplicaMonitor
     from callbacks.runtime_estimator import RuntimeEstimator
     from callbacks.speed_monitor import SpeedMonitor
+    from callbacks.state_digest import StateDigest
     from callbacks.system_metrics_monitor import SystemMetricsMonitor
     from callbacks.tensorboard_logger import TensorBoardLogger
     from callbacks.threshold_stopper import ThresholdStopper
     from callbacks.torch_profiler import TorchProfiler
+    from callbacks.wandb_logger import WandBLogger
 
 __all__ = [
     "ActivationMonitor",
@@ -45,17 +51,23 @@ __all__ = [
     "LRMonitor",
     "LearningCurves",
     "LoadCheckpoint",
+    "MLPerfCallback",
     "MLflowLogger",
     "MemoryMonitor",
+    "MemorySnapshot",
     "NaNMonitor",
+    "OOMObserver",
     "OptimizerMonitor",
     "ProgressBar",
+    "ReplicaMonitor",
     "RuntimeEstimator",
     "SpeedMonitor",
+    "StateDigest",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
     "ThresholdStopper",
     "TorchProfiler",
+    "WandBLogger",
 ]
 
 _MODULES = {
@@ -72,17 +84,23 @@ _MODULES = {
     "LRMonitor": "lr_monitor",
     "LearningCurves": "learning_curves",
     "LoadCheckpoint": "load_checkpoint",
+    "MLPerfCallback": "mlperf_callback",
     "MLflowLogger": "mlflow_logger",
     "MemoryMonitor": "memory_monitor",
+    "MemorySnapshot": "memory_snapshot",
     "NaNMonitor": "nan_monitor",
+    "OOMObserver": "oom_observer",
     "OptimizerMonitor": "optimizer_monitor",
     "ProgressBar": "progress_bar",
+    "ReplicaMonitor": "replica_monitor",
     "RuntimeEstimator": "runtime_estimator",
     "SpeedMonitor": "speed_monitor",
+    "StateDigest": "state_digest",
     "SystemMetricsMonitor": "system_metrics_monitor",
     "TensorBoardLogger": "tensorboard_logger",
     "ThresholdStopper": "threshold_stopper",
     "TorchProfiler": "torch_profiler",
+    "WandBLogger": "wandb_logger",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +29,21 @@ def load_torch_export(path: Path, module: nn.Module) -> Run:
 
 def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
     """Save a module as ONNX in one file, of at most 2 GB."""
-    torch.onnx.export(_program(module, inputs, dynamic_batch), f=path, external_data=False, verbose=False)
+    program = _program(module, inputs, dynamic_batch)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch itself uses
+        log.setLevel(logging.ERROR)  # it says of each operator of torchvision that it knows none
+        try:
+            torch.onnx.export(program, f=path, external_data=False, verbose=False)
+        finally:
+            log.setLevel(level)
 
 
 def load_onnx(path: Path, module: nn.Module) -> Run:
     """Return what runs the file in onnxruntime, on the CPU."""
-    import onnxruntime  # pyright: ignore[reportMissingImports]
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]

@@ -42,10 +42,10 @@ class MetricChoice(NamedTuple):
         return lower_is_better(self.name, metrics.get(self.name))
 
 
-def choose_metric(state: State, monitor: str) -> MetricChoice:
+def choose_metric(state: State, monitor: str, argument: str = "monitor") -> MetricChoice:
     """Return the metric that `monitor` names: 'MulticlassAccuracy', or 'eval/MulticlassAccuracy' with its label.
 
-    Without a label it is an evaluator's. Every evaluator has a 'loss'.
+    Without a label it is an evaluator's. Every evaluator has a 'loss'. A message names the argument that held it.
 
     Raises:
         ValueError: there is no such metric, or several; those that there are get listed.
@@ -59,5 +59,5 @@ def choose_metric(state: State, monitor: str) -> MetricChoice:
     if len(named) != 1:
         trouble = "is the name of several metrics" if named else "is no metric of this run"
         listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
-        raise ValueError(f"monitor={monitor!r} {trouble}; there are {listed}")
+        raise ValueError(f"{argument}={monitor!r} {trouble}; there are {listed}")
     return named[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import traceback
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,6 +108,16 @@ class Session:
         else:
             texts = None if captions is None else list(captions)
             self.append({"images": name, "file": str(file), "captions": texts, "s": step, "t": now_ms()})
+
+    def end(self, error: BaseException | None, timeout: float) -> None:
+        """Close the run with the status that what ended it means, None: nothing did, and with its trace."""
+        status = "FINISHED"
+        if error is None:
+            self.begin()
+        else:
+            status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+            self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
+        self.close(status, timeout)
 
     def close(self, status: str, timeout: float) -> None:
         """Record how the run ended, if it began, and wait until the writer has sent all of it, with a bound.

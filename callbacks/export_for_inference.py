@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks._extra import require
 from runner import Callback
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 SUFFIXES = {"torch_export": ".pt2", "onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class ExportForInference(Callback):
@@ -56,9 +55,8 @@ class ExportForInference(Callback):
         suffix = SUFFIXES[save_format]
         if save_path is not None and Path(save_path).suffix != suffix:
             raise ValueError(f"save_path={str(save_path)!r}: must end in {suffix!r} with save_format={save_format!r}")
-        missing = [name for name in PACKAGES if save_format == "onnx" and importlib.util.find_spec(name) is None]
-        if missing:
-            raise ImportError(f"save_format='onnx': needs {', '.join(missing)}; install it, or choose another format")
+        if save_format == "onnx":
+            require("save_format='onnx'", "export", "onnx", "onnxscript", "onnxruntime")
         if transforms is not None and not all(callable(one) for one in transforms):
             raise ValueError(f"transforms={transforms!r}: must be functions from a module to a module")
         self.save_format = save_format

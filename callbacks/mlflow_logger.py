@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -156,12 +155,5 @@ class MLflowLogger(LoggerDestination):
             self._session.load_state_dict(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        if self._session is None:
-            return
-        status = "FINISHED"
-        if state.error is None:
-            self._session.begin()
-        else:
-            status = "KILLED" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "FAILED"
-            self._session.append({"text": "".join(traceback.format_exception(state.error)), "file": "error.txt"})
-        self._session.close(status, self._close_timeout)
+        if self._session is not None:
+            self._session.end(state.error, self._close_timeout)

@@ -71,7 +71,7 @@ class SystemMetricsMonitor(Callback):
         if self._reads_gpu and importlib.util.find_spec("pynvml") is None:
             self._reads_gpu = False
             if get_local_rank() == 0:  # machines may differ
-                log.warning("system_metrics_monitor reads no GPU: it needs the package nvidia-ml-py")
+                log.warning("system_metrics_monitor reads no GPU: it needs nvidia-ml-py: pip install -e '.[gpu]'")
         psutil.cpu_percent()  # counts from here
         self._before = time.perf_counter(), _count_bytes()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks._extra import require
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class TensorBoardLogger(LoggerDestination):
     def __init__(self, folder: str = "tensorboard") -> None:
         if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'tensorboard'")
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ImportError("TensorBoardLogger needs the package tensorboard: pip install tensorboard")
+        require("TensorBoardLogger", "tensorboard", "tensorboard")
         self.folder = folder
         self.path: Path | None = None
         self._first_step = 0
@@ -55,7 +54,7 @@ class TensorBoardLogger(LoggerDestination):
         self._open().add_text("hyperparameters", f"```json\n{text}\n```", 0)
 
     def log_records(self, records: Sequence[Record]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportMissingImports]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         writer = self._open().file_writer
         for record in records:

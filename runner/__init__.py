@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from runner.checkpoint import capture, is_known_alone, save_checkpoint
     from runner.checkpoint_files import discard, is_complete, write_checkpoint
     from runner.destination import LoggerDestination, Record
+    from runner.digest import first_difference
     from runner.distributed import get_global_rank, get_local_rank, get_world_size
     from runner.engine import Engine, evaluation_weights
     from runner.evaluator import Evaluator
@@ -45,6 +46,7 @@ _MODULES = {
     "Trainer": "trainer",
     "capture": "checkpoint",
     "evaluation_weights": "engine",
+    "first_difference": "digest",
     "get_global_rank": "distributed",
     "get_local_rank": "distributed",
     "get_world_size": "distributed",
@@ -78,6 +80,7 @@ __all__ = [
     "capture",
     "discard",
     "evaluation_weights",
+    "first_difference",
     "get_global_rank",
     "get_local_rank",
     "get_world_size",

@@ -6,6 +6,7 @@ device, and whatever has a result of a size that depends on values. The logger's
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import MulticlassAccuracy
 
-from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp
+from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp, NaNGuard
 from callbacks import (
     ActivationMonitor,
     CheckpointSaver,
@@ -29,13 +30,18 @@ from callbacks import (
     LearningCurves,
     LRMonitor,
     MemoryMonitor,
+    MemorySnapshot,
     MLflowLogger,
+    MLPerfCallback,
     NaNMonitor,
+    OOMObserver,
     OptimizerMonitor,
     ProgressBar,
     RuntimeEstimator,
     SpeedMonitor,
+    TensorBoardLogger,
     ThresholdStopper,
+    WandBLogger,
 )
 from runner import Callback, ClassificationModel, LoggerDestination, Trainer
 from runner.data import TensorLoader
@@ -211,7 +217,16 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     built_in = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
     more = [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), logged]
     more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
-    more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0)]
+    more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
+    more += [
+        make()
+        for package, make in (
+            ("mlperf_logging", lambda: MLPerfCallback("mlperf", 0)),
+            ("tensorboard", TensorBoardLogger),
+            ("wandb", WandBLogger),
+        )
+        if importlib.util.find_spec(package) is not None
+    ]
     found = with_trainer(sgd, tmp_path / "run", callbacks=[*built_in, *more])
     assert found <= by_hand(sgd)
     assert len(logged.data["loss/train/total"]) == 48  # all was read back, elsewhere
@@ -231,6 +246,12 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
 def test_algorithms_read_nothing(algorithms, tmp_path: Path):
     found = with_trainer(sgd, tmp_path, algorithms=algorithms, grad_accum=2)
     assert found <= by_hand(sgd)
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
+def test_the_guard_reads_one_answer_a_batch(policy: str, tmp_path: Path):
+    found = with_trainer(sgd, tmp_path, algorithms=[NaNGuard(policy, "10ba")])
+    assert found - by_hand(sgd) == {"tolist": LAST - FIRST}
 
 
 def test_a_language_model_reads_nothing(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from runner.data.order import SampleOrder
+from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.randomness import stream_seed
 
 
@@ -133,6 +135,9 @@ class DatasetLoader(OrderedLoader):
     CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
     for any number of workers and ranks and after any resume, and reading it changes no other random number.
 
+    Workers that are killed are started anew where they were, see :class:`BatchReader`. What the data set itself raises
+    comes through, with a note that names the sample, the batch and the epoch.
+
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``.
         batch_size: samples in a global batch, all ranks together.
@@ -175,7 +180,7 @@ class DatasetLoader(OrderedLoader):
             raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
         super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size))
         self.dataset = dataset
-        self._keys = _BatchKeys(self.order)
+        self._keys = BatchKeys(self.order)
         with warnings.catch_warnings():
             # torchdata 0.11 calls it whenever a loader is made, and users can do nothing about it.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
@@ -185,6 +190,7 @@ class DatasetLoader(OrderedLoader):
                 sampler=self._keys,
                 num_workers=num_workers,
                 collate_fn=_unchanged,
+                worker_init_fn=partial(start_worker, loader_options.pop("worker_init_fn", None)),
                 # A generator of its own: the default would draw from torch's global one at every epoch.
                 generator=torch.Generator().manual_seed(seed),
                 **loader_options,
@@ -192,24 +198,7 @@ class DatasetLoader(OrderedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        self._keys.start = self._start()
-        return iter(self._loader)
-
-
-class _BatchKeys:
-    """Says which batches are read in an iteration: (epoch, sample numbers) for each, from ``start`` on."""
-
-    def __init__(self, order: SampleOrder) -> None:
-        self.order = order
-        self.start: tuple[int, int] = (0, 0)  # (epoch, batch)
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        epoch, first = self.start
-        for number in range(first, len(self.order)):
-            yield epoch, self.order.indices(epoch, number).tolist()
+        return BatchReader(self._loader, self._keys, *self._start())
 
 
 class _SeededBatches(Dataset[Any]):
@@ -223,11 +212,14 @@ class _SeededBatches(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
-        epoch, indices = key
+    def __getitem__(self, key: tuple[int, int, Sequence[int]]) -> Any:
+        epoch, batch, indices = key
         states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
         try:
             return self.collate_fn([self._sample(epoch, index) for index in indices])
+        except Exception as error:
+            error.add_note(f"while batch {batch} of epoch {epoch} was read")
+            raise
         finally:
             random.setstate(states[0])
             numpy.random.set_state(states[1])
@@ -239,7 +231,11 @@ class _SeededBatches(Dataset[Any]):
         numpy.random.seed(seed % 2**32)
         # torch.manual_seed would also reseed every accelerator.
         torch.default_generator.manual_seed(seed)
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"raised by dataset[{index}]")
+            raise
 
 
 def _unchanged(batch: Any) -> Any:

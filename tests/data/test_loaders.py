@@ -188,6 +188,63 @@ def test_seeking_reads_nothing_before_the_batch():
     assert dataset.read == list(range(16, 23))
 
 
+@with_workers
+def test_seeking_reads_nothing_before_the_batch_in_workers():
+    class Counted(Augmented):
+        def __init__(self):
+            super().__init__(1000)
+            self.times_read = torch.zeros(1000, dtype=torch.int64).share_memory_()
+
+        def __getitem__(self, index):
+            self.times_read[index] += 1
+            return super().__getitem__(index)
+
+    dataset = Counted()
+    loader = DatasetLoader(dataset, 4, shuffle=True, num_workers=2, multiprocessing_context="fork")
+    loader.seek(2, 240)
+    list(loader)
+    read = dataset.times_read.nonzero().flatten().tolist()
+    assert read == sorted(loader.order.permutation(2)[960:].tolist())
+    assert int(dataset.times_read.sum()) == 40
+
+
+def test_seeking_picks_nothing_before_the_batch_from_tensors():
+    picked = []
+    loader = TensorLoader(torch.arange(1000), batch_size=4, shuffle=True, transform=lambda b: picked.extend(b.tolist()))
+    loader.seek(2, 240)
+    list(loader)
+    assert picked == loader.order.permutation(2)[960:].tolist()
+
+
+@with_workers
+def test_global_batches_are_the_same_for_any_number_of_ranks_and_workers():
+    def global_batches(world_size, num_workers):
+        context = "fork" if num_workers else None
+        shares = []
+        for rank in range(world_size):
+            loader = DatasetLoader(
+                Augmented(32),
+                batch_size=8,
+                shuffle=True,
+                seed=5,
+                num_workers=num_workers,
+                rank=rank,
+                world_size=world_size,
+                multiprocessing_context=context,
+            )
+            loader.seek(1, 1)
+            shares.append(contents(loader))
+        return [
+            tuple([one for part in parts for one in part] for parts in zip(*ranks, strict=True))
+            for ranks in zip(*shares, strict=True)
+        ]
+
+    alone = global_batches(1, 0)
+    assert [len(numbers) for numbers, _ in alone] == [8, 8, 8]
+    for world_size, num_workers in [(1, 1), (1, 3), (2, 0), (2, 1), (4, 0), (4, 3)]:
+        assert global_batches(world_size, num_workers) == alone
+
+
 def test_reading_leaves_the_global_generators_as_they_were():
     def states():
         return random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()

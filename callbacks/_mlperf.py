@@ -1,0 +1,249 @@
+"""MLPerf's files: the lines of a result, and the description of the system that it was found on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks._disk import disk_errors_reported
+
+if TYPE_CHECKING:
+    from runner import State
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# In a result, and in the description of a system.
+STATUSES = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+    "research": "Research, Development, or Internal (RDI)",
+}
+
+# What a description must have, and what only people know.
+UNKNOWN = (
+    *("host_processor_caches", "host_processor_interconnect", "host_storage_type", "host_storage_capacity"),
+    *("host_networking", "host_networking_topology", "host_memory_configuration", "accelerator_host_interconnect"),
+    *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_memory_configuration"),
+    *("accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "sw_notes"),
+)
+
+
+def check_choices(**choices: tuple[str, Sequence[str]]) -> None:
+    """Do nothing where each value is among those that are allowed.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"{name}={value!r}: must be {' or '.join(map(repr, allowed))}")
+
+
+def check_numbers(**numbers: tuple[int | None, int]) -> None:
+    """Do nothing where each value is None or a whole number that is large enough.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, (value, least) in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
+
+
+def check_names(root_folder: str, submitter: str, system_name: str | None) -> None:
+    """Do nothing where files can bear these names.
+
+    Raises:
+        ValueError: one cannot.
+    """
+    if not root_folder or Path(root_folder).is_absolute() or ".." in Path(root_folder).parts:
+        raise ValueError(f"root_folder={root_folder!r}: must be a path inside the run's folder, such as 'mlperf'")
+    if not submitter:
+        raise ValueError(f"submitter={submitter!r}: must be a name")
+    if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
+        raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
+
+
+def run_command(name: str, command: str) -> None:
+    """Run a command to its end, without a shell.
+
+    Raises:
+        ValueError: it cannot be run, or failed.
+    """
+    try:
+        done = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name}={command!r}: cannot be run ({error})") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise ValueError(f"{name}={command!r}: failed with {done.returncode}: {said}")
+
+
+class Result(logging.Handler):
+    """The `:::MLLOG` lines of one run: kept, and written to a file once there is one.
+
+    Intervals nest; the outermost are 'init', then 'run', and after that nothing is added.
+    """
+
+    def __init__(self) -> None:
+        from mlperf_logging.mllog.mllog import MLLogger
+
+        super().__init__()
+        self.lines: list[str] = []
+        self._open: list[tuple[str, dict[str, Any]]] = []  # names and metadata of intervals, the inner ones last
+        self._owner = ""
+        self._path: Path | None = None
+        channel = logging.Logger("mlperf", logging.INFO)  # of its own, so that nobody else's settings matter
+        channel.addHandler(self)
+        self._mllog = MLLogger(channel, root_dir=str(ROOT), default_stack_offset=2)
+
+    def is_in(self, name: str) -> bool:
+        """Whether an interval has begun and not ended."""
+        return any(name == one for one, _ in self._open)
+
+    def event(self, key: str, value: Any = None, **metadata: Any) -> None:
+        """Add what happens at a point in time."""
+        self._mllog.event(key, value, metadata)
+
+    def start(self, name: str, **metadata: Any) -> None:
+        """Add the start of an interval, within those that have not ended."""
+        self._open.append((name, metadata))
+        self._mllog.start(f"{name}_start", None, metadata)
+
+    def end(self, name: str, **more: Any) -> None:
+        """Add the end of an interval, and before it that of those within it; nothing where it has not begun."""
+        while self.is_in(name):
+            one, metadata = self._open.pop()
+            self._mllog.end(f"{one}_stop", None, {**metadata, **(more if one == name else {})})
+
+    def open(self, path: Path, owner: str) -> None:
+        """Write the lines so far to a file, in place of what it held, and the others as they come.
+
+        Args:
+            path: of the file.
+            owner: who writes, a config key.
+        """
+        self._owner = owner
+        with disk_errors_reported(owner):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{line}\n" for line in self.lines))
+            self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add one line; this is how MLPerf's library hands it over."""
+        self.lines.append(record.getMessage())
+        path, self._path = self._path, None  # where the disk refuses one line, no other is tried
+        if path is not None:
+            with disk_errors_reported(self._owner), path.open("a") as file:
+                file.write(f"{self.lines[-1]}\n")
+                self._path = path
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all there is to go on from."""
+        return {"lines": [*self.lines], "open": [[name, dict(metadata)] for name, metadata in self._open]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned; the file, if it is open, stays as it is."""
+        self.lines = [*state["lines"]]
+        self._open = [(name, metadata) for name, metadata in state["open"]]
+
+
+def describe_system(state: State) -> dict[str, str]:
+    """Return what the machine of this rank says of itself, and of the others as if they were equal; '' for the rest."""
+    import psutil
+    import torch
+
+    from runner import get_world_size
+
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", get_world_size()))
+    processors = _read_processors()
+    frequency = psutil.cpu_freq()
+    described = {
+        "number_of_nodes": str(get_world_size() // ranks),
+        "host_processors_per_node": str(
+            max(1, len({one["physical id"] for one in processors if "physical id" in one}))
+        ),
+        "host_processor_model_name": processors[0].get("model name", platform.machine()) if processors else "",
+        "host_processor_core_count": str(psutil.cpu_count(logical=False) or ""),
+        "host_processor_vcpu_count": str(psutil.cpu_count() or ""),
+        "host_processor_frequency": f"{frequency.max or frequency.current:.0f} MHz" if frequency else "",
+        "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "accelerators_per_node": "0",
+        "accelerator_model_name": "",
+        "accelerator_memory_capacity": "",
+        "framework": f"PyTorch {torch.__version__}",
+        "other_software_stack": f"Python {platform.python_version()}, CUDA {torch.version.cuda}",
+        "operating_system": platform.platform(),
+    }
+    if state.device.type == "cuda":
+        device = torch.cuda.get_device_properties(state.device)
+        described["accelerators_per_node"] = str(ranks)
+        described["accelerator_model_name"] = device.name
+        described["accelerator_memory_capacity"] = f"{device.total_memory / 2**30:.0f} GiB"
+    return described | dict.fromkeys(UNKNOWN, "")
+
+
+def name_system(description: dict[str, str]) -> str:
+    """Return a name that can be a file's: '1x2xNVIDIA_H100' of nodes and accelerators, or of nodes and processors."""
+    accelerators = int(description["accelerators_per_node"])
+    number = accelerators or description["host_processors_per_node"]
+    model = description["accelerator_model_name"] or description["host_processor_model_name"] or "CPU"
+    return f"{description['number_of_nodes']}x{number}x" + re.sub(r"[^A-Za-z0-9.]+", "_", model).strip("_")
+
+
+def describe_data(state: State, label: str) -> dict[str, Any]:
+    """Return the seed and the sizes of batches and data sets, over all ranks, None where a loader does not tell.
+
+    Args:
+        state: of a run that trains.
+        label: of the evaluator whose data is meant.
+    """
+    (evaluator,) = (one for one in state.evaluators if one.label == label)
+    samples, batch_size = _sizes(state.train_dataloader)
+    return {
+        "seed": state.rank_zero_seed,
+        "global_batch_size": batch_size,
+        "train_samples": samples,
+        "eval_samples": _sizes(evaluator.dataloader)[0],
+    }
+
+
+def _sizes(loader: Any) -> tuple[int | None, int | None]:
+    """Return the samples of a loader, and of a batch of all ranks."""
+    from runner import get_world_size
+
+    order = getattr(loader, "order", None)
+    if order is not None:
+        return order.num_samples, order.batch_size
+    batch_size = getattr(loader, "batch_size", None)
+    try:
+        samples = len(loader.dataset)
+    except (AttributeError, TypeError):
+        samples = None
+    return samples, None if batch_size is None else batch_size * get_world_size()
+
+
+def write_json(path: Path, content: dict[str, str], owner: str) -> None:
+    """Write a description of a system; where the disk refuses, that is said."""
+    with disk_errors_reported(owner):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=4) + "\n")
+
+
+def _read_processors() -> Sequence[dict[str, str]]:
+    """Return what Linux says of each logical processor; nothing on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    blocks = (block for block in text.split("\n\n") if block.strip())
+    return [dict(re.findall(r"^(.+?)\s*:\s*(.*)$", block, re.MULTILINE)) for block in blocks]

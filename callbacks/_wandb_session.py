@@ -1,0 +1,146 @@
+"""Wandb's side of one run, in a thread of its own: whatever wandb does, who logs neither waits nor fails."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from callbacks._mlflow_target import without_password
+
+log = logging.getLogger("runner")
+
+INTERRUPTED_TIMEOUT = 2.0  # seconds: who interrupts wants the process gone
+
+
+class Session:
+    """What is to be done for one run, done in order from `begin` on; troubles are one warning.
+
+    Args:
+        mode: 'offline' or 'online'.
+        timeout: seconds to wait at the end for what is not written or sent yet.
+    """
+
+    def __init__(self, mode: str, timeout: float) -> None:
+        self._mode = mode
+        self._timeout = timeout
+        self._folder = Path()
+        self._tasks: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+
+    def begin(self, **run: Any) -> None:
+        """Make the run and do what was asked so far; later calls do nothing.
+
+        Args:
+            run: arguments of `wandb.init`.
+        """
+        if self._thread is None:
+            self._folder = Path(run["dir"], "wandb")
+            self._thread = threading.Thread(target=self._work, args=(run,), name="wandb", daemon=True)
+            self._thread.start()
+
+    def do(self, task: str, *arguments: Any) -> None:
+        """Have something done, by the name of a method of `_Run`; returns at once."""
+        if not self._failed:
+            self._tasks.put((task, *arguments))
+
+    def close(self, exit_code: int, in_a_hurry: bool) -> None:
+        """End the run, if it began, and wait for that, with a bound.
+
+        Args:
+            exit_code: 0 for success.
+            in_a_hurry: whether to wait for some seconds at most.
+        """
+        self.do("finish", exit_code)
+        if self._thread is None:
+            return
+        timeout = min(self._timeout, INTERRUPTED_TIMEOUT) if in_a_hurry else self._timeout
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._fail(f"is not done after {timeout:g} s")
+
+    def _work(self, run: dict[str, Any]) -> None:
+        try:
+            ours = _Run(self._mode, self._timeout, run)
+            task = ""
+            while task != "finish":
+                task, *arguments = self._tasks.get()
+                getattr(ours, task)(*arguments)
+        except Exception as error:
+            self._fail(f"failed ({str(error).strip().partition(chr(10))[0] or type(error).__name__})")
+
+    def _fail(self, what: str) -> None:
+        if not self._failed:
+            self._failed = True
+            log.warning("wandb %s: training is not affected; what it wrote so far lies in %s", what, self._folder)
+
+
+class _Run:
+    """A run of wandb's, in the thread that made it.
+
+    Args:
+        mode: 'offline' or 'online'.
+        timeout: seconds that wandb takes to send what is left when it finishes.
+        run: arguments of `wandb.init`.
+    """
+
+    def __init__(self, mode: str, timeout: float, run: dict[str, Any]) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        if mode == "online" and not wandb.login(prompt=False):
+            raise RuntimeError("there is no API key: run `wandb login`, or log with mode=offline")
+        Path(run["dir"]).mkdir(parents=True, exist_ok=True)  # otherwise it complains, and writes elsewhere
+        # It puts itself in their place to see the exit code, which it is told.
+        hooks = sys.exit, sys.excepthook
+        try:
+            settings = wandb.Settings(silent=True, console="off", finish_timeout=timeout)
+            self._run = self._wandb.init(**run, mode=mode, resume="allow", reinit="create_new", settings=settings)
+        finally:
+            sys.exit, sys.excepthook = hooks
+        self._run.define_metric("batch")
+        self._run.define_metric("*", step_metric="batch")
+
+    def set_config(self, values: Mapping[str, Any]) -> None:
+        """Add to the run's config."""
+        self._run.config.update(dict(values), allow_val_change=True)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Log values of a batch; later ones need not be of later batches."""
+        self._run.log({**values, "batch": step})
+
+    def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
+        """Log a table of plain values."""
+        self.log({name: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)}, step)
+
+    def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
+        """Log images of shape (N, H, W, C), uint8."""
+        texts = captions or [None] * len(images)
+        made = [self._wandb.Image(one, caption=text) for one, text in zip(images, texts, strict=True)]
+        self.log({name: made}, step)
+
+    def save(self, path: Path, folder: str | None) -> None:
+        """Copy a file to the run's files."""
+        copy = Path(self._run.dir, folder or "", path.name)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+        self._run.save(str(copy), base_path=self._run.dir, policy="now")
+
+    def finish(self, exit_code: int) -> None:
+        """End the run."""
+        self._run.finish(exit_code=exit_code)
+
+
+def without_passwords(value: Any) -> Any:
+    """Return a nested value with the passwords taken out of its addresses."""
+    if isinstance(value, Mapping):
+        return {str(key): without_passwords(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_passwords(item) for item in value]
+    return without_password(value) if isinstance(value, str) else value

@@ -1,0 +1,58 @@
+"""What lies in the GPU's memory, and who put it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from callbacks import _memory_history
+from runner import Callback, Interval, Time
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+
+
+class MemorySnapshot(Callback):
+    """Writes torch's snapshots of CUDA memory at an interval, to look at on pytorch.org/memory_viz.
+
+    From FIT_START on, torch notes each allocation and free with the Python stack that asked for it. A snapshot has the
+    newest of these, and all memory that is held: `memory_snapshot/rank{rank}-ba{batch}.pickle` in the run's folder,
+    from every rank. A file may take some KB for each entry, so none is logged. On any other device than CUDA this does
+    nothing, and says so.
+
+    Args:
+        interval: how often, a time.
+        max_entries: allocations and frees that are remembered, at least 1.
+        keep: newest files of each rank to keep, at least 1; -1 keeps all.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(self, interval: str | int | Time = "100ba", max_entries: int = 100_000, keep: int = 3) -> None:
+        self.interval = Interval(interval)
+        if not self.interval.time.value:
+            raise ValueError(f"interval={interval!r}: must be a time above 0, such as '100ba' or '1ep'")
+        if isinstance(keep, bool) or not isinstance(keep, int) or (keep < 1 and keep != -1):
+            raise ValueError(f"keep={keep!r}: must be a number of files, at least 1, or -1 for all")
+        self.max_entries = _memory_history.check_entries(max_entries)
+        self.keep = keep
+        self._files: list[Path] = []  # written by this process, oldest first
+        self._records: bool | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self._records is None:
+            self._records = _memory_history.start(self, self.max_entries, state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._records and state.is_due(self.interval):
+            written = _memory_history.write(self, state)
+            self._files += [written] if written is not None else []
+            while 0 < self.keep < len(self._files):
+                self._files.pop(0).unlink(missing_ok=True)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self.batch_end(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        _memory_history.stop(self)

@@ -1,0 +1,158 @@
+"""A run as MLPerf's rules want it recorded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callbacks import _mlperf
+from callbacks._extra import require
+from callbacks._metric_choice import MetricChoice, choose_metric
+from runner import Callback, TimeUnit
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+
+# Their rules for the open division want no key that a trainer cannot know.
+BENCHMARKS = ("bert", "dlrm_dcnv2", "gnn", "resnet", "ssd", "unet3d")
+
+
+class MLPerfCallback(Callback):
+    """Writes the result of a run and a description of the system in the form of MLPerf Training 4.0, open division.
+
+    The result is `results/{system}/{benchmark}/result_{index}.txt` under `root_folder`, which the compliance checker of
+    mlperf_logging accepts (`--ruleset 4.0.0`: later ones have no resnet); the description is `systems/{system}.json`.
+    An epoch is a block. The run stops when an evaluation reaches the target, or else is aborted when it ends. What only
+    people know, such as the cooling, is empty in the description. Needs the package mlperf-logging. Rank 0 writes. A
+    resumed run goes on with its result, and its clock has run all the while.
+
+    Args:
+        root_folder: relative to the run's folder; those of several runs may be copied into one.
+        index: of this run among those of a submission, from 0.
+        benchmark: 'bert', 'dlrm_dcnv2', 'gnn', 'resnet', 'ssd' or 'unet3d'.
+        target: value of the metric to reach.
+        division: only 'open' is known.
+        metric_name: what is reported as accuracy; where less of it is better, the target is reached from above.
+        metric_label: label of the evaluator.
+        submitter: who submits the result.
+        system_name: None: made of nodes and devices.
+        status: of the system, 'onprem', 'cloud', 'preview' or 'research'.
+        cache_clear_cmd: command that clears the system's caches, run at INIT on the first rank of each machine; None:
+            they are not cleared, and the result says so.
+        host_processors_per_node: sockets; None: as the system says.
+        exit_at_target: whether training stops when the target is reached.
+
+    Raises:
+        ValueError: an argument is out of range; at INIT, the command failed; at FIT_START, there is no such metric.
+        ImportError: the package is missing.
+    """
+
+    def __init__(
+        self,
+        root_folder: str,
+        index: int,
+        benchmark: str = "resnet",
+        target: float = 0.759,
+        division: str = "open",
+        metric_name: str = "MulticlassAccuracy",
+        metric_label: str = "eval",
+        submitter: str = "unnamed",
+        system_name: str | None = None,
+        status: str = "onprem",
+        cache_clear_cmd: str | None = None,
+        host_processors_per_node: int | None = None,
+        exit_at_target: bool = False,
+    ) -> None:
+        _mlperf.check_choices(
+            benchmark=(benchmark, BENCHMARKS), division=(division, ("open",)), status=(status, (*_mlperf.STATUSES,))
+        )
+        _mlperf.check_numbers(index=(index, 0), host_processors_per_node=(host_processors_per_node, 1))
+        _mlperf.check_names(root_folder, submitter, system_name)
+        if isinstance(target, bool) or not isinstance(target, int | float) or not math.isfinite(target):
+            raise ValueError(f"target={target!r}: must be a finite number, in the metric's unit")
+        if metric_label == "train":
+            raise ValueError(f"metric_label={metric_label!r}: must be the label of an evaluator, such as 'eval'")
+        require("MLPerfCallback", "mlperf", "mlperf_logging")
+        self.folder, self.index, self.benchmark = Path(root_folder), index, benchmark
+        self.target, self.metric_label, self.metric_name = target, metric_label, metric_name
+        self.cache_clear_cmd, self.exit_at_target = cache_clear_cmd, exit_at_target
+        self._status = status
+        self._system = {"submitter": submitter, "division": division, "status": _mlperf.STATUSES[status]}
+        self._system |= {"system_name": system_name} if system_name is not None else {}
+        sockets = host_processors_per_node
+        self._system |= {"host_processors_per_node": str(sockets)} if sockets is not None else {}
+        self._metric = MetricChoice(metric_label, metric_name)
+        self._result = _mlperf.Result()  # on all ranks; rank 0's becomes a file
+        self._training = False
+
+    def init(self, state: State, logger: Logger) -> None:
+        from runner import get_local_rank
+
+        if self.cache_clear_cmd is not None and get_local_rank() == 0:
+            _mlperf.run_command("cache_clear_cmd", self.cache_clear_cmd)
+        self._system = _mlperf.describe_system(state) | self._system
+        self._system.setdefault("system_name", _mlperf.name_system(self._system))
+        result = self._result
+        result.event("cache_clear", self.cache_clear_cmd is not None)
+        result.start("init")
+        result.event("submission_benchmark", self.benchmark)
+        result.event("submission_division", self._system["division"])
+        result.event("submission_org", self._system["submitter"])
+        result.event("submission_platform", self._system["system_name"])
+        result.event("submission_status", self._status)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        from runner import get_global_rank
+
+        self._metric = choose_metric(state, f"{self.metric_label}/{self.metric_name}", "metric_name")
+        self._training = True
+        if self._result.is_in("init"):
+            for key, value in _mlperf.describe_data(state, self.metric_label).items():
+                self._result.event(key, value)
+            self._result.end("init")
+            self._result.start("run")
+        if get_global_rank() == 0:
+            name = self._system["system_name"]
+            folder = state.run_dir / self.folder
+            _mlperf.write_json(folder / "systems" / f"{name}.json", self._system, self.config_key)
+            path = folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
+            self._result.open(path, self.config_key)
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        if self._result.is_in("run"):
+            self._result.start("block", first_epoch_num=state.timestamp.epoch + 1, epoch_count=1)
+            self._result.start("epoch", epoch_num=state.timestamp.epoch + 1)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._result.end("block")
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        if self._training and self._result.is_in("run") and state.dataloader_label == self.metric_label:
+            self._result.start("eval", epoch_num=float(state.progress.elapsed_in(TimeUnit.EPOCH)))
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        if not self._result.is_in("eval") or state.dataloader_label != self.metric_label:
+            return
+        value = self._metric.read(state)
+        assert value is not None  # it has just been evaluated
+        self._result.event("eval_accuracy", value, epoch_num=float(state.progress.elapsed_in(TimeUnit.EPOCH)))
+        self._result.end("eval")
+        if value <= self.target if self._metric.lower_is_better(state) else value >= self.target:
+            self._result.end("run", status="success")
+            if self.exit_at_target:
+                state.stop_training()  # on all ranks, for the value is over all of them
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._training = False
+
+    def close(self, state: State, logger: Logger) -> None:
+        before = self._result.state_dict()
+        self._result.end("run", status="aborted")
+        self._result.load_state_dict(before)  # a checkpoint that is written later still goes on from the run
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._result.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._result.load_state_dict(state)

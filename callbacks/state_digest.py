@@ -1,0 +1,100 @@
+"""Short hashes of the state after a batch, to find where two runs part."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback, Interval, Time, TimeUnit
+from runner.digest import FILE, append_digests, digest, digest_state, truncate_digests
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+    from runner.data.order import SampleOrder
+
+log = logging.getLogger("runner")
+
+
+class StateDigest(Callback):
+    """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared to the bit.
+
+    `runner.first_difference("outputs/a", "outputs/b")` names the first batch after which two runs differ, and in what;
+    with an interval of 1ba it is the very batch. A resumed run writes the file of the run that did not stop. In the
+    end the file is logged as an artifact.
+
+    A line has `epoch` (from 0), `batch` (from 1), and digests of what rank 0 had when that batch was trained:
+
+    - `samples`: the numbers of the samples of all batches so far, of all ranks and in order: the same on any number of
+      ranks. Only with a loader that has an order of its own (`runner.data`), from the first batch with this callback.
+    - `content`: rank 0's share of this batch, as algorithms left it.
+    - `randomness`: torch's generators, of the CPU and of the device. What other libraries draw is not restored by a
+      resume, and no part of it.
+    - `weights`: the model's `state_dict`.
+    - `optimizer`: optimizers, schedules and the fp16 scaler.
+    - `algorithms`: what they keep, such as EMA's average.
+
+    A due batch copies all this to the host and hashes it, in one to two seconds per GB. When the disk is full a warning
+    says so, and training goes on.
+
+    Args:
+        interval: batches from one line to the next, such as '100ba'; 0: never.
+
+    Raises:
+        ValueError: `interval` is not in batches.
+        TypeError: in training, the state holds something that has no digest, and could be in no checkpoint either.
+    """
+
+    def __init__(self, interval: str | int | Time = "100ba") -> None:
+        self.interval = Interval(interval)
+        if self.interval.time.value and self.interval.time.unit is not TimeUnit.BATCH:
+            raise ValueError(
+                f"interval={str(self.interval.time)!r}: must be in batches, such as '100ba', or 0 for never"
+            )
+        self._path: Path | None = None  # on rank 0
+        self._order: SampleOrder | None = None
+        self._samples = ""
+        self._warned = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        from runner import get_global_rank
+        from runner.data import SampleOrder
+
+        if get_global_rank() != 0 or not self.interval.time.value:
+            return
+        self._path = state.run_dir / FILE
+        if self._path.exists():  # resumed: batches past this one are trained again
+            truncate_digests(self._path, state.timestamp.batch)
+        order = getattr(state.train_dataloader, "order", None)
+        self._order = order if isinstance(order, SampleOrder) else None
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._path is None:
+            return
+        now = state.timestamp
+        if self._order is not None:
+            first = (now.batch_in_epoch - 1) * self._order.batch_size
+            ids = self._order.permutation(now.epoch)[first : first + self._order.batch_size]
+            self._samples = digest([self._samples, ids])
+        if state.is_due(self.interval):
+            parts = {"samples": self._samples} if self._samples else {}
+            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digest_state(state)})
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._path is not None and self._path.exists():
+            logger.log_artifact(self._path)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._samples = state["samples"]
+
+    def _write(self, path: Path, entry: dict[str, Any]) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_digests(path, entry)
+        except OSError as error:
+            if not self._warned:
+                log.warning("digests cannot be written to %s (%s): training goes on without them", path, error)
+            self._warned = True

@@ -1,0 +1,214 @@
+"""Reads batches in worker processes, and starts these anew when one of them dies: not a batch is lost or repeated."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing.connection
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._C import _remove_worker_pids, _set_worker_pids
+
+from runner.data.order import SampleOrder
+
+log = logging.getLogger("runner")
+
+MAX_DEATHS_IN_A_ROW = 3
+"""Times that workers are started anew for one batch; a sample that kills who reads it would do so forever."""
+MAX_DEATHS_AN_EPOCH = 10
+"""Times that workers are started anew in one epoch."""
+
+_LESS = "lower num_workers or prefetch_factor"
+_REMEDIES = {
+    -signal.SIGKILL: f"; memory was likely short: {_LESS}",
+    -signal.SIGBUS: f"; shared memory was likely full: enlarge /dev/shm, or {_LESS}",
+}
+_keys = itertools.count()
+
+
+class BatchKeys:
+    """Says which batches are read in an iteration: (epoch, batch, sample numbers) for each, from ``start`` on."""
+
+    def __init__(self, order: SampleOrder) -> None:
+        self.order = order
+        self.start: tuple[int, int] = (0, 0)  # (epoch, batch)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
+        epoch, first = self.start
+        for number in range(first, len(self.order)):
+            yield epoch, number, self.order.indices(epoch, number).tolist()
+
+
+class BatchReader(Iterator[Any]):
+    """The batches of one epoch, from a given one to the last.
+
+    When a worker process dies (the system kills one when memory is short, a decoder may crash), all of them are started
+    anew at the batch that is due. As any batch can be reached at once and what a sample draws is seeded for it, the
+    batches are the same to the bit as without the death.
+
+    Torch reports the death of a worker by raising in the main thread from its handler of SIGCHLD, between any two lines
+    of Python, so also in the middle of an optimizer's step. Here that handler knows of the workers only while a batch
+    is waited for: a death at any other time is found at the next batch.
+
+    Args:
+        loader: a ``StatefulDataLoader`` whose sampler is ``keys``.
+        keys: says which batches are read.
+        epoch: at least 0.
+        batch: number of the first batch within the epoch.
+
+    Raises:
+        RuntimeError: from ``next()``: workers died too often, or one ended by itself.
+    """
+
+    def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int) -> None:
+        self._loader = loader
+        self._keys = keys
+        self._epoch = epoch
+        self._batch = batch
+        self._deaths = self._deaths_in_a_row = 0
+        self._source: Any = None
+        """The loader's iterator, from the first batch on; None again after a death."""
+
+    def __next__(self) -> Any:
+        while self._source is not None or self._batch < len(self._keys):
+            try:
+                batch = self._read()
+            except StopIteration:
+                self._source = None
+                if self._batch < len(self._keys):
+                    raise RuntimeError(
+                        f"the data set raised StopIteration at batch {self._batch} of epoch {self._epoch}, which has "
+                        f"{len(self._keys)}: dataset[i] must return a sample for every i below len(dataset)"
+                    ) from None
+            except Exception as error:
+                self._recover(error)
+            else:
+                self._batch += 1
+                self._deaths_in_a_row = 0
+                return batch
+        raise StopIteration
+
+    def _read(self) -> Any:
+        if self._source is None:
+            if any(not worker.is_alive() for worker in _workers(self._kept())):
+                self._abandon(self._kept())  # one died after its last batch
+            self._keys.start = (self._epoch, self._batch)
+            self._source = iter(self._loader)
+            if _hide(self._source):  # so its workers were only started now
+                owner = self._loader if self._loader.persistent_workers else self
+                # Where a Trainer's cycle of references holds the loader, the garbage collector may take the iterator's
+                # queues before the iterator, which then waits 5 s for each worker.
+                weakref.finalize(owner, self._source._shutdown_workers).atexit = False
+        with _deaths_raise(_workers(self._source)):
+            return next(self._source)
+
+    def _recover(self, error: Exception) -> None:
+        """Make ready to read the batch that is due again; raise `error` when no death explains it, or too many do."""
+        source = self._kept() if self._source is None else self._source
+        # Of these three kinds is what torch raises after a death.
+        dead = _find_dead(_workers(source)) if isinstance(error, RuntimeError | OSError | EOFError) else {}
+        how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
+        if source is None and "is killed by signal" in (told := str(error.__cause__ or error)):
+            how = told.strip()  # while they were started: only torch knows which they are
+        if not how:
+            raise error
+        if source is not None:
+            self._abandon(source)
+        if self._batch == len(self._keys):
+            return  # all batches were delivered
+        self._deaths += 1
+        self._deaths_in_a_row += 1
+        where = f"{how}, while batch {self._batch} of epoch {self._epoch} was due"
+        if any(worker.exitcode > 0 for worker in dead.values()):
+            raise RuntimeError(f"{where}: it failed by itself, its own error is printed above") from error
+        if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW or self._deaths > MAX_DEATHS_AN_EPOCH:
+            ahead = self._loader.num_workers * self._loader.prefetch_factor
+            raise RuntimeError(
+                f"{where} and up to {ahead} were being read: death {self._deaths} in this epoch, "
+                f"{self._deaths_in_a_row} without a batch in between. Where memory is short, {_LESS}; a run with "
+                "num_workers=0 shows whether a sample crashes whoever reads it"
+            ) from error
+        remedy = next((_REMEDIES[one.exitcode] for one in dead.values() if one.exitcode in _REMEDIES), "")
+        log.warning("%s: all workers are started anew there, and no batch is lost or repeated%s", where, remedy)
+
+    def _kept(self) -> Any:
+        """Return the iterator of earlier epochs where the workers persist, else None."""
+        return self._loader._iterator if self._loader.persistent_workers else None
+
+    def _abandon(self, source: Any) -> None:
+        """Kill what is left of an iterator's workers, and make the loader forget it."""
+        # Not by torch's own shutdown: it waits for locks that a killed worker may have held.
+        _hide(source)
+        source._shutdown = True
+        if hasattr(source, "_pin_memory_thread_done_event"):
+            source._pin_memory_thread_done_event.set()
+        for worker in source._workers:
+            worker.kill()
+        for worker in source._workers:
+            worker.join(timeout=10)
+        self._source = None
+        self._loader.load_state_dict({})  # to torchdata that means: start from nothing
+
+
+def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
+    """Make a worker leave Ctrl-C, which a terminal sends to it too, to the process that it reads for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if worker_init_fn is not None:
+        worker_init_fn(number)
+
+
+def _workers(source: Any) -> list[Any]:
+    return getattr(source, "_workers", [])  # there are none where this process reads
+
+
+def _hide(source: Any) -> bool:
+    """Let torch's handler of SIGCHLD know nothing of an iterator's workers; return whether it knew of them."""
+    known = getattr(source, "_worker_pids_set", False)
+    if known:
+        _remove_worker_pids(id(source))
+        source._worker_pids_set = False
+    return known
+
+
+@contextmanager
+def _deaths_raise(workers: list[Any]) -> Iterator[None]:
+    """Inside, the death of a worker raises RuntimeError, as does one before; elsewhere none does."""
+    # The handler raises in the main thread, where it is wanted only if that is who waits; other threads poll.
+    if not workers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    key = next(_keys)
+    try:
+        _set_worker_pids(key, tuple(worker.pid for worker in workers))
+        for worker in workers:
+            if not worker.is_alive():
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")
+        yield
+    finally:
+        # Where the handler raises just before this, it has emptied the list of this key, which is not used again.
+        _remove_worker_pids(key)
+
+
+def _find_dead(workers: list[Any]) -> dict[int, Any]:
+    """Return the workers that have ended, by their number."""
+    if workers:
+        # The files of a dying process are closed, which is what was seen, a moment before it has ended.
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2)
+    for worker in workers:
+        if multiprocessing.connection.wait([worker.sentinel], timeout=0):
+            worker.join(timeout=10)
+    return {number: worker for number, worker in enumerate(workers) if worker.exitcode is not None}
+
+
+def _describe_end(worker: Any) -> str:
+    code = worker.exitcode
+    end = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
+    return f"(pid {worker.pid}) {end}"

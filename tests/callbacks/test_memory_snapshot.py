@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, MemorySnapshot
+from runner import Callback, ClassificationModel, Trainer
+from runner.data import TensorLoader
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "1ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def files(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "memory_snapshot").glob("*"))
+
+
+def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, MemorySnapshot("1ba")) as trainer:
+        trainer.fit()
+        trainer.fit("1ep")
+        assert trainer.state.timestamp.batch == 20
+    assert caplog.messages == [
+        "memory_snapshot does nothing: the model is on cpu, and torch records memory on CUDA alone"
+    ]
+    assert [*tmp_path.iterdir()] == []
+
+
+def program() -> None:
+    import torch
+
+    from callbacks import MemorySnapshot, OOMObserver
+    from runner import ClassificationModel, Trainer
+    from runner.data import TensorLoader
+
+    with Trainer(
+        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+        train_dataloader=TensorLoader(torch.ones(8, 3), torch.zeros(8).long(), batch_size=2, shuffle=False),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        callbacks=[MemorySnapshot("1ba"), OOMObserver()],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+
+
+def test_one_rank_says_it(run_ranks):
+    said = [one.stderr.count("does nothing: the model is on cpu") for one in run_ranks(program)]
+    assert said == [2, 0]  # one line for each of the two callbacks
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"interval": 0}, {"max_entries": 0}, {"max_entries": 1.5}, {"keep": 0}, {"keep": -2}, {"keep": True}],
+    ids=str,
+)
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError) as caught:
+        MemorySnapshot(**arguments)
+    assert str(caught.value).startswith(f"{name}={value!r}: ")
+
+
+@pytest.mark.gpu
+def test_snapshots_have_what_was_allocated_and_where(tmp_path: Path):
+    class Allocates(Callback):
+        def batch_start(self, state, logger):
+            self.held = torch.ones(3_000_000, device="cuda")
+
+    memory = InMemoryLogger()
+    callbacks = [MemorySnapshot("2ba", keep=2), Allocates()]
+    with make_trainer(tmp_path, *callbacks, device="cuda", loggers=[memory]) as trainer:
+        trainer.fit()
+    assert files(tmp_path) == ["rank0-ba10.pickle", "rank0-ba8.pickle"]
+    assert memory.artifacts == []
+    snapshot = pickle.loads((tmp_path / "memory_snapshot" / "rank0-ba8.pickle").read_bytes())
+    entries = [entry for trace in snapshot["device_traces"] for entry in trace if entry["size"] >= 12_000_000]
+    names = {frame["name"] for entry in entries if entry["action"] == "alloc" for frame in entry["frames"]}
+    assert "batch_start" in names
+    # After the run nothing is recorded any more.
+    before = len(torch.cuda.memory._snapshot().get("device_traces", [[]])[0])
+    torch.ones(5_000_000, device="cuda")
+    assert len(torch.cuda.memory._snapshot().get("device_traces", [[]])[0]) == before
+
+
+@pytest.mark.gpu
+def test_all_snapshots_can_be_kept(tmp_path: Path):
+    with make_trainer(tmp_path, MemorySnapshot("1ba", keep=-1), device="cuda", max_duration="4ba") as trainer:
+        trainer.fit()
+    assert files(tmp_path) == [f"rank0-ba{batch}.pickle" for batch in range(1, 5)]

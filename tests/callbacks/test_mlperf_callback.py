@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import CheckpointSaver, InMemoryLogger, MLPerfCallback
+from callbacks.mlperf_callback import BENCHMARKS
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.data import TensorLoader
+
+installed = importlib.util.find_spec("mlperf_logging") is not None
+pytestmark = pytest.mark.skipif(not installed, reason="needs the package mlperf-logging")
+
+SUBMISSION = [f"submission_{one}" for one in ("benchmark", "division", "org", "platform", "status")]
+BEGIN = ["cache_clear", "init_start", *SUBMISSION, "seed", "global_batch_size", "train_samples", "eval_samples"]
+BEGIN += ["init_stop", "run_start"]
+EPOCH = ["block_start", "epoch_start", "epoch_stop", "block_stop"]
+EVALUATION = ["eval_start", "eval_accuracy", "eval_stop"]
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    targets = (inputs.sum(dim=1) > 0).long()
+    torch.manual_seed(0)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        "eval_dataloader": TensorLoader(inputs[:10], targets[:10], batch_size=5, shuffle=False),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "2ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def read(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's only result, without where in the source they come from."""
+    (path,) = run_dir.glob("mlperf/results/*/*/result_*.txt")
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    for line in lines:
+        assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
+        assert line["metadata"].pop("file") == "callbacks/mlperf_callback.py"
+        assert line["metadata"].pop("lineno") > 0
+    times = [line["time_ms"] for line in lines]
+    assert times == sorted(times)
+    return lines
+
+
+def keys(run_dir: Path) -> list[str]:
+    return [line["key"] for line in read(run_dir)]
+
+
+def values(run_dir: Path, key: str) -> list[Any]:
+    return [line["value"] for line in read(run_dir) if line["key"] == key]
+
+
+def check(path: Path, folder: Path) -> None:
+    """Asks MLPerf's own checker."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", "--werror", str(path)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stderr
+
+
+def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
+    from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
+
+    settings = [f"callbacks.mlperf_callback.{one}" for one in ("target=0.5", "exit_at_target=true", "index=3")]
+    run_app("model=mlp", "data.batch_size=30", "+callbacks=mlperf_callback", *settings, "trainer.max_duration=9ep")
+    (run_dir,) = (one.parent for one in tmp_path.glob("outputs/*/*/mlperf"))
+    (path,) = run_dir.glob("mlperf/results/*/resnet/result_3.txt")
+    check(path, tmp_path)
+    assert values(run_dir, "train_samples") == [1200] and values(run_dir, "eval_samples") == [597]
+    assert values(run_dir, "global_batch_size") == [30]
+    *before, last = values(run_dir, "eval_accuracy")
+    assert before and max(before) < 0.5 <= last
+    assert read(run_dir)[-1]["metadata"] == {"status": "success"}
+    (system,) = run_dir.glob("mlperf/systems/*.json")
+    valid, name, prefix, _ = check_system_desc(str(system), "training", "4.0.0")
+    assert valid and name == system.stem == path.parent.parent.name
+    assert prefix.startswith(f"unnamed,{name},")
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_the_checker_accepts_each_benchmark(benchmark: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, benchmark, target=2.0)) as trainer:
+        trainer.fit()
+    (path,) = tmp_path.glob(f"mlperf/results/*/{benchmark}/result_0.txt")
+    checker = mlp_compliance.make_checker("training", "4.0.0", False, True)
+    valid, *_ = mlp_compliance.main(str(path), "training_4.0.0/common.yaml", checker)
+    assert valid, (checker.overwritable, checker.not_overwritable)
+
+
+def test_what_is_written_and_in_which_order(tmp_path: Path):
+    memory = InMemoryLogger()
+    callback = MLPerfCallback("mlperf", 0, target=2.0, submitter="us", system_name="it", status="cloud")
+    with make_trainer(tmp_path, callback, loggers=[memory], seed=7) as trainer:
+        trainer.fit()
+        trainer.eval()
+    lines = read(tmp_path)
+    assert [one["key"] for one in lines] == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
+    found = {one["key"]: one["value"] for one in lines}
+    assert [found[key] for key in SUBMISSION] == ["resnet", "open", "us", "it", "cloud"]
+    sizes = {"seed": 7, "global_batch_size": 4, "train_samples": 12, "eval_samples": 10, "cache_clear": False}
+    assert found.items() >= sizes.items()
+    assert values(tmp_path, "eval_accuracy") == memory.get_timeseries("metrics/eval/MulticlassAccuracy")[1][:2]
+    for key in ("epoch_start", "epoch_stop", *EVALUATION):
+        assert [one["metadata"]["epoch_num"] for one in lines if one["key"] == key] == [1, 2]
+    for key in ("block_start", "block_stop"):
+        blocks = [one["metadata"] for one in lines if one["key"] == key]
+        assert blocks == [{"first_epoch_num": number, "epoch_count": 1} for number in (1, 2)]
+    assert lines[-1]["metadata"] == {"status": "aborted"}
+    kinds = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}
+    for one in lines:
+        assert one["event_type"] == kinds.get(one["key"].rpartition("_")[2], "POINT_IN_TIME")
+    system = json.loads((tmp_path / "mlperf" / "systems" / "it.json").read_text())
+    assert (system["submitter"], system["status"], system["system_name"]) == ("us", "Available cloud", "it")
+    assert system["framework"] == f"PyTorch {torch.__version__}"
+    assert system["number_of_nodes"] == "1" and system["accelerators_per_node"] == "0"
+
+
+def test_reaching_the_target_ends_the_result_and_training_if_asked(tmp_path: Path):
+    for name, exits in (("goes on", False), ("exits", True)):
+        callback = MLPerfCallback("mlperf", 0, target=0.0, exit_at_target=exits)
+        with make_trainer(tmp_path / name, callback, eval_interval="2ba") as trainer:
+            trainer.fit()
+            assert trainer.state.timestamp.batch == (2 if exits else 6)
+        inside = [*EPOCH[:2], *EVALUATION, *EPOCH[2:]]
+        assert keys(tmp_path / name) == [*BEGIN, *inside, "run_stop"]
+        lines = read(tmp_path / name)
+        assert lines[-1]["metadata"] == {"status": "success"}
+        assert [one["metadata"]["epoch_num"] for one in lines if one["key"] == "eval_start"] == [pytest.approx(2 / 3)]
+
+
+@pytest.mark.parametrize(("target", "status"), [(100.0, "success"), (0.0, "aborted")])
+def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path):
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name="loss")) as trainer:
+        trainer.fit()
+    assert read(tmp_path)[-1]["metadata"] == {"status": status}
+
+
+def test_other_evaluators_are_not_its_concern(tmp_path: Path):
+    from runner import Evaluator
+
+    data = TensorLoader(torch.randn(6, 3), torch.zeros(6).long(), batch_size=3, shuffle=False)
+    evaluators = [Evaluator("eval", data), Evaluator("other", data)]
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), eval_dataloader=evaluators) as trainer:
+        trainer.fit()
+    assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
+
+
+class Fails(Callback):
+    """Raises in the second batch of the second evaluation."""
+
+    def eval_batch_end(self, state, logger):
+        if state.timestamp.epoch == 2 and state.eval_timestamp.batch == 2:
+            raise RuntimeError("on purpose")
+
+
+def test_a_run_that_fails_is_aborted_and_all_intervals_are_closed(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="on purpose"):
+        make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), Fails()).fit()
+    assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, "eval_start", "eval_stop", "run_stop"]
+    assert read(tmp_path)[-1]["metadata"] == {"status": "aborted"}
+
+
+@pytest.mark.parametrize("cut", ["2ba", "3ba", "5ba"])
+def test_a_resumed_run_goes_on_with_its_result(cut: str, tmp_path: Path):
+    def fit(name: str, duration: str, **arguments: Any) -> None:
+        parts = [MLPerfCallback("mlperf", 0, target=2.0, system_name="it"), CheckpointSaver("1ba")]
+        with make_trainer(tmp_path / name, *parts, max_duration=duration, **arguments) as trainer:
+            trainer.fit()
+
+    fit("whole", "3ep")
+    fit("cut", cut)
+    assert keys(tmp_path / "cut")[-1] == "run_stop"
+    checkpoint = tmp_path / "cut" / "checkpoints" / "latest"
+    fit("cut", "3ep", resume_path=checkpoint)
+
+    if cut == "3ba":  # the end of an epoch: otherwise the run that was cut has a final evaluation of its own
+        whole, resumed = ([{**line, "time_ms": 0} for line in read(tmp_path / name)] for name in ("whole", "cut"))
+        assert resumed == whole
+    starts = [line["metadata"] for line in read(tmp_path / "cut") if line["key"] in ("epoch_start", "epoch_stop")]
+    assert starts == [{"epoch_num": number} for number in (1, 1, 2, 2, 3, 3)]
+    assert keys(tmp_path / "cut").count("run_start") == keys(tmp_path / "cut").count("run_stop") == 1
+
+
+class SavesAtTheEnd(Callback):
+    """Writes a checkpoint when a run is closed, as after a failure."""
+
+    def close(self, state, logger):
+        save_checkpoint(state, state.run_dir / "late")
+
+
+def test_a_checkpoint_that_is_written_after_the_abortion_goes_on_too(tmp_path: Path):
+    with make_trainer(
+        tmp_path, MLPerfCallback("mlperf", 0, target=2.0), SavesAtTheEnd(), max_duration="1ep"
+    ) as trainer:
+        trainer.fit()
+    assert keys(tmp_path)[-1] == "run_stop"
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), resume_path=tmp_path / "late") as trainer:
+        trainer.fit()
+    assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
+
+
+def test_a_second_fit_goes_on_too(tmp_path: Path):
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), max_duration="1ep") as trainer:
+        trainer.fit()
+        trainer.fit("1ep")
+    assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
+
+
+def test_caches_are_cleared_by_a_command(tmp_path: Path):
+    command = f'{sys.executable} -c \'open("{tmp_path}/cleared", "w")\''
+    with make_trainer(tmp_path / "run", MLPerfCallback("mlperf", 0, cache_clear_cmd=command)) as trainer:
+        assert (tmp_path / "cleared").exists()
+        trainer.fit()
+    assert values(tmp_path / "run", "cache_clear") == [True]
+
+
+@pytest.mark.parametrize(
+    ("command", "trouble"),
+    [
+        ("no-such-command", "cannot be run"),
+        (f"{sys.executable} -c 'raise SystemExit(\"no permission\")'", "failed with 1: no permission"),
+        ("echo 'open", "cannot be run"),
+    ],
+)
+def test_a_command_that_fails_is_an_error(command: str, trouble: str, tmp_path: Path):
+    with pytest.raises(ValueError) as caught:
+        make_trainer(tmp_path, MLPerfCallback("mlperf", 0, cache_clear_cmd=command))
+    assert str(caught.value).startswith(f"cache_clear_cmd={command!r}: ") and trouble in str(caught.value)
+
+
+def test_a_run_that_never_begins_leaves_nothing(tmp_path: Path):
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0)) as trainer:
+        trainer.eval()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_disk_that_refuses_does_not_end_training(tmp_path: Path, caplog):
+    (tmp_path / "mlperf").write_text("no folder")
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0)) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == 6
+    assert all("mlperf_callback cannot write" in message for message in caplog.messages)
+    assert 1 <= len(caplog.messages) <= 2
+
+
+def program() -> None:
+    from pathlib import Path
+
+    import torch
+
+    from callbacks import MLPerfCallback
+    from runner import ClassificationModel, Trainer
+    from runner.data import TensorLoader
+
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=1.0),
+        max_duration="9ep",
+        callbacks=[MLPerfCallback("mlperf", 0, target=1.0, exit_at_target=True)],
+        run_dir=Path("run"),
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        print(trainer.state.timestamp.epoch)
+
+
+def test_ranks_stop_together_and_write_one_result(run_ranks, tmp_path: Path):
+    epochs = [int(one.stdout) for one in run_ranks(program)]
+    assert epochs[0] == epochs[1] < 9
+    assert values(tmp_path / "run", "global_batch_size") == [4]
+    assert len(values(tmp_path / "run", "eval_accuracy")) == epochs[0]
+    assert len([*(tmp_path / "run").rglob("*.txt")]) == 1
+
+
+def test_a_metric_that_does_not_exist_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="metric_name='eval/F1' is no metric of this run; there are .*Accuracy"):
+        make_trainer(tmp_path, MLPerfCallback("mlperf", 0, metric_name="F1")).fit()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"root_folder": "/tmp/mlperf"},
+        {"root_folder": "../mlperf"},
+        {"root_folder": ""},
+        {"index": -1},
+        {"index": 1.5},
+        {"benchmark": "digits"},
+        {"target": "high"},
+        {"target": float("nan")},
+        {"division": "closed"},
+        {"metric_label": "train"},
+        {"submitter": ""},
+        {"system_name": "a/b"},
+        {"status": "mine"},
+        {"host_processors_per_node": 0},
+    ],
+    ids=str,
+)
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError) as caught:
+        MLPerfCallback(**({"root_folder": "mlperf", "index": 0} | arguments))
+    assert str(caught.value).startswith(f"{name}={value!r}: ")
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlperf_logging", None)  # as if it were not there
+    message = "MLPerfCallback needs mlperf_logging, not installed here: pip install -e '.[mlperf]'"
+    with pytest.raises(ImportError, match=re.escape(message)):
+        MLPerfCallback("mlperf", 0)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import InMemoryLogger, OOMObserver
+from runner import Callback, ClassificationModel, Trainer
+from runner.data import TensorLoader
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "1ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, OOMObserver()) as trainer:
+        trainer.fit()
+        trainer.fit("1ep")
+        assert trainer.state.timestamp.batch == 20
+    assert caplog.messages == ["oom_observer does nothing: the model is on cpu, and torch records memory on CUDA alone"]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_it_does_not_hold_on_to_a_run_that_is_over(tmp_path: Path):
+    observer = OOMObserver()
+    with make_trainer(tmp_path, observer) as trainer:
+        trainer.fit()
+    model = weakref.ref(trainer.state.unwrapped_model)
+    del trainer
+    gc.collect()
+    assert model() is None
+    observer.observe()  # as torch may still do
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("max_entries", [0, -1, 1.5, True, "many"])
+def test_arguments_are_checked(max_entries: Any):
+    with pytest.raises(ValueError) as caught:
+        OOMObserver(max_entries)
+    assert str(caught.value).startswith(f"max_entries={max_entries!r}: ")
+
+
+@pytest.mark.gpu
+def test_a_snapshot_is_written_when_memory_does_not_suffice(tmp_path: Path):
+    class TakesAll(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 3:
+                self.held = torch.ones(3_000_000, device="cuda")
+                torch.empty(2**50, device="cuda", dtype=torch.uint8)
+
+    memory = InMemoryLogger()
+    trainer = make_trainer(tmp_path, OOMObserver(), TakesAll(), device="cuda", loggers=[memory])
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.fit()
+    (path,) = (tmp_path / "oom_observer").iterdir()
+    assert path.name == "rank0-ba3.pickle"
+    assert memory.artifacts == [(str(path), "oom_observer")]
+    snapshot = pickle.loads(path.read_bytes())
+    entries = [entry for trace in snapshot["device_traces"] for entry in trace]
+    names = {frame["name"] for entry in entries if entry["size"] >= 12_000_000 for frame in entry["frames"]}
+    assert "batch_start" in names
+    assert any(entry["action"] == "oom" for entry in entries)
+    # It is attached for good, and leaves alone what comes after its run.
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**50, device="cuda", dtype=torch.uint8)
+    assert [*(tmp_path / "oom_observer").iterdir()] == [path]

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import EMA, BatchAugment, MixUp
+from callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
+from runner import Callback, ClassificationModel, Trainer, first_difference, save_checkpoint
+from runner.data import TensorLoader
+from runner.digest import FILE, digest, read_digests
+
+BATCHES = 5  # of an epoch: 38 samples in batches of 8
+
+
+class Model(ClassificationModel):
+    """Dropout and batch norm, from weights of its own."""
+
+    def __init__(self):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = [nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Dropout(0.4), nn.Linear(6, 3)]
+            super().__init__(nn.Sequential(*layers), 3)
+
+
+class SaveEach(Callback):
+    """Saves a checkpoint after each batch."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def batch_checkpoint(self, state, logger):
+        save_checkpoint(state, self.folder / f"ba{state.timestamp.batch}")
+
+
+def make_data(**changes: Any) -> TensorLoader:
+    generator = torch.Generator().manual_seed(3)
+    images, targets = torch.randn(38, 1, 4, 4, generator=generator), torch.arange(38) % 3
+    return TensorLoader(images, targets, **{"batch_size": 8, "shuffle": True, "seed": 1, **changes})
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, interval: str | int = "1ba", **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "model": Model(),
+        "train_dataloader": make_data(),
+        "eval_dataloader": make_data(shuffle=False),
+        "eval_interval": "2ba",
+        "optimizers": lambda params: torch.optim.AdamW(params, lr=0.05),
+        "schedulers": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2),
+        "algorithms": [MixUp(alpha=0.5), EMA("4ba"), BatchAugment(pad=1, flip="random")],
+        "callbacks": [StateDigest(interval), *callbacks],
+        "max_duration": "2ep",
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def fit(run_dir: Path, *callbacks: Callback, **arguments: Any) -> bytes:
+    """The file of a run."""
+    with make_trainer(run_dir, *callbacks, **arguments) as trainer:
+        trainer.fit()
+    return (run_dir / FILE).read_bytes()
+
+
+def test_two_equal_runs_write_the_same(tmp_path: Path):
+    written = fit(tmp_path / "a")
+    assert fit(tmp_path / "b") == written
+    lines = read_digests(tmp_path / "a")
+    assert [(line["epoch"], line["batch"]) for line in lines] == [(n // BATCHES, n + 1) for n in range(2 * BATCHES)]
+    for part in ("samples", "content", "randomness", "weights", "optimizer", "algorithms"):
+        assert len({line[part] for line in lines}) == len(lines), part  # each changes with each batch
+
+
+def test_where_and_in_what_runs_part_is_named(tmp_path: Path):
+    class Nudge(Callback):
+        """Moves a weight before the fifth batch is trained."""
+
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 4:
+                next(state.unwrapped_model.parameters()).detach()[0, 0] += 1e-3
+
+    fit(tmp_path / "a")
+    fit(tmp_path / "seed", seed=1)
+    fit(tmp_path / "order", train_dataloader=make_data(seed=2))
+    fit(tmp_path / "nudge", Nudge())
+    everything = ("samples", "content", "randomness", "weights", "optimizer", "algorithms")
+    assert first_difference(tmp_path / "a", tmp_path / "seed") == (0, 1, everything[1:])  # the data has its own seed
+    agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "order")
+    assert (agreed, batch) == (0, 1)
+    assert set(parts) == {"samples", "content", "weights", "optimizer", "algorithms"}  # as many draws of dropout
+    agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "nudge")
+    assert (agreed, batch) == (4, 5)
+    assert "weights" in parts and not {"samples", "content", "randomness"} & set(parts)
+
+
+def test_a_run_resumed_after_any_batch_writes_the_file_of_the_whole_one(tmp_path: Path):
+    written = fit(tmp_path / "whole", SaveEach(tmp_path))
+    for batch in range(1, 2 * BATCHES):
+        run_dir = tmp_path / f"from{batch}"
+        run_dir.mkdir()
+        # What a killed run leaves: the batches since its checkpoint, and a line that was cut off.
+        (run_dir / FILE).write_bytes(written + b'{"epoch":1,"batch":11,"wei')
+        assert fit(run_dir, resume_path=tmp_path / f"ba{batch}") == written, batch
+
+
+def test_a_second_fit_goes_on(tmp_path: Path):
+    with make_trainer(tmp_path / "twice") as trainer:
+        trainer.fit("7ba")
+        trainer.fit("3ba")
+    assert (tmp_path / "twice" / FILE).read_bytes() == fit(tmp_path / "once")
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(run_ranks, tmp_path: Path):
+    def program():
+        import os
+        import signal
+        import sys
+        from pathlib import Path
+
+        import torch
+
+        from callbacks import CheckpointSaver, StateDigest
+        from runner import Callback, ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        class Kill(Callback):
+            def after_train_batch(self, state, logger):
+                if state.timestamp.batch == 7:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
+        run_dir = Path(sys.argv[1])
+        resumes = run_dir.exists()
+        with Trainer(
+            model=ClassificationModel(network, 3),
+            train_dataloader=TensorLoader(torch.randn(12, 4), torch.arange(12) % 3, batch_size=4, shuffle=True),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+            max_duration="4ep",
+            device="cpu",
+            run_dir=run_dir,
+            resume_path=run_dir if resumes else None,
+            callbacks=[StateDigest("1ba"), CheckpointSaver("3ba"), *([] if resumes or sys.argv[2:] else [Kill()])],
+        ) as trainer:
+            trainer.fit()
+
+    (killed,) = run_ranks(program, 1, "killed", check=False)
+    assert killed.returncode < 0
+    assert len(read_digests(tmp_path / "killed")) == 7
+    run_ranks(program, 1, "killed")
+    run_ranks(program, 1, "whole", "to the end")
+    assert first_difference(tmp_path / "killed", tmp_path / "whole") == (12, None, ())
+    assert (tmp_path / "killed" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+
+
+def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
+    def program():
+        import sys
+
+        import torch
+
+        from callbacks import StateDigest
+        from runner import ClassificationModel, Trainer
+        from runner.data import DatasetLoader, TensorLoader
+
+        torch.manual_seed(0)
+        data = torch.randn(11, 4), torch.arange(11) % 3  # the last batch has 3 samples
+        for name, loader in {
+            "tensors": TensorLoader(*data, batch_size=4, shuffle=True),
+            "dataset": DatasetLoader([*zip(*data, strict=True)], batch_size=4, shuffle=True),
+        }.items():
+            with Trainer(
+                model=ClassificationModel(torch.nn.Linear(4, 3), 3),
+                train_dataloader=loader,
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+                max_duration="2ep",
+                device="cpu",
+                run_dir=f"{name}{sys.argv[1]}",
+                callbacks=[StateDigest("1ba")],
+            ) as trainer:
+                trainer.fit()
+
+    for world_size in (1, 2):
+        run_ranks(program, world_size, str(world_size))
+    assert first_difference(tmp_path / "tensors1", tmp_path / "dataset1", ["samples", "content"]) == (6, None, ())
+    for name in ("tensors", "dataset"):
+        assert len(read_digests(tmp_path / f"{name}2")) == 6
+        assert first_difference(tmp_path / f"{name}1", tmp_path / f"{name}2", ["samples"]) == (6, None, ())
+        assert first_difference(tmp_path / f"{name}1", tmp_path / f"{name}2", ["content"]) == (0, 1, ("content",))
+
+
+def test_samples_are_those_that_were_delivered(tmp_path: Path):
+    class Deliver(Callback):
+        """Keeps the numbers of the samples, which are their pixels here."""
+
+        def __init__(self):
+            self.ids: list[torch.Tensor] = []
+
+        def after_dataloader(self, state, logger):
+            self.ids.append(state.batch[0][:, 0, 0, 0].long())
+
+    numbers = torch.arange(38.0).reshape(38, 1, 1, 1).expand(38, 1, 4, 4).contiguous()
+    loader = TensorLoader(numbers, torch.arange(38) % 3, batch_size=8, shuffle=True)
+    delivered = Deliver()
+    fit(tmp_path, delivered, train_dataloader=loader, algorithms=[])
+    so_far, expected = "", []
+    for ids in delivered.ids:
+        so_far = digest([so_far, ids])
+        expected.append(so_far)
+    assert [line["samples"] for line in read_digests(tmp_path)] == expected
+
+
+def test_a_wider_interval_leaves_lines_out_and_changes_none(tmp_path: Path):
+    each, third = ({}, {})
+    for interval, found in (("1ba", each), ("3ba", third)):
+        fit(tmp_path / interval, interval=interval)
+        found.update({line["batch"]: line for line in read_digests(tmp_path / interval)})
+    assert list(third) == [3, 6, 9]
+    assert all(each[batch] == line for batch, line in third.items())
+
+
+def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):
+    images, targets = make_data().tensors
+    batches = [*zip(images.split(8), targets.split(8), strict=True)]
+    fit(tmp_path / "a", train_dataloader=batches)
+    fit(tmp_path / "b", train_dataloader=[batches[0], batches[2], batches[1], *batches[3:]])
+    assert all("samples" not in line for line in read_digests(tmp_path / "a"))
+    agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "b")
+    assert (agreed, batch) == (1, 2) and "content" in parts
+
+
+def test_adding_it_changes_no_number(tmp_path: Path):
+    trainers = [make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", callbacks=[])]
+    for one in trainers:
+        with one as trainer:
+            trainer.fit()
+    a, b = ({**one.state.unwrapped_model.state_dict()} for one in trainers)
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert not (tmp_path / "b" / FILE).exists()
+
+
+def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
+    class Fail(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 3:
+                raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fit(tmp_path / "failed", Fail(), loggers=[JSONLinesLogger()])
+    fit(tmp_path / "whole", loggers=[JSONLinesLogger()])
+    for name, batches in (("failed", 3), ("whole", 2 * BATCHES)):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [line["artifact"] for line in lines if "artifact" in line] == [str(tmp_path / name / FILE)]
+        assert len(read_digests(tmp_path / name)) == batches
+
+
+def test_never_writes_nothing(tmp_path: Path):
+    with make_trainer(tmp_path, CheckpointSaver(), interval=0) as trainer:
+        trainer.fit()
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_warning_once(tmp_path: Path, caplog):
+    class Fill(Callback):
+        def epoch_start(self, state, logger):
+            if state.timestamp.epoch == 0:
+                os.symlink("/dev/full", tmp_path / FILE)
+
+    with caplog.at_level(logging.WARNING), make_trainer(tmp_path, Fill()) as trainer:
+        trainer.fit()
+        os.unlink(tmp_path / FILE)  # before it is read as an artifact
+    assert trainer.state.timestamp.batch == 2 * BATCHES
+    (record,) = caplog.records
+    assert os.strerror(errno.ENOSPC) in record.getMessage() and FILE in record.getMessage()
+
+
+@pytest.mark.parametrize("interval", ["1ep", 1, "8sp", "0.5dur", "90s"])
+def test_an_interval_that_may_end_between_batches_is_refused(interval: Any):
+    with pytest.raises(ValueError, match=r"interval='.*': must be in batches, such as '100ba'"):
+        StateDigest(interval)

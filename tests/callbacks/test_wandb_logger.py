@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
+from runner import ClassificationModel, LoggerDestination, Trainer
+
+installed = importlib.util.find_spec("wandb") is not None
+pytestmark = pytest.mark.skipif(not installed, reason="needs the package wandb")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tmp_path_factory.mktemp("wandb"))
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "HOME"):
+        monkeypatch.setenv(name, folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_service_is_left() -> Iterator[None]:
+    yield
+    if installed:
+        import wandb
+
+        wandb.teardown()
+
+
+def make_trainer(run_dir: Path, *loggers: Any, duration: str = "2ep", **arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    torch.manual_seed(0)
+    return Trainer(
+        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
+        train_dataloader=samples,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_duration=duration,
+        loggers=loggers,
+        device="cpu",
+        run_dir=run_dir,
+        **arguments,
+    )
+
+
+def records(folder: Path) -> list[Any]:
+    """The records of a run; its end is written some milliseconds after wandb has said that it is finished."""
+    (path,) = folder.glob("run-*.wandb")
+    deadline = time.monotonic() + 20
+    while not (found := [*parse(path.read_bytes())]) or not any(one.HasField("exit") for one in found):
+        assert time.monotonic() < deadline, "the run has no end"
+        time.sleep(0.02)
+    return found
+
+
+def parse(content: bytes) -> Iterator[Any]:
+    """What is in a .wandb file: a header of 7 bytes, then LevelDB's log format."""
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
+
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:  # no space for a header in this block
+            position += 32768 - position % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, position)
+        parts += content[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4) and position <= len(content):  # the whole, or its last part
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def folders(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "wandb").glob("offline-run-*"))
+
+
+def read(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """A run as wandb recorded it, and its rows."""
+    found = records(folder)
+    rows = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in found
+        if record.HasField("history")
+    ]
+    return next(record.run for record in found if record.HasField("run")), rows
+
+
+def series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(row["batch"], row[key]) for row in rows if key in row]
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Everything that was put into the config of a run, in order."""
+    merged: dict[str, Any] = {}
+    for record in records(folder):
+        update = record.run.config if record.HasField("run") else record.config
+        for item in update.update:
+            merged["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    return merged
+
+
+def test_wandb_records_what_was_logged(tmp_path: Path):
+    hooks = sys.exit, sys.excepthook
+    memory = InMemoryLogger()
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4, 1)
+    (tmp_path / "file.txt").write_text("content")
+    wandb = WandBLogger("ours", group="all", tags=["one", "two"])
+    config = {"lr": 0.1, "store": "postgresql://me:secret@host/db", "deep": {"er": [1, "http://me:secret@host"]}}
+    with make_trainer(tmp_path / "run", wandb, memory, config=config, run_name="mine") as trainer:
+        trainer.logger.log_hyperparameters({"before": "fit"})
+        trainer.fit()
+        trainer.logger.log_metrics({"late": 1.5}, step=2)
+        trainer.logger.log_table(["x", "y"], [[1, "a"], ["b", None]], "table")
+        trainer.logger.log_images(images, "Images/Train", captions=["one", "two"])
+        trainer.logger.log_artifact(tmp_path / "file.txt", "texts")
+        trainer.logger.log_tags({"commit": "abc"})
+    assert (sys.exit, sys.excepthook) == hooks
+    (folder,) = folders(tmp_path / "run")
+    run, rows = read(folder)
+    assert (run.run_id, run.project, run.display_name, run.run_group) == (wandb.run_id, "ours", "mine", "all")
+    assert [*run.tags] == ["one", "two"]
+    for key in memory.data:
+        assert series(rows, key) == [*zip(*memory.get_timeseries(key), strict=True)], key
+    assert series(rows, "late") == [(2, 1.5)]
+    assert (folder / "files" / "texts" / "file.txt").read_text() == "content"
+    (table_row,) = (row for row in rows if "table/path" in row)
+    table = json.loads((folder / "files" / table_row["table/path"]).read_text())
+    assert (table["columns"], table["data"]) == (["x", "y"], [[1, "a"], ["b", None]])
+    (image_row,) = (row for row in rows if "Images/Train/captions" in row)
+    assert (image_row["Images/Train/captions"], image_row["batch"]) == (["one", "two"], 6)
+    for name, image in zip(image_row["Images/Train/filenames"], images, strict=True):
+        assert (np.asarray(Image.open(folder / "files" / name).convert("L")) == image[..., 0]).all()
+    found = config_of(folder)
+    assert found["lr"] == 0.1 and found["before"] == "fit" and found["tags"] == {"commit": "abc"}
+    assert found["store"] == "postgresql://me:***@host/db" and found["deep"] == {"er": [1, "http://me:***@host"]}
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path):
+    saver = CheckpointSaver(save_interval="2ba", keep=-1)
+    first, second = WandBLogger(), WandBLogger()
+    with make_trainer(tmp_path, first, duration="4ba", callbacks=[saver]) as trainer:
+        trainer.fit()
+    time.sleep(1.1)  # a folder of wandb's bears the second in which it was made
+    with make_trainer(tmp_path, second, resume_path=tmp_path / "checkpoints" / "latest") as trainer:
+        trainer.fit()
+    assert second.run_id == first.run_id
+    found = [read(folder) for folder in folders(tmp_path)]
+    assert {run.run_id for run, _ in found} == {first.run_id}
+    steps = sorted(step for _, rows in found for step, _ in series(rows, "loss/train/total"))
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_two_runs_have_ids_of_their_own_in_one_process(tmp_path: Path):
+    ids = []
+    for name in ("a", "b"):
+        with make_trainer(tmp_path / name, logger := WandBLogger()) as trainer:
+            trainer.fit()
+        (folder,) = folders(tmp_path / name)
+        run, rows = read(folder)
+        assert run.run_id == logger.run_id and len(series(rows, "loss/train/total")) == 6
+        ids.append(run.run_id)
+    assert ids[0] != ids[1]
+
+
+def test_a_run_that_fails_is_recorded_as_such(tmp_path: Path):
+    class Fails(LoggerDestination):
+        def batch_end(self, state, logger):
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        make_trainer(tmp_path, WandBLogger(), Fails()).fit()
+    (folder,) = folders(tmp_path)
+    assert [record.exit.exit_code for record in records(folder) if record.HasField("exit")] == [1]
+
+
+def test_a_run_that_never_begins_leaves_nothing(tmp_path: Path):
+    with make_trainer(tmp_path, WandBLogger(), config={"lr": 0.1}) as trainer:
+        trainer.logger.log_tags({"a": "b"})
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_a_key_training_goes_on(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, WandBLogger(mode="online"), memory := InMemoryLogger()) as trainer:
+        trainer.fit()
+    assert len(memory.data["loss/train/total"]) == 6
+    (message,) = caplog.messages
+    assert message.startswith("wandb failed (there is no API key: run `wandb login`")
+
+
+def test_a_server_that_never_answers_costs_the_timeout_at_most(tmp_path: Path):
+    # In a process of its own, because wandb goes on trying.
+    source = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_wandb_logger import make_trainer
+from callbacks import WandBLogger
+with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=1.0)) as trainer:
+    began = time.perf_counter()
+    trainer.fit()
+    print(time.perf_counter() - began)
+    began = time.perf_counter()
+print(time.perf_counter() - began)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
+        command = [sys.executable, "-c", source, str(Path(__file__).parent)]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    fitting, closing = map(float, done.stdout.split())
+    assert fitting < 2 and 0.9 < closing < 3
+    assert done.stderr.count("wandb is not done after 1 s: training is not affected") == 1
+
+
+def program() -> None:
+    from pathlib import Path
+
+    import torch
+
+    from callbacks import WandBLogger
+    from runner import ClassificationModel, Trainer
+    from runner.data import TensorLoader
+
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+        train_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        loggers=[WandBLogger()],
+        run_dir=Path("run"),
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+
+
+def test_rank_0_logs(tmp_path: Path, run_ranks):
+    run_ranks(program)
+    (folder,) = folders(tmp_path / "run")
+    assert [step for step, _ in series(read(folder)[1], "loss/train/total")] == [1, 2, 3, 4]
+
+
+def test_what_is_not_given_comes_from_the_environment(monkeypatch):
+    assert (WandBLogger().mode, WandBLogger().project) == ("offline", "runner")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+    assert (WandBLogger().mode, WandBLogger().project) == ("online", "theirs")
+    assert (WandBLogger("ours", mode="offline").mode, WandBLogger("ours").project) == ("offline", "ours")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"mode": "disabled"}, {"close_timeout": 0}, {"close_timeout": "1m"}, {"tags": "one"}], ids=str
+)
+def test_arguments_are_checked(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError) as caught:
+        WandBLogger(**arguments)
+    assert str(caught.value).startswith(f"{name}={value!r}: ")
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
+    message = "WandBLogger needs wandb, not installed here: pip install -e '.[wandb]'"
+    with pytest.raises(ImportError, match=re.escape(message)):
+        WandBLogger()

@@ -19,9 +19,9 @@ import hydra
 from runner.command_line import check_options, keys_first, merge_repeated, shadowed_packages
 from runner.job import Task, run
 from runner.processes.launch import Ranks, is_rank_zero, print_failure
-from runner.processes.local_ranks import end_with_rank_zero, ranks
+from runner.processes.local_ranks import end_with_parent, ranks
 from runner.records.run_folder import remove_unused
-from runner.records.saved_run import SavedRun, find_saved_run, with_saved_overrides
+from runner.records.saved_run import SavedRun, find_saved_run, with_latest, with_saved_overrides
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
@@ -36,15 +36,15 @@ def main() -> int:
     )  # lets Hydra hand its errors to us, which prints one message for each
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    end_with_parent()
     if not is_rank_zero():
-        end_with_rank_zero()
         return follow(ranks())
     code = 1
     try:
         with config_errors():
             shadowed_packages()
             check_options(sys.argv[1:])
-            sys.argv[1:] = keys_first(merge_repeated(sys.argv[1:]))
+            sys.argv[1:] = with_latest(keys_first(merge_repeated(sys.argv[1:])))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_overrides(saved, sys.argv[1:])

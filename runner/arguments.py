@@ -55,8 +55,12 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
     return duration
 
 
-def check_trainable(state: State) -> None:
+def check_trainable(state: State, may_be_over: bool = False) -> None:
     """Raise where `fit` could not begin, or would never end.
+
+    Args:
+        state: of its Trainer.
+        may_be_over: whether it may be that nothing is left to train.
 
     Raises:
         ValueError: there is nothing to train with, nothing left to train, or the model does not count the unit.
@@ -68,7 +72,7 @@ def check_trainable(state: State) -> None:
     model = type(state.unwrapped_model)
     if state.max_duration.unit is TimeUnit.TOKEN and model.num_tokens is Model.num_tokens:
         raise ValueError(f"{duration}: {model.__name__} counts no tokens; override num_tokens, or give ep, ba or sp")
-    if state.timestamp >= state.max_duration:
+    if state.timestamp >= state.max_duration and not may_be_over:
         raise ValueError(
             f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."
         )

@@ -178,7 +178,8 @@ def restore(state: State, path: str | Path) -> None:
     state.eval_metric_values = saved["eval_metric_values"]
     for evaluator in state.evaluators:
         evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
-    state.stop_requested = saved["stop_requested"]
+    state.stop_requested = saved.get("stop_requested", False)
+    state.resumed_from = path
     if state.auto_microbatching:
         state.microbatch_size = saved["microbatch_size"]
 

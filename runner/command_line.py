@@ -44,6 +44,17 @@ def _names(value: str) -> list[str] | None:
     return names
 
 
+def key_of(override: str) -> str:
+    """Return the key of an override, without + and ~."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def typed_value(arguments: Sequence[str], key: str) -> str | None:
+    """Return what stands after `key=`, the last time; None where it is not given or null."""
+    values = [one.partition("=")[2].strip("'\"") for one in arguments if key_of(one) == key and "=" in one]
+    return values[-1] if values and values[-1] not in ("", "null") else None
+
+
 OPTIONS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),

@@ -10,14 +10,28 @@ from omegaconf import DictConfig, OmegaConf
 from runner.signatures import nearest
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
-SINGLE_VALUES = ("seed", "run_name", "experiment_name", "mode", "resume", "rerun", "objective")
-KEYS = (*GROUPS, *SINGLE_VALUES, "allow_targets", "skip_finished", "explain", "predict")
-MODES = ("train", "check", "explain", "eval", "predict", "sync")
+OF_THE_COMMAND = (
+    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "skip_finished"),
+    *("explain", "predict", "prove", "compare"),
+)
+"""Keys that say what to do now, and not what is trained."""
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
+MODES = ("train", "check", "explain", "eval", "predict", "prove", "compare", "sync")
 CHOICES = {
     "explain": {"format": ("table", "json")},
     "predict": {"format": ("parquet", "pt"), "split": ("eval", "train")},
+    "prove": {
+        "batches": int,
+        "kills": int,
+        "seed": int,
+        "save_interval": str,
+        "patience": int,
+        "without": list,
+        "keep": bool,
+    },
 }
-"""Keys of the sections that configure no object, and what they may be."""
+"""Keys of the sections that configure no object, and what they may be: one of these values, or of this type."""
+TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
@@ -102,9 +116,13 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
     if not isinstance(config["skip_finished"], bool):
         raise ValueError(f"skip_finished={config['skip_finished']!r}: must be true or false")
-    allowed = config["allow_targets"]
-    if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
-        raise ValueError(f"allow_targets={allowed!r}: must be a list of classes, such as [my_module.MyModel]")
+    for key, what in (
+        ("allow_targets", "classes, such as [my_module.MyModel]"),
+        ("resume_allow", "keys, such as [seed]"),
+    ):
+        allowed = config[key]
+        if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
+            raise ValueError(f"{key}={allowed!r}: must be a list of {what}")
 
 
 def _check_choices(config: Mapping[str, Any]) -> None:
@@ -115,5 +133,12 @@ def _check_choices(config: Mapping[str, Any]) -> None:
         for key, value in section.items():
             if key not in known:
                 raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
-            if value not in known[key]:
-                raise ValueError(f"{group}.{key}={value!r}: {nearest(str(value), known[key])}")
+            allowed = known[key]
+            if isinstance(allowed, type):
+                if type(value) is not allowed:
+                    raise ValueError(f"{group}.{key}={value!r}: must be {TYPES[allowed]}")
+            elif value not in allowed:
+                raise ValueError(f"{group}.{key}={value!r}: {nearest(str(value), allowed)}")
+        for key in known:
+            if key not in section:
+                raise ValueError(f"~{group}.{key}: mode={group} needs this key; leave it as it is")

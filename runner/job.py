@@ -14,17 +14,21 @@ from omegaconf import DictConfig
 from runner import build
 from runner.composed import to_plain
 from runner.modes.check import check
+from runner.modes.compare import compare
 from runner.modes.evaluate import evaluate, predict, without_training
 from runner.modes.explain import explain
+from runner.modes.prove import check_provable, prove
 from runner.modes.sync import sync
 from runner.processes.launch import Job, alone, check_gpus
 from runner.processes.local_ranks import ranks
 from runner.processes.threads import choose_threads, parallel_jobs, with_threads
 from runner.records import run_folder
+from runner.records.changes import tell_changes
+from runner.records.optimizer_changes import change_optimizers
 from runner.records.record import log_record
-from runner.records.result import check_objective, recording
+from runner.records.result import check_objective, is_unfinished, recording
 from runner.records.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
-from runner.records.saved_run import SavedRun, begun_again
+from runner.records.saved_run import SavedRun, begun_again, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
 from runner.wrong_config import config_errors
@@ -78,33 +82,43 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     """Return the job of a composed config, checked."""
     run_dir = Path(hydra_config.runtime.output_dir)
     tags: dict[str, str] = {}
-    threads = None
+    threads, may_be_over = None, False
     with removed_when_refused(run_dir), config_errors():
         plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
         sweep.check_choice(hydra_config)
         if saved is not None:
             plain = begun_again(saved, plain, overrides)
+        resume = plain["resume"] if plain["mode"] in TRAINING else None
+        if saved is not None and resume is not None and from_the_start(saved):
+            plain["resume"] = None
         if plain["mode"] in ON_ALL_RANKS:
             build.warm_up(plain)
             threads = start_ranks(plain, hydra_config)
         if plain["mode"] in ("eval", "predict"):
             plain, tags = without_training(plain, saved)
-        if plain["mode"] != "sync":
+        if plain["mode"] not in ("compare", "sync"):
             build.check(plain)
+        if plain["mode"] == "prove":
+            check_provable(plain, is_sweep=hydra_config.mode is RunMode.MULTIRUN)
         if plain["mode"] in ON_ALL_RANKS:
             check_gpus(ranks().size, plain["trainer"].get("device"))
-        if plain["resume"] is not None:
-            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(plain["resume"])
+        if (found := resume or plain["resume"]) is not None:
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(found) or run_dir
+        own = None
         if plain["mode"] == "train" and hydra_config.mode is RunMode.RUN:  # a sweep knows its jobs by itself
-            plain["resume"] = checkpoint_before_restart(run_dir) or plain["resume"]
+            own = checkpoint_before_restart(run_dir)
+            plain["resume"] = own or plain["resume"]
+            may_be_over = own is not None or (resume is not None and is_unfinished(run_dir))
+        if resume is not None and own is None:
+            tell_changes(resume, saved.config if saved else None, plain, overrides)
     choices = hydra_config.runtime.choices
     name = plain["run_name"] or f"{choices.get('model')}-{choices.get('data')}-{'-'.join(run_dir.parts[-2:])}"
     if saved is not None and plain["rerun"] is None and plain["run_name"] == saved.config.get("run_name"):
         name = saved.run_name or name
     if tags:
         name = f"{plain['mode']}-{name}"
-    return Job(plain, str(run_dir), str(name), overrides, tags, threads)
+    return Job(plain, str(run_dir), str(name), overrides, tags, threads, may_be_over)
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
@@ -128,12 +142,11 @@ def train(job: Job) -> float | None:
         with config_errors():
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         with trainer:
-            # A sweep's job may have been cut off after its last batch, before it could say so.
-            if not (trainer.state.timestamp >= trainer.state.max_duration and "runner.sweep" in job.tags):
-                with config_errors():
-                    record(trainer, job)
-                with config_errors("FIT_START"), build.naming_hooks(job.config):
-                    trainer.fit()
+            with config_errors():
+                change_optimizers(trainer.state, job.config)
+                record(trainer, job)
+            with config_errors("FIT_START"), build.naming_hooks(job.config):
+                trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
     return result.objective
 
@@ -144,15 +157,24 @@ MODES: dict[str, Callable[[Job], float | None]] = {
     "explain": explain,
     "eval": evaluate,
     "predict": predict,
+    "prove": prove,
+    "compare": compare,
     "sync": sync,
 }
 ON_ALL_RANKS = ("train", "eval", "predict")
+TRAINING = ("train", "check", "explain")  # and what only says what training would do
 
 
 def record(trainer: Any, job: Job) -> None:
     """Write down how a run was made, once it is known that it can begin. All ranks."""
     from runner.arguments import check_trainable
 
-    check_trainable(trainer.state)
+    now, end = trainer.state.timestamp, trainer.state.max_duration
+    if now >= end and not job.may_be_over:
+        raise ValueError(
+            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
+            f"trainer.max_duration=<more than {now.get(end.unit)}>"
+        )
+    check_trainable(trainer.state, job.may_be_over)
     check_objective(trainer.state, job.config["objective"])
     log_record(trainer.logger, job)

@@ -119,6 +119,8 @@ class State:
     eval_metric_values: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """Last values by evaluator label and name, over all ranks; 'loss' is the mean loss."""
 
+    resumed_from: Path | None = field(default=None, init=False)
+    """The checkpoint that this run goes on from."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     is_whole: bool = field(default=False, init=False)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+STYLES = {"ok": "bold green", "warning": "bold yellow"}  # of labels, by their first word
+
 
 def make_console(width: int = 120) -> Any:
     """Return a console as wide as the terminal, or where there is none, of `width` columns."""
@@ -23,7 +25,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
     block = Table.grid(padding=(0, 2))
     for label, text in rows:
-        style = "bold green" if label.startswith("ok ") else "bold yellow" if label == "warning" else "bold cyan"
+        style = STYLES.get(label.partition(" ")[0], "bold cyan")
         block.add_row(Text(label, style), Text(text, overflow="fold"))
     console = make_console()
     if title:

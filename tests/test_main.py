@@ -213,6 +213,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     # paths
     "resume=missing": ("resume='missing'", "no such folder"),
     "resume=outputs": ("resume='outputs'", "no complete checkpoint"),
+    "resume=latest": ("resume='latest'", "no run in outputs/ has written a checkpoint"),
+    "resume_allow=3": ("resume_allow=3", "a list of keys"),
     "trainer.load_path=missing": ("trainer.load_path='missing'", "no such folder"),
     "hydra.run.dir=/proc/none": ("cannot use '/proc/none'",),
     "hydra.run.dir=own.py/run": ("cannot use", "own.py"),
@@ -256,7 +258,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m hydra/launcher=submitit_slurm seed=0,1": ("the sweep cannot begin", "srun"),
     "-m optimizer.lr=0.1,x": ("optimizer.lr='x'", "float"),
     "-m optimizer.lrr=0.1,0.2": ("optimizer.lrr", "did you mean 'lr'"),
-    "-m resume=outputs seed=0,1": ("resume='outputs'", "a sweep goes on by itself"),
+    "-m resume=outputs seed=0,1": ("resume='outputs'", "no complete checkpoint"),
     # grammar
     "nonsense": ("nonsense", "key=value"),
     "=3": ("=3", "key=value"),

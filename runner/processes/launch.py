@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 PARENT = "RUNNER_PARENT"
-"""Environment variable of a rank that was started from inside: the process id of rank 0."""
+"""Environment variable of a rank or a run that was started from inside: the process id of who started it."""
 
 MOST_PER_CORE = 16  # processes: more is a slip of the finger, and would bring the machine to a halt
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -123,7 +123,8 @@ def check_gpus(processes: int, device: str) -> None:
 class Job:
     """One run, composed: plain containers, so that it can be sent to other processes.
 
-    `threads` is the number of CPU threads of each of its processes; None: as they have it.
+    `threads` is the number of CPU threads of each of its processes; None: as they have it. `may_be_over` says that
+    training may have ended before, with only the end of the run left to do: it did not say that it finished.
     """
 
     config: dict[str, Any]
@@ -132,6 +133,7 @@ class Job:
     overrides: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
+    may_be_over: bool = False
 
 
 def print_failure(error: BaseException) -> None:

@@ -208,16 +208,16 @@ def _describe_end(code: int) -> str:
     return f"it was killed by {signal.Signals(-code).name}{reason}"
 
 
-def end_with_rank_zero() -> None:
-    """Have this process, a child rank, killed when rank 0 ends, however that comes about."""
+def end_with_parent() -> None:
+    """Have this process killed when the one ends that started it from inside, however that comes about."""
     if PARENT not in os.environ:
         return  # torchrun looks after its workers
-    rank_zero = int(os.environ[PARENT])
+    parent = int(os.environ[PARENT])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        threading.Thread(target=_end_when_orphaned, args=(rank_zero,), daemon=True).start()
-    if os.getppid() != rank_zero:  # it has ended before that was arranged
+        threading.Thread(target=_end_when_orphaned, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it has ended before that was arranged
         os._exit(1)
 
 

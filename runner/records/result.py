@@ -16,6 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.composed import OF_THE_COMMAND
 from runner.processes.launch import Job, is_rank_zero
 from runner.signatures import nearest
 from runner.wrong_config import WrongConfig
@@ -27,7 +28,7 @@ log = logging.getLogger("runner")
 
 FILE = "result.json"
 # What changes nothing of what is trained.
-_NO_PART = ("mode", "resume", "rerun", "run_name", "allow_targets", "skip_finished", "explain", "predict")
+_NO_PART = (*OF_THE_COMMAND, "run_name")
 
 
 @dataclass
@@ -110,6 +111,12 @@ def read_result(folder: Path) -> Result | None:
         return Result(**content)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the run in a folder has begun, and did not say that it finished."""
+    result = read_result(folder)
+    return result is not None and result.status != "FINISHED"
 
 
 def check_objective(state: State, objective: str | None) -> None:

@@ -22,6 +22,9 @@ from runner.wrong_config import WrongConfig
 LOCK = ".lock"  # in the folder of a run, held while it trains
 SWEEP = "sweep.json"  # in a sweep's folder: what it is
 INDEX = ".index.json"  # beside the folders of sweeps: which of them is whose
+OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
+MANIFEST = "manifest.json"  # of a checkpoint, which is complete once it has its name
 
 _made: list[Path] = []  # by this process, since the last clean-up
 
@@ -32,7 +35,7 @@ def register_resolver() -> None:
 
 
 def _run_folder(base: str, mode: str = "train") -> str:
-    if mode in ("check", "explain", "sync"):  # which leave nothing, and may have nowhere to write
+    if mode in ("check", "explain", "compare", "sync"):  # which leave nothing, and may have nowhere to write
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder
@@ -174,7 +177,7 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     None where there is none, or nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
-    written = [path for path in run_dir.glob("checkpoints/*/manifest.json") if path.stat().st_mtime > began]
+    written = [path for path in run_dir.glob(f"checkpoints/*/{MANIFEST}") if path.stat().st_mtime > began]
     if not written:
         return None
     from runner.checkpoint_files import find_checkpoint
@@ -182,7 +185,42 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     return str(find_checkpoint(run_dir))
 
 
-def run_folder_of(path: str) -> Path:
-    """Return the folder of the run that a path names: itself, or the one around a checkpoint."""
+def run_folder_of(path: str) -> Path | None:
+    """Return the folder of the run that a path names: itself, or the one around a checkpoint; None for a lone one."""
     folder = Path(path).absolute()
-    return folder.parent.parent if (folder / "manifest.json").exists() else folder
+    if not (folder / MANIFEST).exists():
+        return folder
+    return folder.parent.parent if folder.parent.name == "checkpoints" else None
+
+
+def checkpoints_in(run_dir: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, torn ones too, wherever its config has them saved.
+
+    What a save was cut off in does not count: it has no name yet.
+    """
+    found = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
+    return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())
+
+
+def latest_run() -> Path | None:
+    """Return the run of this working directory that wrote a checkpoint last; None where none has.
+
+    Names and times are looked at, and no contents: a run in ten thousand is found in a tenth of a second.
+    """
+    folders = (folder for runs in RUNS for folder in Path(OUTPUTS).glob(f"{runs}/checkpoints"))
+    newest, run = 0, None
+    for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
+        if changed <= newest:
+            break  # a folder changes when a checkpoint gets its name in it: those that follow hold no later one
+        saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
+        if saved and max(saved) > newest:
+            newest, run = max(saved), folder.parent
+    return run
+
+
+def _changed_at(path: Path) -> int:
+    """Return when a file or folder was changed, in nanoseconds; 0 where it is gone by now."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -24,14 +24,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner import build
-from runner.command_line import merge_repeated
-from runner.composed import GROUPS
+from runner.command_line import key_of, merge_repeated, typed_value
+from runner.composed import GROUPS, OF_THE_COMMAND
+from runner.processes.launch import kept_over_restarts
+from runner.records.changes import find_changes
 from runner.records.record import differences
+from runner.records.result import read_result
+from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run
 from runner.records.trust import check_targets
+from runner.terminal import show_path
 from runner.wrong_config import CONF
-
-OF_THE_COMMAND = ("mode", "resume", "rerun", "allow_targets", "skip_finished", "explain", "predict")
-"""Keys that say what to do now: they are never taken from a record."""
 
 _SHOWN = 4  # differences that are listed before the rest is counted
 
@@ -68,14 +70,14 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     Raises:
         ValueError: there is no such run, it is none to begin again, or it holds classes that nobody vouches for.
     """
-    found = {key: value for key in ("resume", "rerun") if (value := _typed(arguments, key)) is not None}
+    found = {key: value for key in ("resume", "rerun") if (value := typed_value(arguments, key)) is not None}
     if not found:
         return None
     if len(found) == 2:
         raise ValueError("resume= and rerun=: the one goes on with a run, the other begins it anew; give one of them")
     ((key, given),) = found.items()
     if not Path(given).exists():
-        if re.fullmatch(r"[0-9a-f]{32}", given):
+        if is_id(given):
             return _find_by_id(key, given, arguments)
         if "," in given:
             raise ValueError(f"{key}={given}: takes one run at a time")
@@ -88,6 +90,43 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise ValueError(f"rerun={given!r}: {reason}; give a run's folder or its MLflow id")
     return None
+
+
+def with_latest(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the folder of a run in place of `resume=latest` or `rerun=latest`, and say which it is.
+
+    Raises:
+        ValueError: there is no such run.
+    """
+    keys = [key for key in ("resume", "rerun") if typed_value(arguments, key) == "latest"]
+    if not keys:
+        return list(arguments)
+    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # by then it has been at work
+    if not run:
+        raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
+    print(f"INFO: {keys[0]}=latest: {run}", file=sys.stderr)
+    return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
+
+
+def from_the_start(saved: SavedRun) -> bool:
+    """Whether a run to go on with ended before its first checkpoint, so that it is begun again in its folder; says so.
+
+    Raises:
+        ValueError: it has finished, or its checkpoints are not complete.
+    """
+    if saved.run_dir is None or saved.path != saved.run_dir:
+        return False
+    folder, resume = Path(saved.run_dir), f"resume={saved.given!r}"
+    found = checkpoints_in(folder)
+    if any((one / MANIFEST).exists() for one in found):
+        return False
+    if found:
+        raise ValueError(f"{resume}: no checkpoint there is complete: {', '.join(map(show_path, found))}")
+    result = read_result(folder)
+    if result is not None and result.status == "FINISHED":
+        raise ValueError(f"{resume}: this run has finished and left no checkpoint; rerun={saved.given} trains it again")
+    print(f"INFO: {resume}: ended before its first checkpoint; it begins from the start", file=sys.stderr)
+    return True
 
 
 def with_saved_overrides(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
@@ -109,7 +148,7 @@ def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequenc
     config = _changed(saved.config, saved.base, composed)
     for one in overrides:
         if one not in saved.overrides and not _appends(one):
-            _copy(_key(one).split("."), composed, config)  # typed, though conf/ may say the same by now
+            _copy(key_of(one).split("."), composed, config)  # typed, though conf/ may say the same by now
     for key in composed:
         if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
             config[key] = composed[key]
@@ -118,6 +157,11 @@ def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequenc
     elif config["rerun"] is not None:
         config["rerun"] = saved.given  # an id of digits alone is a number to Hydra
     return config
+
+
+def is_id(given: Any) -> bool:
+    """Whether what names a run is an id of MLflow's, and no path."""
+    return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
 
 
 def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
@@ -145,7 +189,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     environment = _read_yaml(folder / "environment.json") or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is no record of a run")
-    if config.get("mode", "train") != "train" and _typed(arguments, "mode") != "sync":
+    if config.get("mode", "train") != "train" and typed_value(arguments, "mode") != "sync":
         raise ValueError(
             f"{key}={given!r}: this run was made by mode={config['mode']} and trained nothing; "
             f"give the one that it used: {config.get('trainer', {}).get('load_path')}"
@@ -155,13 +199,13 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     # Of Hydra itself a record may change nothing, and whatever an override computes is in the config already.
     plain = [one for one in map(str, overrides) if not re.search(r"hydra|\$\{|\.\.|^-", one)]
     with _composing():
-        kept = _composable([one for one in plain if _key(one).partition(".")[0] not in OF_THE_COMMAND], arguments)
+        kept = _composable([one for one in plain if key_of(one).partition(".")[0] not in OF_THE_COMMAND], arguments)
         composed = _compose(kept, arguments)
         check_targets(folder, [config, OmegaConf.to_container(composed)], _allowed(arguments))
         base: Any = OmegaConf.to_container(composed, resolve=True)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
-    for line in [*_changes(config, base), *differences(environment)]:
+    for line in [*_changes_of_conf(config, base), *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
     return SavedRun(given, path, path and str(folder), config, kept, base, str(environment.get("run_name", "")))
 
@@ -192,24 +236,14 @@ def _composable(overrides: Sequence[str], arguments: Sequence[str]) -> list[str]
     return kept
 
 
-def _changes(config: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
+def _changes_of_conf(config: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     """Return lines about where `conf/` has come to say something else than the record."""
-    then, now = dict(_leaves(config)), dict(_leaves(base))
-    changed = [one for one in [*then, *(one for one in now if one not in then)] if then.get(one) != now.get(one)]
-    changed = [one for one in changed if one.partition(".")[0] not in OF_THE_COMMAND]
-    if not changed:
+    changes = list(find_changes(config, base))
+    if not changes:
         return []
-    listed = [f"{one}={now.get(one)!r}, then {then.get(one)!r}" for one in changed[:_SHOWN]]
-    more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return [f"conf/ has changed since; what the record says is used: {'; '.join(listed)}{more}"]
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+    listed = "; ".join(map(str, changes[:_SHOWN]))
+    return [f"conf/ has changed since, and what the record says is used: {listed}{more}"]
 
 
 def _changed(config: Any, before: Any, after: Any) -> Any:
@@ -237,20 +271,10 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
         into.pop(key, None)
 
 
-def _typed(arguments: Sequence[str], key: str) -> str | None:
-    """Return what stands after `key=`, None where it is not given or null."""
-    values = [one.partition("=")[2].strip("'\"") for one in arguments if _key(one) == key and "=" in one]
-    return values[-1] if values and values[-1] not in ("", "null") else None
-
-
 def _allowed(arguments: Sequence[str]) -> list[str]:
-    found = [one for one in arguments if _key(one) == "allow_targets"]
+    found = [one for one in arguments if key_of(one) == "allow_targets"]
     value = OverridesParser.create().parse_override(found[-1]).value() if found else []
     return [str(one) for one in (value if isinstance(value, list) else [value])]
-
-
-def _key(argument: str) -> str:
-    return argument.lstrip("+~").partition("=")[0]
 
 
 def _appends(argument: str) -> bool:
@@ -260,8 +284,8 @@ def _appends(argument: str) -> bool:
 def _replaces(typed: str, saved: str) -> bool:
     """Whether an override says all that another says: of the same key or a section around it."""
     if typed.startswith("~"):  # removes what others may have to add first
-        return saved.startswith("~") and _key(typed) == _key(saved)
-    return not _appends(typed) and f"{_key(saved)}.".startswith(f"{_key(typed)}.")
+        return saved.startswith("~") and key_of(typed) == key_of(saved)
+    return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")
 
 
 def _read_yaml(path: Path) -> Any:

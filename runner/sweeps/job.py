@@ -155,7 +155,7 @@ def _taken_up(job: Job) -> Job:
     except FileNotFoundError:
         shutil.rmtree(Path(job.run_dir) / "checkpoints", ignore_errors=True)
         return job
-    return replace(job, config={**job.config, "resume": job.run_dir})
+    return replace(job, config={**job.config, "resume": job.run_dir}, may_be_over=True)
 
 
 def name_job(job: Job, fixed: list[str], choices: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from runner.interrupt import Interrupt
 from runner.processes.launch import check_launcher
 from runner.records.result import Result, fingerprint, read_result
 from runner.records.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.records.saved_run import is_id
 from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
 from runner.wrong_config import WrongConfig, config_errors
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from runner.destination import LoggerDestination
 
 STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
-_NO_PART = ("allow_targets", "skip_finished", "explain", "predict")  # of what makes a sweep another one
+# Of what makes a sweep another one.
+_NO_PART = ("resume_allow", "allow_targets", "skip_finished", "explain", "predict", "prove", "compare")
 _KEPT = ("train", "eval", "predict")  # modes that leave folders
 
 
@@ -143,8 +145,8 @@ def begin(config: DictConfig) -> None:
         ValueError: a job cannot be run.
     """
     global led, _beginning
-    if config.resume is not None and config.mode == "train":
-        raise ValueError(f"resume={config.resume!r}: goes on with one run; a sweep goes on by itself when given again")
+    if config.resume is not None and config.mode == "train" and not is_id(config.resume):
+        build.checkpoint_of("resume", config.resume)  # each job goes on from there, in a folder of its own
     typed = typed_overrides(config)
     swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config

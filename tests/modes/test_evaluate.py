@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +200,48 @@ def test_what_the_models_that_ship_write_down():
     expected = torch.nn.functional.cross_entropy(logits.reshape(8, 5), targets.reshape(8), reduction="none")
     torch.testing.assert_close(found["loss"], expected.reshape(2, 4))
     assert found["loss"][0, 3] == 0
+
+
+SLOW = """
+import time
+from pathlib import Path
+from runner import Callback
+
+
+class Slow(Callback):
+    def eval_batch_end(self, state, logger):
+        Path("began").touch()
+        time.sleep(0.2)
+
+    predict_batch_end = eval_batch_end
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "number", "processes"),
+    [("eval", signal.SIGTERM, 1), ("predict", signal.SIGTERM, 2), ("eval", signal.SIGINT, 1)],
+)
+def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, number: signal.Signals, processes: int):
+    (tmp_path / "own.py").write_text(SLOW)
+    command = [sys.executable, "-m", "runner", f"mode={mode}", f"resume={trained / 'run'}", "hydra.run.dir=ended"]
+    command += ["+callbacks.slow._target_=own.Slow", "data.eval_batch_size=4", f"launch.nproc_per_node={processes}"]
+    command += [
+        f"callbacks.mlflow_logger.tracking_uri=sqlite:///{trained}/outputs/mlflow.db",
+        f"run_name={tmp_path.name}",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "began").exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(number)
+            assert process.wait(30) == 128 + number
+            name = f"{mode}-{tmp_path.name}"
+            while rows(trained, "select status from runs where name = ?", name) != [("KILLED",)]:
+                assert time.monotonic() < deadline  # MLflow's writer outlives the process for a moment
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert json.loads((tmp_path / "ended" / "result.json").read_text())["status"] == "KILLED"

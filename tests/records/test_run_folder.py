@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ from omegaconf import OmegaConf
 
 from runner.records.run_folder import (
     LOCK,
+    checkpoints_in,
+    latest_run,
     lock_file,
     make_run_folder,
     owned,
     register_resolver,
     remove_unused,
     removed_when_refused,
+    run_folder_of,
 )
 from runner.wrong_config import WrongConfig
 
@@ -75,3 +79,53 @@ def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monke
     with pytest.raises(WrongConfig), removed_when_refused(tmp_path):
         raise WrongConfig("no")
     assert tmp_path.is_dir()
+
+
+def save(run: Path, name: str, seconds: int) -> Path:
+    """A checkpoint as far as names and times go, complete a number of seconds after 1970."""
+    manifest = run / "checkpoints" / name / "manifest.json"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.touch()
+    os.utime(manifest, (seconds, seconds))
+    os.utime(run / "checkpoints", (seconds, seconds))
+    return manifest.parent
+
+
+def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert latest_run() is None
+    day, jobs, other = (
+        Path("outputs/2026-01-01"),
+        Path("outputs/sweeps/2026-01-02/10-00-00"),
+        Path("outputs/of the API"),
+    )
+    save(day / "10-00-00", "ep1", 100)
+    assert latest_run() == day / "10-00-00"
+    save(jobs / "lr0.1", "ep1", 200)
+    assert latest_run() == jobs / "lr0.1"
+    save(other, "ep1", 300)
+    assert latest_run() == other
+    save(day / "10-00-00", "ep2", 400)  # resumed
+    assert latest_run() == day / "10-00-00"
+    save(other, ".ep2.partial-7", 500)  # was killed while it saved
+    (day / "11-00-00" / "checkpoints" / "ep1").mkdir(parents=True)  # torn
+    save(Path("elsewhere"), "ep1", 600)
+    assert latest_run() == day / "10-00-00"
+
+
+def test_checkpoints_are_found_wherever_they_are_but_not_half_written_ones(tmp_path: Path):
+    assert checkpoints_in(tmp_path) == []
+    save(tmp_path, ".ep1.partial-7", 1)
+    assert checkpoints_in(tmp_path) == []
+    whole, deep = save(tmp_path, "ep1", 1), save(tmp_path / "deep", "ep9", 1)
+    (tmp_path / "checkpoints" / "latest").symlink_to("ep1")
+    (tmp_path / "checkpoints" / "torn").mkdir()
+    put_aside = save(tmp_path, ".ep2.discarded-7", 1)
+    assert {*checkpoints_in(tmp_path)} == {whole, deep, put_aside, tmp_path / "checkpoints" / "torn"}
+
+
+def test_a_lone_checkpoint_has_no_run_s_folder(tmp_path: Path):
+    inside = save(tmp_path / "run", "ep1", 1)
+    assert run_folder_of(str(inside)) == run_folder_of(str(tmp_path / "run")) == tmp_path / "run"
+    inside.rename(tmp_path / "copied")
+    assert run_folder_of(str(tmp_path / "copied")) is None

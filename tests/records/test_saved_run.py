@@ -3,18 +3,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import pickle
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from runner.records.record import write_record
-from runner.records.saved_run import SavedRun, begun_again, find_saved_run, with_saved_overrides
+from runner.records.saved_run import SavedRun, begun_again, find_saved_run, with_latest, with_saved_overrides
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
@@ -127,7 +132,11 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
     "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
     "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
     "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
-    "through this project": ({"data": {"_target_": "runner.processes.launch.os.system"}}, [], "runner.processes.launch.os.system"),
+    "through this project": (
+        {"data": {"_target_": "runner.processes.launch.os.system"}},
+        [],
+        "runner.processes.launch.os.system",
+    ),
     "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
     "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
     "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
@@ -233,7 +242,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path,
     for file, old, new in (
         ("optimizer/sgd.yaml", "lr: 0.1", "lr: 0.3"),
         ("model/mlp.yaml", "[128, 128]", "[16]"),
-        ("config.yaml", "seed: 0", "seed: 8"),
+        ("config.yaml", "\nseed: 0", "\nseed: 8"),
     ):
         text = (conf / file).read_text()
         assert old in text
@@ -243,7 +252,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path,
     assert weights(second) == weights(first)
     assert tree(first) == before
     (line,) = [line for line in done.stderr.splitlines() if "conf/ has changed" in line]
-    assert "optimizer.lr=0.3, then 0.1" in line and "seed=8, then 0" in line and "momentum" not in line
+    assert "optimizer.lr: 0.1 -> 0.3" in line and "seed: 0 -> 8" in line and "momentum" not in line
     config, again = (yaml.safe_load((one / "config.yaml").read_text()) for one in (first, second))
     assert again.pop("rerun") == str(first.relative_to(tmp_path)) and config.pop("rerun") is None
     assert again == config
@@ -315,3 +324,220 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
         refused = run_app(f"{key}={run_id}", exit_code=2)
         assert "is deleted" in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert folders(tmp_path) == {evaluation, again}
+
+
+# What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
+OWN = """
+import os, signal
+from callbacks import CheckpointSaver
+from runner import Callback
+
+
+def end(state, logger):
+    if not os.path.exists("spared"):
+        logger.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killed(Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            end(state, logger)
+
+
+class KilledAfterTheLast(CheckpointSaver):
+    def fit_end(self, state, logger):
+        super().fit_end(state, logger)
+        end(state, logger)
+"""
+
+
+def status(run: Path) -> str:
+    return json.loads((run / "result.json").read_text())["status"]
+
+
+def in_mlflow(folder: Path) -> tuple[list[Any], list[int]]:
+    """Statuses of all runs, and the steps at which they logged their losses, in order."""
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as store:
+        statuses = store.execute("select status from runs").fetchall()
+        steps = store.execute("select step from metrics where key = 'loss/train/total' order by step").fetchall()
+    return [one for (one,) in statuses], [one for (one,) in steps]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN)
+    start = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
+    killer = ("+callbacks.own._target_=own.Killed", "+callbacks.own.batch=2")
+    run_app(*start, *killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
+    run = tmp_path / "run"
+    assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
+    refused = run_app("resume=run", "seed=1", exit_code=2)  # its first values are logged already
+    assert refused.stderr.splitlines()[1].endswith("it was trained otherwise so far:")
+    (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it had been in the middle of saving
+    (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')
+
+    (tmp_path / "spared").touch()
+    done = run_app("resume=run")
+    assert "INFO: resume='run': ended before its first checkpoint; it begins from the start\n" in done.stderr
+    assert status(run) == "FINISHED" and in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6])
+    assert yaml.safe_load((run / "sessions" / "1" / "overrides.yaml").read_text()) == [*start, *killer]
+    run_app(*SHORT, *QUIET, "hydra.run.dir=whole")
+    assert weights(run) == weights(tmp_path / "whole")
+    assert {path.name for path in tmp_path.glob("*")} == {"own.py", "spared", "run", "whole", "outputs", "__pycache__"}
+
+
+@pytest.mark.slow
+def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Path, run_app: Any):
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run", "callbacks.checkpoint_saver.folder=deep/er")
+    before = tree(tmp_path / "run")
+    refused = run_app("resume=run", exit_code=2)  # they are where its config says, and it is told where to look
+    assert "no complete checkpoint there" in refused.stderr
+    for manifest in (tmp_path / "run").rglob("manifest.json"):
+        manifest.unlink()
+    (tmp_path / "run" / "deep" / "er").rename(tmp_path / "run" / "checkpoints")
+    refused = run_app("resume=run", exit_code=2)
+    assert "complete: run/checkpoints/ep1-ba3, run/checkpoints/ep2-ba6" in refused.stderr
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    refused = run_app("resume=run", exit_code=2)
+    assert "has finished and left no checkpoint; rerun=run" in refused.stderr
+    assert {*tree(tmp_path / "run")} < {*before}
+    (tmp_path / "never").mkdir()
+    for folder in ("never", "outputs"):
+        assert run_app(f"resume={folder}", exit_code=2).stderr.count("error: resume=") == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN)
+    callbacks = "callbacks=[mlflow_logger,checkpoint_saver,learning_curves]"
+    killer = "callbacks.checkpoint_saver._target_=own.KilledAfterTheLast"
+    run_app(*SHORT, callbacks, killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
+    run = tmp_path / "run"
+    assert status(run) == "RUNNING" and not (run / "learning_curves.png").exists()
+    before = weights(run)
+    (tmp_path / "spared").touch()
+    assert "INFO" not in run_app("resume=run").stderr
+    assert status(run) == "FINISHED" and weights(run) == before and (run / "learning_curves.png").stat().st_size > 1000
+    assert in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6])
+    result = json.loads((run / "result.json").read_text())
+    assert result["objective_name"] == "eval/MulticlassAccuracy" and result["objective"] > 0
+    refused = run_app("resume=run", exit_code=2)
+    assert "'2ep' is reached: this run has finished" in refused.stderr
+    assert refused.stderr.endswith("add trainer.max_duration=<more than 2ep>\n")
+    assert status(run) == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_and_was_killed_then_does_not_train_on(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN)
+    stopper = (
+        "+callbacks=early_stopper",
+        "callbacks.early_stopper.min_delta=9",
+        "callbacks.early_stopper.patience=1ba",
+    )
+    killer = "callbacks.checkpoint_saver._target_=own.KilledAfterTheLast"
+    long = "trainer.max_duration=9ep"
+    run_app(*SHORT, long, *QUIET, *stopper, killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
+    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "ep2-ba6"
+    (tmp_path / "spared").touch()
+    run_app("resume=run")
+    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "ep2-ba6"
+    assert status(tmp_path / "run") == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
+    (tmp_path / "own.py").write_text(
+        "import os, signal\n"
+        "from runner import Callback\n"
+        "class Dying(Callback):\n"
+        "    def post_close(self):\n"
+        "        if not os.path.exists('died') and os.environ['RANK'] == '0':\n"
+        "            open('died', 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "runner")
+    arguments = (*SHORT, *QUIET, "hydra.run.dir=run", "+callbacks.dying._target_=own.Dying")
+    done = subprocess.run(
+        [sys.executable, *torchrun, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists() and status(tmp_path / "run") == "FINISHED"
+    assert "error" not in [line.partition(":")[0] for line in done.stderr.splitlines()]
+
+
+def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="resume='latest': no run in outputs/ has written a checkpoint"):
+        with_latest(["resume=latest"])
+    for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
+        manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.touch()
+        os.utime(manifest, (1000 - age, 1000 - age))
+    assert with_latest(["-m", "resume=latest", "seed=1"]) == ["-m", "resume=outputs/2026-01-01/10-00-00", "seed=1"]
+    assert capsys.readouterr().err == "INFO: resume=latest: outputs/2026-01-01/10-00-00\n"
+    assert with_latest(["rerun=latest"]) == ["rerun=outputs/2026-01-01/10-00-00"]
+    for given in (["resume=./latest"], ["resume=outputs/latest"], ["run_name=latest"], ["resume=latest/x"], []):
+        assert with_latest(given) == given
+
+
+@pytest.mark.slow
+def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
+    run_app("-m", *SHORT, *QUIET, "seed=0,1")
+    (job,) = tmp_path.glob("outputs/sweeps/*/*/digits-seed1")
+    said = f"INFO: resume=latest: {job.relative_to(tmp_path)}\n"
+    assert run_app("mode=eval", "resume=latest").stderr.startswith(said)
+    done = run_app("resume=latest", LONGER)
+    assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    done = run_app("rerun=latest", "trainer.max_duration=1ba")
+    assert done.stderr.startswith(said.replace("resume", "rerun"))
+    (again,) = (one for one in folders(tmp_path) if (one / "checkpoints").exists())
+    assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
+def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
+    """It is complete, as its sender made it: only what is in it is wrong."""
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
+    checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    commands = [("resume=run", LONGER)]
+    if name == "model.pt":
+        commands += [("mode=eval", "resume=run"), (*SHORT, *QUIET, "trainer.load_path=run", "hydra.run.dir=other")]
+    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        write({"weight": Evil()}, checkpoint / name)
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        for command in commands:
+            refused = run_app(*command, exit_code=2)
+            assert refused.stderr.count("error: ") == 1 and "which could run code: refused" in refused.stderr
+            assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+    (tmp_path / "there").mkdir()
+    with contextlib.chdir(tmp_path / "there"):
+        pickle.loads(pickle.dumps(Evil()))
+    assert (tmp_path / "there" / "ran").exists()  # as it would have been
+
+
+def test_weights_that_do_not_fit_are_listed(tmp_path: Path, run_app: Any):
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
+    deeper = (*SHORT, *QUIET, "trainer.load_path=run", "model.module.hidden=[128,128,10]")
+    refused = run_app(*deeper, exit_code=2)
+    assert "missing ['module.layers.6.bias', 'module.layers.6.weight'], unexpected []" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1 and not folders(tmp_path)
+    done = run_app(*deeper, "trainer.load_strict=false", "hydra.run.dir=loose")
+    assert "loaded in part: missing ['module.layers.6.bias', 'module.layers.6.weight']" in done.stderr

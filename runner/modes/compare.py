@@ -1,0 +1,162 @@
+"""`mode=compare`: whether two runs are equal to the bit, or where they part, in what, and what was different in them.
+
+Runs say what they are after a batch through the callback `StateDigest`. Needs no torch: the answer is there at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner import build
+from runner.composed import check_keys
+from runner.digest import PARTS, first_difference, read_digests
+from runner.modes.check import remove_empty
+from runner.processes.launch import Job
+from runner.records.changes import find_changes
+from runner.records.result import read_result
+from runner.terminal import print_block, show_path
+from runner.wrong_config import config_errors
+
+ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
+"""What a record says of where a run was made, and what may change numbers; the first is the likeliest to."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two runs compare.
+
+    Attributes:
+        last: the last batches of both.
+        agreed: the last batch up to which they agree, 0 without one.
+        batch: the first batch after which they differ, None where they agree on all that both have.
+        parts: what differs there.
+        metrics: final metrics that differ, by name, with both values; of runs that end at the same batch.
+    """
+
+    last: tuple[int, int]
+    agreed: int
+    batch: int | None
+    parts: tuple[str, ...]
+    metrics: dict[str, tuple[float | None, float | None]]
+
+    @property
+    def agree(self) -> bool:
+        """Whether they are equal as far as both go."""
+        return self.batch is None and not self.metrics
+
+    @property
+    def is_none(self) -> bool:
+        """Whether they are equal, and both end at the same batch."""
+        return self.agree and self.last[0] == self.last[1]
+
+    def __str__(self) -> str:
+        if self.batch is not None:
+            known = f"equal to the bit up to batch {self.agreed}" if self.agreed else "the first that both have"
+            gap = ", and not known in between" if 0 < self.agreed < self.batch - 1 else ""
+            return f"at batch {self.batch}, in {', '.join(self.parts)}; {known}{gap}"
+        more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]
+        if self.last[0] != self.last[1]:
+            more.append(f"one ends after batch {self.last[0]}, the other after {self.last[1]}")
+        return "; ".join([f"equal to the bit up to batch {self.agreed}", *more])
+
+
+def difference(a: Path, b: Path) -> Difference:
+    """Return how the runs in two folders compare.
+
+    Raises:
+        ValueError: they have digests of no batch in common.
+        FileNotFoundError: one has no digests.
+    """
+    last = tuple(max((one["batch"] for one in read_digests(run)), default=0) for run in (a, b))
+    found = first_difference(a, b)
+    results = [read_result(run) for run in (a, b)]
+    metrics: dict[str, tuple[float | None, float | None]] = {}
+    if last[0] == last[1] and all(one is not None and one.status == "FINISHED" for one in results):
+        first, second = (one.metrics for one in results if one is not None)
+        names = dict.fromkeys((*first, *second))
+        pairs = {name: (first.get(name), second.get(name)) for name in names}
+        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}  # NaN equals itself
+    return Difference((last[0], last[1]), found.agreed, found.batch, found.parts, metrics)
+
+
+def compare(job: Job) -> None:
+    """Print how two runs compare, and in what their records differ. Rank 0 alone.
+
+    Raises:
+        SystemExit: with code 1, they differ.
+        WrongConfig: there is nothing to compare.
+    """
+    with config_errors():
+        check_keys(job.config)
+        a, b = (_folder_of(str(one), job.config) for one in _two(job.config["compare"]))
+        found = difference(a, b)
+    rows = [("ok equal" if found.agree else "parted", str(found))]
+    if found.batch is not None and "samples" not in found.parts and first_difference(a, b, ["samples"]).batch is None:
+        rows.append(("samples", "the same in all batches"))
+    print_block(f"{show_path(a)} -> {show_path(b)}", [*rows, *_facts(a, b)])
+    remove_empty(job)
+    if not found.agree:
+        raise SystemExit(1)
+
+
+def _facts(a: Path, b: Path) -> Iterator[tuple[str, str]]:
+    """Yield what differs between the records of two runs, as far as they have one."""
+    before, after = (_read(run / "config.yaml") for run in (a, b))
+    if before and after:
+        for change in find_changes(before, after):
+            yield "config", str(change)
+    before, after = (_read(run / "environment.json") for run in (a, b))
+    if before and after:
+        before, after = ({key: one.get(key) for key in ENVIRONMENT} for one in (before, after))
+        for change in find_changes(before, after):
+            yield "environment", str(change)
+        patches = [(run / "git.patch").read_text() if (run / "git.patch").exists() else "" for run in (a, b)]
+        if patches[0] != patches[1]:
+            yield "environment", "git.patch: uncommitted changes of the code differ"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a file of a record, empty where it cannot be read."""
+    try:
+        text = path.read_text()
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _two(given: Any) -> list[Any]:
+    if not isinstance(given, list) or len(given) != 2:
+        raise ValueError(f"compare={given!r}: give two runs, by folder or MLflow id: 'compare=[RUN_A,RUN_B]'")
+    return given
+
+
+def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
+    """Return the folder of a run, asking destinations for one that is named by an id.
+
+    Raises:
+        ValueError: there is no such run, or it has no digests.
+    """
+    path = Path(given)
+    if not path.exists() and re.fullmatch(r"[0-9a-f]{32}", given):
+        found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
+        path = found[0] if found else path
+    if not path.exists():
+        raise ValueError(f"compare={given!r}: no such folder; give two runs: 'compare=[RUN_A,RUN_B]'")
+    try:
+        digests = read_digests(path)
+    except OSError:
+        digests = []
+    if not digests:
+        raise ValueError(
+            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest, by "
+            f"callbacks.state_digest.interval=1ba after every batch. {', '.join(PARTS)} are compared"
+        )
+    return path.absolute()

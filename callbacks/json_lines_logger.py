@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State
+    from runner import Logger, Record, State, Timestamp
 
 
 class JSONLinesLogger(LoggerDestination):
@@ -35,10 +35,12 @@ class JSONLinesLogger(LoggerDestination):
             raise ValueError(f"filename={filename!r}: must be a path inside the run's folder, such as 'metrics.jsonl'")
         self.filename = filename
         self.path: Path | None = None
+        self._state: State | None = None
         self._started = False
 
     def init(self, state: State, logger: Logger) -> None:
         self._started = False
+        self._state = state
         self.path = Path(state.run_dir).resolve() / self.filename
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
@@ -49,7 +51,7 @@ class JSONLinesLogger(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         if not self._started and self.path is not None and self.path.exists():
             logger.flush()  # after it, the logger's thread writes nothing until something is logged
-            self._rewrite(state.timestamp.batch)
+            self._rewrite(state.timestamp)
         self._started = True
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
@@ -61,7 +63,8 @@ class JSONLinesLogger(LoggerDestination):
         self._write([_to_line(_describe(record)) for record in records])
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        self._write([_to_line({"table": name, "step": step, "columns": columns, "rows": rows})])
+        epoch = self._state.timestamp.epoch if self._state is not None else 0
+        self._write([_to_line({"table": name, "step": step, "epoch": epoch, "columns": columns, "rows": rows})])
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
         self._write([_to_line({"artifact": str(path), "folder": name})])
@@ -72,17 +75,21 @@ class JSONLinesLogger(LoggerDestination):
             with self.path.open("a") as file:
                 file.write("".join(lines))
 
-    def _rewrite(self, last_step: int | None) -> None:
-        """Keep the complete lines up to a step (None: all), replacing the file at once."""
+    def _rewrite(self, until: Timestamp | None) -> None:
+        """Keep the complete lines up to a time (None: all), replacing the file at once.
+
+        What was logged at the end of an epoch has the step of its last batch, from which a run may be resumed.
+        """
         assert self.path is not None
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         with self.path.open() as old, temporary.open("w") as new:
             for line in old:
                 try:
-                    step = json.loads(line).get("step", 0)
+                    entry = json.loads(line)
                 except ValueError:
                     continue  # cut off when the run was killed
-                if line.endswith("\n") and (last_step is None or step <= last_step):
+                at = entry.get("step", 0), entry.get("epoch", 0)
+                if line.endswith("\n") and (until is None or at <= (until.batch, until.epoch)):
                     new.write(line)
         os.replace(temporary, self.path)
 
@@ -99,8 +106,15 @@ def _describe(record: Record) -> dict[str, Any]:
     }
 
 
+# Made once: json.dumps makes an encoder at each call that asks for other separators.
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str).encode
+
+
 def _to_line(entry: Mapping[str, Any]) -> str:
-    return json.dumps(_to_json(entry), allow_nan=False, separators=(",", ":"), default=str) + "\n"
+    try:
+        return _encode(entry) + "\n"
+    except (TypeError, ValueError):  # keys that are no strings, or numbers that JSON does not know: seldom
+        return _encode(_to_json(entry)) + "\n"
 
 
 def _to_json(value: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import time
 from pathlib import Path
@@ -109,12 +110,13 @@ def find_checkpoint(path: str | Path) -> Path:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = {one.resolve().parent for one in folder.glob(f"*/{MANIFEST}")} if folder.is_dir() else set()
-    for one in sorted(found, key=_saved_at, reverse=True):
-        fault = verify(one)
-        if fault is None:
-            return one
-        log.warning("checkpoint %s is not used: %s", one, fault)
+    for names in ("[!.]*", ".*.discarded-*"):  # the latter: a kill came while it was being replaced by a newer one
+        found = {one.resolve().parent for one in folder.glob(f"{names}/{MANIFEST}")} if folder.is_dir() else set()
+        for one in sorted(found, key=_saved_at, reverse=True):
+            fault = verify(one)
+            if fault is None:
+                return one
+            log.warning("checkpoint %s is not used: %s", one, fault)
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
 
 
@@ -145,8 +147,10 @@ def read_file(path: str | Path, name: str) -> Any:
     try:
         return torch.load(Path(path) / name, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest says how to run it all the same
+        what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
-            f"{Path(path) / name} holds objects that would have to be unpickled, which could run code: refused. {error}"
+            f"{Path(path) / name} holds {what} that would have to be unpickled, which could run code: refused"
         ) from None
     except (EOFError, RuntimeError) as error:
         raise ValueError(f"{Path(path) / name} was not written by torch.save: {error or 'it ends too early'}") from None

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -323,3 +324,15 @@ def test_none_found(tmp_path: Path):
 def test_discarding(checkpoint: Path):
     discard(checkpoint)
     assert not names(checkpoint.parent)
+
+
+def test_what_a_kill_left_while_a_checkpoint_was_replaced_is_found(tmp_path: Path):
+    write_checkpoint(snapshot(value=1), tmp_path / "ba1")
+    write_checkpoint(snapshot(value=2), tmp_path / "ba2")
+    (tmp_path / "ba2").rename(tmp_path / ".ba2.discarded-17")
+    assert find_checkpoint(tmp_path).name == "ba1"
+    shutil.rmtree(tmp_path / "ba1")
+    assert value_of(find_checkpoint(tmp_path)) == 2
+    (tmp_path / ".ba2.discarded-17").rename(tmp_path / ".ba2.partial-17")  # which may be torn in ways unseen
+    with pytest.raises(FileNotFoundError):
+        find_checkpoint(tmp_path)

@@ -177,7 +177,7 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     None where there is none, or nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
-    written = [path for path in run_dir.glob(f"checkpoints/*/{MANIFEST}") if path.stat().st_mtime > began]
+    written = [path for path in run_dir.glob(f"checkpoints/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
     if not written:
         return None
     from runner.checkpoint_files import find_checkpoint

@@ -56,7 +56,7 @@ def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
     [special] = [line for line in lines if line.get("step") == 9]
     assert special["metrics"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
     assert (special["epoch"], special["sample"], special["token"]) == (2, 24, trainer.state.timestamp.token)
-    assert {"table": "t", "step": 6, "columns": ["x", "y"], "rows": [[1, "NaN"]]} in lines
+    assert {"table": "t", "step": 6, "epoch": 2, "columns": ["x", "y"], "rows": [[1, "NaN"]]} in lines
     assert {"artifact": "a.txt", "folder": "texts"} in lines
 
 

@@ -1,0 +1,55 @@
+"""A disk that is full or read-only for a while."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outcomes import KILLED, assert_equal, read
+from sessions import fit, fit_in_trouble
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no disk can be mounted here: that takes Linux, root, and the right to do so")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("full", "No space left on device"), ("read-only", "Read-only file system")]
+)
+def test_training_goes_on_and_saves_again_when_it_can(
+    sessions: Any, tmp_path: Path, disk: Path, kind: str, reason: str
+):
+    sessions.run(fit, run_dir=tmp_path / "whole")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(disk, target_is_directory=True)
+
+    def train_until(batch: int) -> None:
+        kill = {"event": "batch_end", "batch": batch}
+        sessions.run(fit_in_trouble, ends=KILLED, run_dir=run, kind=kind, disk=disk, kill=kill)
+
+    train_until(10)  # the disk has just been put right
+    said = sessions.started[-1].log.read_text()
+    assert said.count("was not written: ") == 1 and reason in said
+    assert (disk / "latest").resolve() == disk / "ep0-ba3"
+    train_until(13)
+    assert (disk / "latest").resolve() == disk / "ep1-ba12"
+    assert not [*disk.glob(".*")]
+
+    sessions.run(fit, run_dir=run)
+    assert_equal(run, read(tmp_path / "whole"))

@@ -1,0 +1,121 @@
+"""Every callback and algorithm that ships: a run that was killed and gone on with is the run that was not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outcomes import KILLED
+from sessions import CONF, train_config
+
+HOOKS = [
+    (group, path.stem) for group in ("callbacks", "algorithms") for path in sorted((CONF / group).glob("[!_]*.yaml"))
+]
+IMAGES = ("model=resnet8", "model.module.width=4", "data=synthetic_images", "data.size=8", "data.channels=1")
+TEXT = ("model=gpt", "model.module.d_model=8", "data=synthetic_tokens", "data.context=16")
+SMALL = (
+    *("data.num_samples=100", "data.batch_size=13", "data.eval_samples=32", "data.eval_batch_size=32"),
+    *("trainer.max_duration=2ep", "trainer.eval_interval=4ba", "callbacks.checkpoint_saver.save_interval=3ba"),
+)
+"""Two epochs of seven full batches and one of nine samples."""
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "activation_monitor": ("interval=2ba",),
+    "alibi": ("max_sequence_length=16",),
+    "blurpool": ("min_channels=1",),
+    "early_stopper": ("min_delta=0.2", "patience=7ba"),
+    "ema": ("half_life=3ba",),
+    "image_visualizer": ("interval=3ba",),
+    "factorize": ("min_channels=8",),
+    "generate": ("prompts=[a]", "max_new_tokens=4"),
+    "low_precision_group_norm": ("allow_no_match=true",),
+    "load_checkpoint": ("checkpoint=earlier",),
+    "mlflow_logger": ("tracking_uri=sqlite:///mlflow.db", "log_system_metrics=false"),
+    "optimizer_monitor": ("batch_log_interval=2",),
+    "state_digest": ("interval=1ba",),
+    "squeeze_excite": ("min_channels=4", "latent_channels=2"),
+    "stochastic_depth": ("target_block=BasicBlock", "drop_rate=0.5"),
+    "swa": ("update_interval=2ba",),
+    "system_metrics_monitor": ("interval=2ba",),
+    "threshold_stopper": ("threshold=2.0",),
+    "torch_profiler": ("skip_first=1", "active=2"),
+}
+"""Arguments that must be given, or with which there is something to see within two epochs."""
+OF_LANGUAGE_MODELS = (
+    *("alibi", "gated_linear_units", "generate", "low_precision_layer_norm", "ngram_embedding", "qk_norm"),
+    *("rotary_embedding", "value_embedding"),
+)
+PACKAGES = {"mlperf_callback": "mlperf_logging", "tensorboard_logger": "tensorboard", "wandb_logger": "wandb"}
+FILES_OF_A_SESSION = ("event_trace", "tensorboard_logger", "torch_profiler", "wandb_logger")
+"""Those that begin files of their own in each session."""
+TIMED = re.compile(r"time/(train|val|total|remaining)|throughput/|memory/|system/")
+"""Keys of metrics that no two runs have in common."""
+
+
+def logged(run: Path, with_files: bool) -> list[str]:
+    """The lines of `metrics.jsonl`, sorted, without the config and what depends on the clock."""
+    found = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        entry.pop("wall_time", None)
+        if "artifact" in entry:
+            entry["artifact"] = str(Path(entry["artifact"]).relative_to(run)) if with_files else None
+        if "metrics" in entry:
+            entry["metrics"] = {key: value for key, value in entry["metrics"].items() if not TIMED.match(key)}
+        if entry.get("metrics") or entry.get("artifact") or ("table" in entry and with_files):
+            found.append(json.dumps(entry))
+    return sorted(found)
+
+
+def files(run: Path) -> dict[str, str | None]:
+    """The names of files in a run's folder, of some with their text."""
+    paths = [path for path in run.rglob("*") if path.is_file() and "checkpoints" not in path.parts]
+    return {str(path.relative_to(run)): path.read_text() if path.name == "digests.jsonl" else None for path in paths}
+
+
+def assert_mlflow_equal(folder: Path) -> None:
+    """Two runs in the store, finished, with the same points, each once."""
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as store:
+        runs = store.execute("select run_uuid, status from runs").fetchall()
+        query = "select key, step, value from metrics where run_uuid = ? order by key, step"
+        points = [store.execute(query, run[:1]).fetchall() for run in runs]
+    assert [status for _, status in runs] == ["FINISHED"] * 2
+    kept, expected = ([point for point in one if not TIMED.match(point[0])] for one in points)
+    assert kept == expected and len({point[:2] for point in kept}) == len(kept) > 50
+
+
+@pytest.mark.parametrize(("group", "name"), [one for one in HOOKS if one[1] != "none"])
+def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, group: str, name: str):
+    if name == "compile":
+        pytest.skip("takes a minute, and what the compiler makes depends on the shapes that came before")
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    hooks = {"callbacks": ["checkpoint_saver", "json_lines_logger"], "algorithms": []}
+    hooks[group] += [name] if name not in hooks[group] else []
+    overrides = [*(TEXT if name in OF_LANGUAGE_MODELS else IMAGES), *SMALL]
+    overrides += ["trainer.precision=amp_bf16"] if name.startswith("low_precision") else []
+    overrides += [f"{key}=[{','.join(names)}]" for key, names in hooks.items()]
+    if name == "load_checkpoint":
+        plain = [*overrides, "~callbacks.load_checkpoint"]
+        sessions.run(train_config, run_dir=tmp_path / "earlier", overrides=plain)
+    overrides += [f"{group}.{name}.{one}" for one in SETTINGS.get(name, ())]
+    kills = ["+callbacks.kills._target_=sessions.Kills", "+callbacks.kills.event=before_backward"]
+    kills += ["+callbacks.kills.batch=11"]
+    first = sessions.start(train_config, run_dir=tmp_path / "whole", overrides=overrides)
+    second = sessions.start(train_config, run_dir=tmp_path / "killed", overrides=[*overrides, *kills])
+    codes = sessions.wait([first, second])
+    assert codes == [0, KILLED], first.log.read_text() + second.log.read_text()
+    sessions.run(train_config, run_dir=tmp_path / "killed", overrides=overrides)
+    left, whole = (torch.load(tmp_path / run / "outcome.pt", weights_only=True) for run in ("killed", "whole"))
+    torch.testing.assert_close(left, whole, rtol=0, atol=0)
+    with_files = name not in FILES_OF_A_SESSION
+    assert logged(tmp_path / "killed", with_files) == logged(tmp_path / "whole", with_files)
+    if with_files:
+        assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    if name == "mlflow_logger":
+        assert_mlflow_equal(tmp_path)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runner.model import ClassificationModel, LanguageModel, Model
     from runner.randomness import stream_seed
     from runner.state import Batch, State
+    from runner.surgery import replace_modules
     from runner.time import Interval, Time, Timestamp, TimeUnit
     from runner.trainer import Trainer
 
@@ -53,6 +54,7 @@ _MODULES = {
     "discard": "checkpoint_files",
     "is_complete": "checkpoint_files",
     "is_known_alone": "checkpoint",
+    "replace_modules": "surgery",
     "save_checkpoint": "checkpoint",
     "stream_seed": "randomness",
     "write_checkpoint": "checkpoint_files",
@@ -86,6 +88,7 @@ __all__ = [
     "get_world_size",
     "is_complete",
     "is_known_alone",
+    "replace_modules",
     "save_checkpoint",
     "stream_seed",
     "write_checkpoint",

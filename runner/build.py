@@ -214,6 +214,8 @@ def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
     """Raise what the optimizer says to its arguments, before data is read."""
     import torch
 
+    from runner.optimizers import make_optimizers
+
     if callable(factory):
         with _naming("optimizer", section):
-            factory([torch.nn.Parameter(torch.zeros(2, 2))])
+            make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))

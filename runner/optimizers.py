@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -13,16 +13,24 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from runner.schedulers import Schedule, ScheduledRates
 from runner.time import Progress
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+OptimizerFactory = Callable[[Any], Optimizer]
+"""Gets a list of parameters; or the model itself, where its first argument is called `model`."""
 Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory] | Sequence[Optimizer] | None
+
+
+def existing_optimizers(optimizers: Any) -> list[Optimizer]:
+    """Return those that were given as optimizers, rather than as factories of them."""
+    given = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+    return [one for one in given if isinstance(one, Optimizer)]
 
 
 def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     """Return a list of optimizers over the model's parameters as they are now, in the order given.
 
     Args:
-        optimizers: a factory from parameters to an optimizer, an optimizer or a list of them, a dict of factories by
-            the name of the submodule whose parameters they get, or None.
+        optimizers: a factory from parameters to an optimizer (or from the model, where its first argument is called
+            `model`), an optimizer or a list of them, a dict of factories by the name of the submodule whose parameters
+            they get, or None.
         model: after INIT.
 
     Raises:
@@ -59,7 +67,8 @@ def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError(f"{name}: the model has no trainable parameter to optimize")
-    optimizer = source(parameters)
+    takes_model = next(iter(inspect.signature(source).parameters), None) == "model"
+    optimizer = source(module if takes_model else parameters)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{name}: the factory returned a {type(optimizer).__name__}; it must return a torch optimizer")
     return optimizer

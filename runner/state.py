@@ -68,7 +68,7 @@ class State:
     """Destinations that work on this rank."""
     evaluators: Sequence[Evaluator] = ()
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    """In the order given; empty before they are made, after INIT."""
+    """In the order given; at INIT only those that were not given as factories."""
     schedulers: list[Any] = field(default_factory=list)
     """What sets the learning rates: `runner.schedulers.ScheduledRates` and torch's own schedulers."""
     scaler: torch.amp.GradScaler | None = None

@@ -31,7 +31,7 @@ from runner.interrupt import Interrupt
 from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics
 from runner.model import Model
-from runner.optimizers import Optimizers, make_optimizers, make_schedulers
+from runner.optimizers import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.precision import Precision
 from runner.randomness import ForwardStream, restore_determinism, set_determinism
 from runner.state import State
@@ -50,7 +50,7 @@ class Trainer:
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of those.
         optimizers: a factory from parameters to an optimizer, an optimizer, or a dict of factories by the name of the
             submodule whose parameters they get (for a model with its own `training_step`). Factories are called after
-            INIT, when algorithms have changed the model.
+            INIT, when algorithms have changed the model; one whose first argument is called `model` gets the model.
         schedulers: schedules of `runner.schedulers`, whose product multiplies the rates, or factories of torch's own.
         max_duration: a time string, or epochs as an int.
         eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
@@ -262,8 +262,9 @@ class Trainer:
         state.precision.check(state.device)
         refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
+        state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
-        model.to(state.device, state.precision.weight_dtype)  # modules that algorithms put in
+        model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # with what is new
         state.optimizers = make_optimizers(optimizers, model)
         self.rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
         self.batch_schedulers, self.epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)

@@ -35,17 +35,19 @@ LAYERS = {
         "loss",
         "metrics",
         "model",
+        "optim",
         "optimizers",
         "precision",
         "randomness",
         "rendezvous",
         "schedulers",
         "state",
+        "surgery",
         "terminal",
         "torchmetrics_import",
     },
     2: {"engine"},
-    3: {"arguments", "checkpoint", "checkpoint_files", "data", "evaluation", "loop", "models", "trainer"},
+    3: {"arguments", "checkpoint", "checkpoint_files", "data", "digest", "evaluation", "loop", "models", "trainer"},
     # 4 is callbacks/ and algorithms/
     5: {
         "__main__",
@@ -62,14 +64,14 @@ LAYERS = {
     },
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
-FOLDERS = {"data", "models", "modes", "processes", "records", "sweeps"}
+FOLDERS = {"data", "models", "modes", "optim", "processes", "records", "sweeps"}
 PLUGINS = ("callbacks", "algorithms")
 CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
 MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2800  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
+MAX_ENGINE_CODE_LINES = 2900  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
 NO_ENGINE = {"digest", "terminal"}  # which train nothing
 
 

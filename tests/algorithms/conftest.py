@@ -10,8 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel, Logger, State, Trainer, save_checkpoint
+from runner import (
+    Algorithm,
+    Callback,
+    ClassificationModel,
+    LanguageModel,
+    Logger,
+    State,
+    Trainer,
+    replace_modules,
+    save_checkpoint,
+)
 from runner.data import TensorLoader
+from runner.models import GPT, ResNet8
 
 NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
 
@@ -32,6 +43,53 @@ def make_model(batch_norm: bool = False) -> ClassificationModel:
     return ClassificationModel(net.double(), NUM_CLASSES)
 
 
+def make_resnet(norms: bool = True) -> ClassificationModel:
+    """A residual network in float64, the same each time; without its norms it treats samples one by one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = ResNet8(in_channels=2, num_classes=NUM_CLASSES, width=4).double()
+    if not norms:
+        replace_modules(net, {nn.BatchNorm2d: lambda norm, index: nn.Identity()})
+    return ClassificationModel(net, NUM_CLASSES)
+
+
+MakeModel = Callable[[], ClassificationModel]
+
+
+@pytest.fixture
+def resnet() -> MakeModel:
+    """Makes a residual network of three blocks in float64."""
+    return make_resnet
+
+
+@pytest.fixture
+def resnet_without_norms() -> MakeModel:
+    """Makes one that treats samples one by one, so that microbatches change nothing."""
+    return lambda: make_resnet(norms=False)
+
+
+def make_gpt() -> LanguageModel:
+    """A GPT of two blocks in float64, the same each time; its small first weights would hide what is wrong."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = GPT(vocab_size=11, context=12, d_model=16, n_layers=2, n_heads=4).double()
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return LanguageModel(net)
+
+
+@pytest.fixture
+def language() -> dict[str, Any]:
+    """Arguments of `make_trainer` for a GPT: 24 sequences of 12 tokens, three batches an epoch."""
+    windows = torch.randint(11, (NUM_SAMPLES, 13), generator=torch.Generator().manual_seed(0))
+    data = windows[:, :-1], windows[:, 1:]
+    return {
+        "build": make_gpt,
+        "train_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True),
+        "eval_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=False),
+    }
+
+
 class Gradients(Callback):
     """Keeps what the optimizer is about to use, and the batches as they were after augmentation."""
 
@@ -47,17 +105,34 @@ class Gradients(Callback):
         self.seen.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
 
 
+class StopAt(Callback):
+    """Ends training after so many batches; `max_duration`, which schedules go by, stays what it is."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.batch:
+            state.stop_training()
+
+
 MakeTrainer = Callable[..., Trainer]
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> MakeTrainer:
-    """Makes a Trainer over three batches an epoch; arguments replace those of the Trainer."""
+    """Makes a Trainer over three batches an epoch, of a new model each time; arguments replace the Trainer's."""
 
-    def make(*algorithms: Algorithm, batch_norm: bool = False, shuffle: bool = True, **arguments: Any) -> Trainer:
+    def make(
+        *algorithms: Algorithm,
+        batch_norm: bool = False,
+        shuffle: bool = True,
+        build: MakeModel | None = None,
+        **arguments: Any,
+    ) -> Trainer:
         data = make_data()
         defaults: dict[str, Any] = {
-            "model": make_model(batch_norm),
+            "model": make_model(batch_norm) if build is None else build(),
             "train_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=shuffle),
             "eval_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=False),
             "optimizers": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -86,7 +161,7 @@ def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
 
 @pytest.fixture
 def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., None]:
-    """Fails unless three batches, a checkpoint and three more in a new process's place are six, to the bit."""
+    """Fails unless four batches, a checkpoint and two more in a new process's place are six, to the bit."""
 
     def weights(trainer: Trainer) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}
@@ -95,8 +170,9 @@ def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., Non
         with make_trainer(*make_algorithms(), **arguments) as whole:
             whole.fit()
             whole_metrics = whole.eval()
-        with make_trainer(*make_algorithms(), **arguments) as first:
-            first.fit(duration=f"{stop_at}ba")
+        stopping = {**arguments, "callbacks": [*arguments.get("callbacks", []), StopAt(stop_at)]}
+        with make_trainer(*make_algorithms(), **stopping) as first:
+            first.fit()
             save_checkpoint(first.state, tmp_path / "checkpoint")
         with make_trainer(*make_algorithms(), resume_path=tmp_path / "checkpoint", **arguments) as second:
             second.fit()

@@ -1,0 +1,79 @@
+"""Compile: repeated blocks of the model are compiled one by one, which takes a fraction of compiling the whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from algorithms._surgery import report
+from runner import Algorithm, Logger, State
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules with parts whose class occurs at least twice in a model, by name.
+
+    Modules that only hold one other, and torch's own containers, are looked into instead.
+    """
+    parents = [one for one in model.modules() if _is_block(one)]
+    counts = Counter(map(type, parents))
+
+    def search(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        if _is_block(module) and counts[type(module)] > 1:
+            yield name, module
+            return
+        for key, child in module.named_children():
+            yield from search(child, f"{name}.{key}" if name else key)
+
+    return dict(search(model, ""))
+
+
+def _is_block(module: nn.Module) -> bool:
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    wraps = len(module._modules) == 1 and not module._parameters
+    return bool(module._modules) and not wraps and not isinstance(module, containers)
+
+
+class Compile(Algorithm):
+    """Compiles the model with `torch.compile`, after all other changes of it; names of weights stay.
+
+    Blocks of one class and shape share their compiled code. Compilation happens in the first batches, again in the
+    first evaluation, and again for a batch of another size. Results differ from those without it by rounding.
+
+    Args:
+        mode: 'default', 'reduce-overhead' (CUDA graphs), 'max-autotune', or 'max-autotune-no-cudagraphs'.
+        regional: compile the blocks that the model repeats, one by one; otherwise the model as a whole, as the
+            Trainer's `compile` does.
+
+    Raises:
+        ValueError: an unknown mode; after loading, no block is repeated, or a CPU run has no C++ compiler.
+
+    Evidence:
+        Strong for speed on GPUs, where a whole model of equal blocks takes several times as long to compile; on a CPU
+        a small gain that takes minutes of training to pay; the model that is trained is the same.
+    """
+
+    def __init__(self, mode: str = "default", regional: bool = True) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
+        self.mode = mode
+        self.regional = regional
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        compiler = os.environ.get("CXX", "clang++" if os.uname().sysname == "Darwin" else "g++")
+        if state.device.type == "cpu" and not shutil.which(compiler):
+            raise ValueError(
+                f"Compile needs a C++ compiler for the CPU, and {compiler!r} is not here: install one, or set CXX"
+            )
+        model = state.unwrapped_model
+        found = find_repeated(model) if self.regional else {"": model}
+        if not found:
+            raise ValueError("regional=True: the model repeats no block; set regional=False to compile it as a whole")
+        report(self, state, [*found], "block")
+        for module in found.values():
+            module.compile(mode=self.mode)

@@ -1,0 +1,138 @@
+"""Factorize: one large matrix becomes the product of two thin ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from algorithms._surgery import check_whole, operate, resolve_width
+from runner import Algorithm, Logger, State
+
+
+def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return B and A such that B A is the nearest matrix of a rank, by the singular value decomposition.
+
+    The singular values are shared evenly between the two. At full rank the product is the matrix.
+
+    Args:
+        matrix: (M, N), floating point.
+        rank: at least 1; more than min(M, N) counts as that.
+
+    Returns:
+        B (M, R) and A (R, N), in the matrix's dtype.
+    """
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    left, values, right = torch.linalg.svd(matrix.to(wide), full_matrices=False)
+    roots = values[:rank].sqrt()
+    return (left[:, :rank] * roots).to(matrix.dtype), (roots[:, None] * right[:rank]).to(matrix.dtype)
+
+
+@torch.no_grad()
+def factorize_linear(linear: nn.Linear, rank: int) -> nn.Sequential:
+    """Return two linear layers, `rank` numbers between them, that do what the given one does as nearly as can be."""
+    b, a = factorize(linear.weight, rank)
+    first = nn.Linear(linear.in_features, len(a), bias=False)
+    second = nn.Linear(len(a), linear.out_features, bias=False)
+    return _join(first, a, second, b, linear)
+
+
+@torch.no_grad()
+def factorize_conv(conv: nn.Conv2d, rank: int) -> nn.Sequential:
+    """Return a convolution of `rank` channels and one of 1x1 that do what the given one does as nearly as can be."""
+    b, a = factorize(conv.weight.flatten(1), rank)
+    first = nn.Conv2d(
+        conv.in_channels,
+        len(a),
+        conv.kernel_size,  # type: ignore[arg-type]
+        stride=conv.stride,  # type: ignore[arg-type]
+        padding=conv.padding,  # type: ignore[arg-type]
+        dilation=conv.dilation,  # type: ignore[arg-type]
+        bias=False,
+        padding_mode=conv.padding_mode,
+    )
+    second = nn.Conv2d(len(a), conv.out_channels, 1, bias=False)
+    return _join(first, a.unflatten(1, conv.weight.shape[1:]), second, b[:, :, None, None], conv)
+
+
+def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Linear | nn.Conv2d) -> nn.Sequential:
+    for layer, weight in ((first, a), (second, b)):
+        layer.weight = nn.Parameter(weight.contiguous(), requires_grad=old.weight.requires_grad)
+    second.bias = old.bias  # type: ignore[assignment]
+    return nn.Sequential(first, second)
+
+
+class Factorize(Algorithm):
+    """Makes large convolutions and linear layers low-rank, where that makes them smaller.
+
+    Left as they are: grouped convolutions, layers that share their weight with another (a tied head), and layers that
+    would not get smaller. There is nothing random, and nothing that depends on ranks or microbatches.
+
+    Args:
+        factorize_convs: `Conv2d` too.
+        factorize_linears: `Linear` too.
+        min_channels: channels that a convolution has at least, in its input as well as its output; at least 1.
+        latent_channels: channels between the two; a fraction below 1 is one of min(input, output channels).
+        min_features: features that a linear layer has at least, in its input as well as its output; at least 1.
+        latent_features: features between the two; a fraction below 1 is one of min(input, output features).
+        allow_no_match: leave a model without such layers as it is, rather than refuse it.
+
+    Raises:
+        ValueError: an argument is out of range, or nothing is to be factorized; at INIT, the model has no such layer.
+
+    Evidence:
+        None for faster training to the same accuracy; some for smaller models that lose little (Denton et al. 2014,
+        arXiv:1404.0736; Jaderberg et al. 2014, arXiv:1405.3866).
+    """
+
+    runs_before = ("WeightStandardization",)
+
+    def __init__(
+        self,
+        factorize_convs: bool = True,
+        factorize_linears: bool = True,
+        min_channels: int = 256,
+        latent_channels: float = 0.25,
+        min_features: int = 256,
+        latent_features: float = 128,
+        allow_no_match: bool = False,
+    ) -> None:
+        if not (factorize_convs or factorize_linears):
+            raise ValueError("factorize_convs=False and factorize_linears=False: one of them must be True")
+        check_whole("min_channels", min_channels, 1)
+        check_whole("min_features", min_features, 1)
+        resolve_width("latent_channels", latent_channels, 1)
+        resolve_width("latent_features", latent_features, 1)
+        self.factorize_convs = factorize_convs
+        self.factorize_linears = factorize_linears
+        self.min_channels = min_channels
+        self.latent_channels = latent_channels
+        self.min_features = min_features
+        self.latent_features = latent_features
+        self.allow_no_match = allow_no_match
+
+    def init(self, state: State, logger: Logger) -> None:
+        modules = state.unwrapped_model.modules()
+        users = Counter(weight for one in modules for weight in one.parameters(recurse=False))
+
+        def factorize_one(layer: nn.Module, index: int) -> nn.Module | None:
+            return None if users[layer.weight] > 1 else self._factorize(layer)  # type: ignore[arg-type, index]
+
+        kinds = {nn.Conv2d: self.factorize_convs, nn.Linear: self.factorize_linears}
+        policies = {kind: factorize_one for kind, wanted in kinds.items() if wanted}
+        operate(self, state, policies, "layer that is large enough and would get smaller", self.allow_no_match)
+
+    def _factorize(self, layer: nn.Conv2d | nn.Linear) -> nn.Module | None:
+        if isinstance(layer, nn.Conv2d):
+            narrow, least, latent = min(layer.in_channels, layer.out_channels), self.min_channels, self.latent_channels
+            rank = resolve_width("latent_channels", latent, narrow)
+        else:
+            narrow, least, latent = min(layer.in_features, layer.out_features), self.min_features, self.latent_features
+            rank = resolve_width("latent_features", latent, narrow)
+        rows, columns = layer.weight.flatten(1).shape
+        if narrow < least or rank * (rows + columns) >= rows * columns:
+            return None
+        if isinstance(layer, nn.Conv2d):
+            return factorize_conv(layer, rank) if layer.groups == 1 else None
+        return factorize_linear(layer, rank)

@@ -1,0 +1,79 @@
+"""Ghost batch norm: batch norm over small chunks of a large batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from algorithms._surgery import check_whole, operate
+from runner import Algorithm, Logger, State
+
+
+def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:
+    """Return the inputs, normalized chunk by chunk.
+
+    Args:
+        norm: a batch norm; its running statistics see the chunks one after another.
+        inputs: (N, C, ...).
+        size: samples in a chunk at most, at least 1. Chunks are as even as can be.
+
+    Returns:
+        (N, C, ...).
+    """
+    chunks = inputs.tensor_split(math.ceil(len(inputs) / size))
+    return torch.cat([norm(chunk) for chunk in chunks]) if len(chunks) > 1 else norm(inputs)
+
+
+class _GhostNorm(nn.Module):
+    """A batch norm that normalizes chunks in training, and in evaluation does what it always did.
+
+    Args:
+        norm: the batch norm.
+        size: samples in a chunk at most.
+    """
+
+    def __init__(self, norm: nn.Module, size: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.size = size
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the normalized inputs, see `normalize_in_chunks`."""
+        return normalize_in_chunks(self.norm, inputs, self.size) if self.norm.training else self.norm(inputs)
+
+
+class GhostBatchNorm(Algorithm):
+    """Lets each batch norm see chunks of a batch, for the noise of small batches in training with large ones.
+
+    Chunks are of this rank's (micro)batch: with microbatches of a multiple of `ghost_batch_size` samples, gradients
+    and running statistics are those of the whole batch. `SyncBatchNorm`, which is there to do the opposite, stays.
+
+    Args:
+        ghost_batch_size: samples in a chunk at most; at least 2.
+        allow_no_match: leave a model without batch norm as it is, rather than refuse it.
+
+    Raises:
+        ValueError: `ghost_batch_size` is out of range; at INIT, the model has no batch norm.
+
+    Evidence:
+        Some, for large batches (Hoffer et al. 2017, "Train longer, generalize better", arXiv:1705.08741); none for
+        batches that are small already.
+    """
+
+    def __init__(self, ghost_batch_size: int = 32, allow_no_match: bool = False) -> None:
+        check_whole("ghost_batch_size", ghost_batch_size, 2)
+        self.ghost_batch_size = ghost_batch_size
+        self.allow_no_match = allow_no_match
+
+    def init(self, state: State, logger: Logger) -> None:
+        def split(norm: nn.Module, index: int) -> nn.Module:
+            return _GhostNorm(norm, self.ghost_batch_size)
+
+        operate(self, state, {_is_batch_norm: split}, "batch norm", self.allow_no_match)
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)

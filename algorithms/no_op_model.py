@@ -1,0 +1,72 @@
+"""A model that computes nothing, to time all the rest: the data above all."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms._surgery import LAYER_SURGERY, operate
+from runner import Algorithm, Logger, State
+from runner.batch import map_tensors, tensors
+
+
+class _Constant(nn.Module):
+    """Returns one number, its only weight, in the shapes that another module returns.
+
+    The other runs once, at the first call, and is then let go. Dimensions that its output and its input have in common
+    from the left (samples, tokens) are those of each input.
+
+    Args:
+        module: the other.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        like = next(module.parameters())
+        self.value = nn.Parameter(torch.zeros((), device=like.device, dtype=like.dtype))
+        self._module = [module]  # in a list, so that it is no part of this one
+        self._outputs: Any = None
+        self._inputs = torch.Size()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the number in place of each element."""
+        shape = next(tensors([*args, *kwargs.values()])).shape
+        if self._module:
+            with torch.no_grad():
+                outputs = self._module.pop().eval()(*args, **kwargs)
+            self._outputs = map_tensors(outputs, lambda one: torch.empty_like(one, device="meta"))
+            self._inputs = shape
+
+        def fill(like: Tensor) -> Tensor:
+            common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(like.shape, self._inputs, strict=False))])
+            filled = self.value.expand(*shape[:common], *like.shape[common:])
+            return filled if like.is_floating_point() else filled.to(like.dtype)
+
+        return map_tensors(self._outputs, fill)
+
+
+class NoOpModel(Algorithm):
+    """Puts a constant in place of each part of the model, to time the rest of a run: data, callbacks, checkpoints.
+
+    Loss and metrics are computed as ever, of outputs that are all equal. The real parts run once, for the shapes.
+
+    Raises:
+        ValueError: at INIT, no part of the model has weights.
+
+    Evidence:
+        None: nothing is learned.
+    """
+
+    runs_after = (*LAYER_SURGERY, "StochasticDepth", "ActivationCheckpointing", "ChannelsLast")
+    conflicts_with = ("Compile", "WeightStandardization")  # parametrizations are not thrown away with their module
+
+    def init(self, state: State, logger: Logger) -> None:
+        parts = {one for one in state.unwrapped_model.children() if [*one.parameters()]}
+        if not parts:
+            raise ValueError(
+                "NoOpModel finds no part with weights in the model, which costs nothing as it is: remove it"
+            )
+        operate(self, state, {parts.__contains__: lambda part, index: _Constant(part)}, "part with weights")

@@ -1,0 +1,68 @@
+"""Weight standardization: the weights of each output channel have mean 0 and variance 1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from algorithms._surgery import check_whole, report
+from runner import Algorithm, Logger, State
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def standardize(weight: Tensor, epsilon: float = 1e-10) -> Tensor:
+    """Return weights whose output channels each have mean 0 and variance 1.
+
+    Args:
+        weight: (C_out, ...), floating point.
+        epsilon: added to the variance.
+
+    Returns:
+        A tensor of the same shape.
+    """
+    dims = tuple(range(1, weight.ndim))
+    variance, mean = torch.var_mean(weight, dim=dims, keepdim=True, correction=0)
+    return (weight - mean) * torch.rsqrt(variance + epsilon)
+
+
+class _Standardized(nn.Module):
+    """`standardize` as a parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the standardized weight."""
+        return standardize(weight)
+
+
+class WeightStandardization(Algorithm):
+    """Lets convolutions use standardized weights; what the optimizer trains are the weights before that.
+
+    Meant for networks whose convolutions are followed by a norm, which takes up the change of scale. There is nothing
+    random, and nothing that depends on ranks or microbatches; evaluations use the standardized weights too.
+
+    Args:
+        n_last_layers_ignore: convolutions to leave as they are, counted from the end; at least 0.
+        allow_no_match: leave a model without convolutions as it is, rather than refuse it.
+
+    Raises:
+        ValueError: `n_last_layers_ignore` is out of range; at INIT, the model has no more convolutions than that.
+
+    Evidence:
+        Some, with group norm and small batches (Qiao et al. 2019, "Micro-Batch Training with Batch-Channel
+        Normalization and Weight Standardization", arXiv:1903.10520); small with batch norm.
+    """
+
+    def __init__(self, n_last_layers_ignore: int = 0, allow_no_match: bool = False) -> None:
+        check_whole("n_last_layers_ignore", n_last_layers_ignore, 0)
+        self.n_last_layers_ignore = n_last_layers_ignore
+        self.allow_no_match = allow_no_match
+
+    def init(self, state: State, logger: Logger) -> None:
+        named = [(name, one) for name, one in state.unwrapped_model.named_modules() if isinstance(one, CONVOLUTIONS)]
+        chosen = named[: max(0, len(named) - self.n_last_layers_ignore)]
+        chosen = [(name, conv) for name, conv in chosen if conv.weight[0].numel() > 1]  # one alone would become 0
+        for _, conv in chosen:
+            parametrize.register_parametrization(conv, "weight", _Standardized())
+        wanted = f"convolution before the last {self.n_last_layers_ignore}"
+        report(self, state, [name for name, _ in chosen], wanted, self.allow_no_match)

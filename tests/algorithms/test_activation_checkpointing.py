@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import ActivationCheckpointing
+from algorithms.activation_checkpointing import find_modules, forget_activations
+from runner import Callback, ClassificationModel, Trainer
+from runner.models import BasicBlock, ResNet8
+
+DROPOUT = 0.4
+
+
+def net() -> ClassificationModel:
+    """Blocks with batch norm and dropout: running statistics and randomness."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ResNet8(in_channels=2, num_classes=3, width=4).double()
+        for block in model.blocks:
+            block.norm2 = nn.Sequential(block.norm2, nn.Dropout(DROPOUT))  # type: ignore[arg-type]
+    return ClassificationModel(model, 3)
+
+
+def test_the_outermost_modules_are_found_by_name_or_class():
+    model = ClassificationModel(ResNet8(), 10)
+    assert [*find_modules(model, ["*Block"])] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
+    assert [*find_modules(model, ["module.blocks.[12]", "*.norm1"])] == [
+        "module.blocks.0.norm1",
+        "module.blocks.1",
+        "module.blocks.2",
+    ]
+    assert [*find_modules(model, ["*"])] == ["module"]
+    assert find_modules(model, ["blocks"]) == {}
+
+
+class Forwards(Callback):
+    """Counts how often the first block runs, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        self.counts = {True: 0, False: 0}
+
+    def fit_start(self, state, logger):
+        def count(module, inputs):
+            self.counts[module.training] += 1
+
+        net: Any = state.unwrapped_model.module
+        net.blocks[0].conv1.register_forward_pre_hook(count)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_everything_is_equal_to_the_bit(make_trainer, grad_accum: int):
+    def run(*algorithms) -> tuple[Trainer, Forwards]:
+        forwards = Forwards()
+        with make_trainer(*algorithms, build=net, callbacks=[forwards], grad_accum=grad_accum) as trainer:
+            trainer.fit()
+        return trainer, forwards
+
+    (plain, once), (again, twice) = run(), run(ActivationCheckpointing())
+    expected = plain.state.unwrapped_model.state_dict()
+    assert [*expected] == [*again.state.unwrapped_model.state_dict()]
+    torch.testing.assert_close(again.state.unwrapped_model.state_dict(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(again.state.metric_values, plain.state.metric_values, rtol=0, atol=0)
+    assert twice.counts == {True: 2 * once.counts[True], False: once.counts[False]}
+    assert once.counts[True] == 6 * grad_accum
+
+
+def kept_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
+    """Bytes of what autograd keeps for backward, but for weights."""
+    weights = {one.data_ptr() for one in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = module(inputs)
+    assert outputs.requires_grad
+    return sum(kept.values())
+
+
+def test_only_inputs_are_kept_for_backward():
+    block, inputs = BasicBlock(4, 4), torch.randn(8, 4, 16, 16, requires_grad=True)
+    plain = kept_bytes(block, inputs)
+    forget_activations(block)
+    # Of what the checkpoint itself keeps, autograd's hooks of this test see nothing but the inputs.
+    assert kept_bytes(block, inputs) <= inputs.nbytes < plain / 3
+
+
+def test_arguments_are_checked(make_trainer):
+    with pytest.raises(ValueError, match=r"found no module like '\*Layer' or 'x'"):
+        make_trainer(ActivationCheckpointing(["*Layer", "x"]))
+    make_trainer(ActivationCheckpointing("x", allow_no_match=True)).close()
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [ActivationCheckpointing("*Block")], build=net)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from algorithms import BatchAugment, ChannelsLast
+from algorithms.channels_last import to_channels_last
+from runner import Callback
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_values_stay_and_memory_is_in_order_of_pixels():
+    images = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
+    moved = to_channels_last(images)
+    assert torch.equal(moved, images)
+    assert torch.equal(moved.as_strided((120,), (1,)), images.permute(0, 2, 3, 1).flatten())
+    for other in (torch.zeros(2), torch.zeros(2, 3, 4, 5, 6)):
+        assert to_channels_last(other) is other
+
+
+class Layouts(Callback):
+    def __init__(self) -> None:
+        self.seen: dict[str, bool] = {}
+
+    def before_forward(self, state, logger):
+        self.seen["train"] = is_channels_last(state.microbatch[0])
+
+    def eval_before_forward(self, state, logger):
+        self.seen["eval"] = is_channels_last(state.batch[0])
+
+    def predict_before_forward(self, state, logger):
+        self.seen["predict"] = is_channels_last(state.batch[0])
+
+
+def test_weights_and_batches_lie_so_everywhere(make_trainer, resnet):
+    layouts = Layouts()
+    images = torch.randn(4, 2, 4, 4, dtype=torch.float64)
+    with make_trainer(ChannelsLast(), BatchAugment(), build=resnet, callbacks=[layouts]) as trainer:
+        assert [type(one) for one in trainer.state.algorithms] == [BatchAugment, ChannelsLast]
+        trainer.fit()
+        trainer.predict([(images, torch.zeros(4, dtype=torch.int64))])
+        conv = trainer.state.unwrapped_model.module.blocks[0].conv1
+        assert is_channels_last(conv.weight)
+        assert not conv.weight.is_contiguous()
+    assert layouts.seen == {"train": True, "eval": True, "predict": True}
+
+
+def test_what_is_trained_is_the_same_but_for_rounding(train, resnet):
+    torch.testing.assert_close(train(ChannelsLast(), build=resnet).seen, train(build=resnet).seen)
+
+
+def test_a_model_without_images_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="ChannelsLast found no four-dimensional weight"):
+        make_trainer(ChannelsLast())
+    make_trainer(ChannelsLast(allow_no_match=True)).close()
+
+
+def test_resume(check_resume, resnet):
+    check_resume(lambda: [ChannelsLast()], build=resnet)
+
+
+def test_two_ranks_train_without_a_warning(run_ranks):
+    def program():
+        import warnings
+
+        import torch
+        from torch import nn
+
+        from algorithms import ChannelsLast
+        from runner import ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        warnings.simplefilter("error")
+        net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 8, 1), nn.Flatten(), nn.Linear(32, 3))
+        data = TensorLoader(torch.randn(8, 2, 4, 4), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
+        with Trainer(
+            model=ClassificationModel(net, 3),
+            train_dataloader=data,
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            algorithms=ChannelsLast(),
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+
+    run_ranks(program)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import ActivationCheckpointing, Compile, StochasticDepth
+from algorithms.compile import find_repeated
+from runner import Algorithm, ClassificationModel, LanguageModel
+from runner.models import GPT, MLP, ResNet8
+
+# What torch itself warns of while it compiles.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def test_the_outermost_repeated_blocks_are_found():
+    resnet = ClassificationModel(ResNet8(), 10)
+    assert [*find_repeated(resnet)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
+    gpt = LanguageModel(GPT(n_layers=3))
+    assert [*find_repeated(gpt)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
+    assert find_repeated(ClassificationModel(MLP(4, [3, 3], 2), 2)) == {}
+    assert find_repeated(LanguageModel(GPT(n_layers=1))) == {}
+
+
+def test_within_what_wraps_a_block_the_block_is_found(make_trainer, resnet):
+    with make_trainer(StochasticDepth("BasicBlock"), build=resnet) as trainer:
+        found = [*find_repeated(trainer.state.unwrapped_model)]
+        assert found == [f"module.blocks.{index}.block" for index in range(3)]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.linear(x)).relu()
+
+
+def net() -> ClassificationModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        blocks = Residual(), Residual(), Residual()
+        return ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 6), *blocks, nn.Linear(6, 3)).double(), 3)
+
+
+@pytest.fixture
+def count_graphs() -> Callable[[], int]:
+    """Counts the graphs that torch compiled since the test began."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    return lambda: counters["stats"]["unique_graphs"]
+
+
+def test_equal_blocks_share_their_code_and_train_the_same(train, count_graphs):
+    options = {"build": net, "max_duration": "2ba", "eval_interval": 0}
+    compiled = train(Compile(), **options)
+    assert count_graphs() == 1
+    torch.testing.assert_close(compiled.seen, train(**options).seen)
+
+
+def test_a_whole_model_is_compiled_where_asked(train, count_graphs):
+    options = {"max_duration": "2ba", "eval_interval": 0}
+    compiled = train(Compile(regional=False), **options)
+    assert count_graphs() == 1
+    torch.testing.assert_close(compiled.seen, train(**options).seen)
+
+
+@pytest.mark.parametrize(
+    "make_other",
+    [lambda: StochasticDepth("Residual", drop_rate=0.5), lambda: ActivationCheckpointing("Residual")],
+    ids=["stochastic_depth", "activation_checkpointing"],
+)
+def test_it_composes_with_other_changes_of_blocks(make_trainer, count_graphs, make_other: Callable[[], Algorithm]):
+    def run(*algorithms: Algorithm) -> dict[str, Tensor]:
+        with make_trainer(*algorithms, build=net, max_duration="3ba", eval_dataloader=None) as trainer:
+            trainer.fit()
+            return trainer.state.unwrapped_model.state_dict()
+
+    compiled = run(Compile(), make_other())
+    assert count_graphs() >= 1
+    torch.testing.assert_close(compiled, run(make_other()))  # running statistics too
+
+
+def test_names_of_weights_stay(make_trainer, resnet):
+    with make_trainer(Compile(), build=resnet) as trainer:
+        assert [*trainer.state.unwrapped_model.state_dict()] == [*resnet().state_dict()]
+
+
+def test_a_model_without_repeated_blocks_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="regional=True: the model repeats no block"):
+        make_trainer(Compile())
+    make_trainer(Compile(regional=False)).close()
+
+
+def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="Compile needs a C\\+\\+ compiler for the CPU, and 'no-such-compiler'"):
+        make_trainer(Compile(), build=resnet)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="mode='fast'"):
+        Compile("fast")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import EMA, LabelSmoothing, MixUp, NoOpModel
+from algorithms.no_op_model import _Constant
+from runner import ClassificationModel, LanguageModel, Model
+from runner.models import GPT
+
+
+def test_it_returns_one_number_in_the_shapes_of_the_module():
+    constant = _Constant(nn.Linear(4, 3))
+    for samples in (5, 2):
+        outputs = constant(torch.randn(samples, 4))
+        assert torch.equal(outputs, torch.zeros(samples, 3))
+    outputs.sum().backward()
+    assert constant.value.grad == 6
+
+
+def test_samples_and_tokens_are_those_of_each_input():
+    constant = _Constant(GPT(vocab_size=7, context=8, d_model=4, n_layers=1, n_heads=1))
+    for shape in ((2, 8), (3, 5)):
+        assert constant(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 7)
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 3).double()
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        return self.linear(images.flatten(1))
+
+
+def test_a_run_goes_on_without_the_model(make_trainer):
+    net = Counted()
+    with make_trainer(NoOpModel(), EMA("2ba"), LabelSmoothing(), MixUp(), model=ClassificationModel(net, 3)) as trainer:
+        trainer.fit()
+        values = trainer.eval()["eval"]
+        assert [*trainer.state.unwrapped_model.parameters()] == [trainer.state.unwrapped_model.module.value]
+    assert net.calls == 1
+    torch.testing.assert_close(values["loss"], torch.tensor(3.0, dtype=values["loss"].dtype).log())
+    assert 0 <= values["MulticlassAccuracy"] < 1
+
+
+def test_language_models(make_trainer):
+    tokens = torch.zeros(4, 8, dtype=torch.int64)
+    with make_trainer(
+        NoOpModel(),
+        model=LanguageModel(GPT(vocab_size=4, context=8, d_model=4, n_layers=1, n_heads=1)),
+        train_dataloader=[(tokens, tokens)],
+        eval_dataloader=[(tokens[:3, :6], tokens[:3, :6])],
+        max_duration="1ep",
+    ) as trainer:
+        trainer.fit()
+        torch.testing.assert_close(trainer.state.eval_metric_values["eval"]["BitsPerToken"], torch.tensor(2.0))
+
+
+class Pair(Model):
+    """Two parts with weights, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(32, 5).double()
+        self.decoder = nn.Linear(5, 3).double()
+        self.criterion = nn.CrossEntropyLoss()
+
+    def forward(self, batch):
+        return {"logits": self.decoder(self.encoder(batch[0].flatten(1)).relu())}
+
+    def loss(self, outputs, batch):
+        return self.criterion(outputs["logits"], batch[1])
+
+
+def test_each_part_with_weights_is_replaced(make_trainer):
+    with make_trainer(NoOpModel(), model=Pair()) as trainer:
+        trainer.fit()
+        kinds = [type(one) for one in trainer.state.unwrapped_model.children()]
+        assert kinds == [_Constant, _Constant, nn.CrossEntropyLoss]
+
+
+def test_an_optimizer_that_exists_gets_the_constant(make_trainer):
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_trainer(NoOpModel(), model=model, optimizers=optimizer) as trainer:
+        assert optimizer.param_groups[0]["params"] == [model.encoder.value, model.decoder.value]
+        trainer.fit()
+
+
+def test_a_model_without_weights_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="NoOpModel finds no part with weights"):
+        make_trainer(NoOpModel(), model=ClassificationModel(nn.Flatten(), 3), optimizers=None)
+
+
+def test_resume(check_resume):
+    class Shifted(nn.Module):
+        """Has a loss that depends on the constant."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.weight.expand(len(images), 3)
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits[:, 0] - targets).square().mean()
+
+    check_resume(lambda: [NoOpModel()], build=lambda: ClassificationModel(Shifted(), 3, loss))

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import StochasticDepth
+from algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
+from runner import Callback, ClassificationModel, stream_seed
+
+KEY = "stochastic_depth"
+
+
+def test_rates_rise_linearly_or_are_the_same():
+    assert drop_rates(4, 0.5, "linear") == [0.125, 0.25, 0.375, 0.5]
+    assert drop_rates(3, 0.5, "uniform") == [0.5, 0.5, 0.5]
+
+
+def test_blocks_stay_with_their_probability_and_independently():
+    kept = draw_kept([0.0, 0.2, 0.7, 1.0], 20_000, seed=1).double()
+    torch.testing.assert_close(
+        kept.mean(1), torch.tensor([1.0, 0.8, 0.3, 0.0], dtype=torch.float64), atol=0.015, rtol=0
+    )
+    torch.testing.assert_close((kept[1] * kept[2]).mean(), torch.tensor(0.24, dtype=torch.float64), atol=0.015, rtol=0)
+
+
+class Residual(nn.Module):
+    """x + W x, and something random that only runs when the block does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.linear(x))
+
+
+class Widening(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.linear(x)], dim=1)
+
+
+def test_evaluation_is_the_mean_of_training():
+    block = StochasticBlock(Residual().double())
+    block.block.norm = nn.Identity()
+    block.keeps_shape, block.rate = True, 0.3
+    inputs = torch.randn(2, 4, dtype=torch.float64)
+    block.kept = True
+    kept = block(inputs)
+    block.kept = False
+    left_out = block(inputs)
+    assert torch.equal(left_out, inputs)
+    torch.testing.assert_close(block.eval()(inputs), 0.7 * kept + 0.3 * left_out)
+    block.rate = 0.0
+    assert torch.equal(block(inputs), kept)
+
+
+def net() -> ClassificationModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        blocks = Residual(), Widening(), nn.Linear(8, 4), Residual(), Residual()
+        layers = nn.Flatten(), nn.Linear(32, 4), *blocks, nn.Dropout(0.1), nn.Linear(4, 3)
+        return ClassificationModel(nn.Sequential(*layers).double(), 3)
+
+
+class Inputs(Callback):
+    """Keeps which blocks were left out in each forward pass: the output is the input, per block and sample."""
+
+    def __init__(self) -> None:
+        self.left_out: list[list[list[bool]]] = []
+        self.evaluations: list[list[float]] = []
+
+    def fit_start(self, state, logger):
+        self.blocks = [one for one in state.unwrapped_model.modules() if isinstance(one, StochasticBlock)]
+        self.now: list[list[bool]] = []
+        for block in self.blocks:
+            block.register_forward_hook(self.look)
+
+    def look(self, module, inputs, output):
+        if module.training:
+            same = (output - inputs[0]).flatten(1).abs().sum(1) == 0 if output.shape == inputs[0].shape else None
+            self.now.append([] if same is None else same.tolist())
+
+    def before_forward(self, state, logger):
+        self.now = []
+        self.left_out.append(self.now)
+
+    def eval_start(self, state, logger):
+        self.evaluations.append([block.rate for block in self.blocks])
+
+
+def expected_kept(rates: list[float], samples: int, batch: int, seed: int = 0) -> list[list[bool]]:
+    return draw_kept(rates, samples, stream_seed(seed, KEY, batch)).tolist()
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_blocks_are_left_out_as_drawn(make_trainer, method: str, grad_accum: int):
+    seen = Inputs()
+    algorithm = StochasticDepth("Residual", method, 0.9, "uniform")
+    with make_trainer(algorithm, build=net, callbacks=[seen], grad_accum=grad_accum, eval_interval=0) as trainer:
+        trainer.fit()
+    for index, left_out in enumerate(seen.left_out):
+        batch, part = divmod(index, grad_accum)
+        kept = expected_kept([0.9] * 3, 1 if method == "block" else 8, batch)
+        each = 8 // grad_accum
+        parts = [row * each if method == "block" else row[part * each :][:each] for row in kept]
+        assert left_out == [[not one for one in row] for row in parts]
+    assert len(seen.left_out) == 6 * grad_accum
+    assert any(any(row) for rows in seen.left_out for row in rows)
+
+
+def test_a_block_that_changes_shape_is_never_left_out(make_trainer):
+    seen = Inputs()
+    with make_trainer(StochasticDepth("Widening", drop_rate=1.0), build=net, callbacks=[seen]) as trainer:
+        trainer.fit()
+    assert seen.left_out == [[[]]] * 6
+
+
+def test_a_rate_of_nothing_changes_nothing(train):
+    for method in ("block", "sample"):
+        dropped = train(StochasticDepth("Residual", method, 0.0), build=net)
+        torch.testing.assert_close(dropped.seen, train(build=net).seen, rtol=0, atol=0)
+
+
+def test_a_block_that_is_left_out_sees_nothing_and_gets_gradients_of_zero(make_trainer, train):
+    with make_trainer(StochasticDepth("Residual", "block", 1.0, "uniform"), build=net) as trainer:
+        trainer.fit()
+        for module in trainer.state.unwrapped_model.modules():
+            if isinstance(module, Residual) and not isinstance(module, Widening):
+                assert module.norm.num_batches_tracked == 0
+                assert all(one.grad is not None and not one.grad.any() for one in module.parameters())
+
+
+def test_rates_rise_in_the_warmup_and_evaluation_uses_them(make_trainer):
+    seen = Inputs()
+    algorithm = StochasticDepth("Residual", drop_rate=0.3, drop_distribution="uniform", drop_warmup="4ba")
+    with make_trainer(algorithm, build=net, callbacks=[seen], eval_interval="2ba") as trainer:
+        trainer.fit()
+    torch.testing.assert_close([rates[0] for rates in seen.evaluations], [0.15, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("target", ["Residual", f"{__name__}.Residual"])
+def test_blocks_are_named_by_class(make_trainer, target: str):
+    with make_trainer(StochasticDepth(target), build=net) as trainer:
+        blocks = [one for one in trainer.state.unwrapped_model.modules() if isinstance(one, StochasticBlock)]
+        assert [type(one.block) for one in blocks] == [Residual] * 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"method": "batch"}, {"drop_rate": 1.5}, {"drop_distribution": "even"}, {"drop_warmup": "soon"}],
+)
+def test_arguments_are_checked(arguments: dict):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        StochasticDepth("Residual", **arguments)
+
+
+def test_a_model_without_such_blocks_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="StochasticDepth found no block of class 'Bottleneck'"):
+        make_trainer(StochasticDepth("Bottleneck"), build=net)
+    make_trainer(StochasticDepth("Bottleneck", allow_no_match=True), build=net).close()
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_resume(check_resume, method: str):
+    check_resume(lambda: [StochasticDepth("Residual", method, 0.5, drop_warmup="3ba")], build=net)
+
+
+def test_two_ranks_leave_out_the_same_blocks(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from algorithms import StochasticDepth
+        from runner import ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return x + self.linear(x)
+
+        torch.manual_seed(0)
+        net = nn.Sequential(Residual(), Residual(), Residual(), nn.Linear(4, 3)).double()
+        data = TensorLoader(torch.randn(24, 4).double(), torch.arange(24) % 3, batch_size=4, shuffle=False)
+        with Trainer(
+            model=ClassificationModel(net, 3),
+            train_dataloader=data,
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+            algorithms=StochasticDepth("Residual", drop_rate=0.7, drop_distribution="uniform"),
+            device="cpu",
+            max_duration="3ep",
+        ) as trainer:
+            trainer.fit()
+        print([one.tolist() for one in net.parameters()])
+
+    first, second = run_ranks(program)
+    (alone,) = run_ranks(program, 1)
+    assert first.stdout == second.stdout
+    for weights, expected in zip(json.loads(first.stdout), json.loads(alone.stdout), strict=True):
+        torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected))

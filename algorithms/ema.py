@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from algorithms._averaging import copy_all, move_towards, swapped_in, wide_copy
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit
 
 
@@ -23,7 +23,6 @@ def smoothing_of(half_life: float, interval: float = 1.0) -> float:
     return 2 ** -(interval / half_life)
 
 
-@torch.no_grad()
 def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothing: float) -> None:
     """Set each average a to smoothing a + (1 - smoothing) v, in place, in one fused operation.
 
@@ -32,8 +31,7 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
         values: tensors of the same shapes, in the averages' precision or a lower one.
         smoothing: in [0, 1).
     """
-    values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
-    torch._foreach_lerp_(list(averages), values, 1 - smoothing)  # pyright: ignore[reportPrivateImportUsage]
+    move_towards(averages, values, 1 - smoothing)
 
 
 class EMA(Algorithm):
@@ -99,7 +97,7 @@ class EMA(Algorithm):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if not self._average and state.progress.elapsed_in(self.start.unit) >= self.start.value:
-            self._keep({name: _copy_for_averaging(live) for name, live in self._live.items()})
+            self._keep({name: wide_copy(live) for name, live in self._live.items()})
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self._update(state)
@@ -112,14 +110,11 @@ class EMA(Algorithm):
         if not self._average or self._swapped:
             yield
             return
-        live = list(self._live.values())
-        trained = [tensor.detach().clone() for tensor in live]
         self._swapped = True
         try:
-            _copy(live, list(self._average.values()))
-            yield
+            with swapped_in([*self._live.values()], [*self._average.values()]):
+                yield
         finally:
-            _copy(live, trained)
             self._swapped = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,7 +126,7 @@ class EMA(Algorithm):
     def _update(self, state: State) -> None:
         if self._average and state.is_due(self.update_interval):
             update_average(*self._floating, self.smoothing)
-            _copy(*self._others)
+            copy_all(*self._others)
 
     def _keep(self, average: dict[str, Tensor]) -> None:
         self._average = average
@@ -147,14 +142,3 @@ def _parse(name: str, value: str | Time) -> Time:
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
         raise ValueError(f"{name}={str(time)!r}: must be batches or epochs, more than 0, such as '1000ba' or '2ep'")
     return time
-
-
-def _copy_for_averaging(tensor: Tensor) -> Tensor:
-    wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
-    return tensor.detach().to(wide, copy=True)
-
-
-@torch.no_grad()
-def _copy(into: list[Tensor], values: list[Tensor]) -> None:
-    if into:
-        torch._foreach_copy_(into, values)  # pyright: ignore[reportPrivateImportUsage]

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy
@@ -51,6 +52,10 @@ class OrderedLoader:
         if not 0 <= batch <= len(self.order):
             raise ValueError(f"batch={batch!r} must be between 0 and {len(self.order)}, the number of batches an epoch")
         self._next = (epoch, batch)
+
+    def first(self, count: int) -> Iterator[Any]:
+        """Yields this rank's first batches of the first epoch, at most ``count``, beside any iteration under way."""
+        raise NotImplementedError
 
     def _start(self) -> tuple[int, int]:
         """Returns the (epoch, batch) to start at now, and moves on to the next epoch."""
@@ -107,6 +112,9 @@ class TensorLoader(OrderedLoader):
     def __iter__(self) -> Iterator[Any]:
         """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return self._batches(*self._start())
+
+    def first(self, count: int) -> Iterator[Any]:
+        return islice(self._batches(0, 0), count)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order, tensors, transform = self.order, self.tensors, self.transform
@@ -199,6 +207,10 @@ class DatasetLoader(OrderedLoader):
     def __iter__(self) -> Iterator[Any]:
         """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return BatchReader(self._loader, self._keys, *self._start())
+
+    def first(self, count: int) -> Iterator[Any]:
+        # Read in this process: workers are busy with the iteration under way.
+        return (self._loader.dataset[key] for key in islice(BatchKeys(self.order), count))
 
 
 class _SeededBatches(Dataset[Any]):

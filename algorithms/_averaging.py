@@ -1,0 +1,187 @@
+"""What averages of weights share: how they stand in for the trained weights, with batch norm's statistics for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from algorithms._surgery import check_whole
+from runner import Algorithm, Logger, State, get_world_size
+from runner.batch import to_device
+from runner.randomness import ForwardStream
+from runner.schedulers import ScheduledRates
+
+
+def wide_copy(tensor: Tensor) -> Tensor:
+    """Return a copy to average in: of 32 bits at least, so that many small changes add up."""
+    wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(wide, copy=True)
+
+
+@torch.no_grad()
+def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors in place, in one fused operation."""
+    if into:
+        torch._foreach_copy_(list(into), list(values))  # pyright: ignore[reportPrivateImportUsage]
+
+
+@torch.no_grad()
+def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
+    """Set each average a to a + weight (v - a), in place, in one fused operation.
+
+    Args:
+        averages: floating-point tensors.
+        values: tensors of the same shapes, in the averages' precision or a lower one.
+        weight: of the values, in [0, 1].
+    """
+    values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
+    torch._foreach_lerp_(list(averages), values, weight)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextmanager
+def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, tensors of a model hold other values; afterwards their own again, whatever happens inside."""
+    trained = [tensor.detach().clone() for tensor in live]
+    try:
+        copy_all(live, values)
+        yield
+    finally:
+        copy_all(live, trained)
+
+
+class WeightAverage(Algorithm):
+    """An average of the trained parameters, which evaluations, exports and a checkpoint's `model.pt` see.
+
+    Training goes on with its own weights. A subclass sets `_average` by parameter name, when there is one, and calls
+    `_changed` whenever it has changed it. Running statistics of batch norm are no weights: they are estimated anew at
+    the average, from the first batches of the training data as the loader gives them, once per change. Each rank reads
+    its own share; those of rank 0 are evaluated. Other buffers are those of training.
+
+    Args:
+        bn_batches: training batches for that; 0 keeps the running statistics of training.
+    """
+
+    def __init__(self, bn_batches: int) -> None:
+        check_whole("bn_batches", bn_batches, 0)
+        self.bn_batches = bn_batches
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._average: dict[str, Tensor] = {}
+        self._norms: list[_BatchNorm] = []
+        self._statistics: list[Tensor] = []
+        self._swapped = False
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        model = state.unwrapped_model
+        self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        if self._average:
+            if differing := sorted(self._average.keys() ^ self._parameters.keys()):
+                raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
+            self._average = self._placed(self._average)
+        norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
+        self._norms = norms if self.bn_batches else []
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        loader = state.train_dataloader
+        shown = f"bn_batches={self.bn_batches!r}"
+        remedy = "set bn_batches=0 to keep the running statistics of training"
+        once = hasattr(loader, "__next__") or getattr(loader, "persistent_workers", False)
+        if self._norms and once and not hasattr(loader, "first"):
+            raise ValueError(f"{shown}: batch norm needs batches beside training, but the loader reads once; {remedy}")
+        if get_world_size() > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self._norms):
+            raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
+
+    @contextmanager
+    def evaluation_weights(self, state: State) -> Iterator[None]:
+        if not self._average or self._swapped:
+            yield
+            return
+        weights, averages = [*self._parameters.values()], [self._average[name] for name in self._parameters]
+        running = [buffer for norm in self._norms for buffer in norm.buffers()]
+        self._swapped = True
+        try:
+            with swapped_in([*weights, *running], [*averages, *(self._statistics or running)]):
+                if running and not self._statistics and state.train_dataloader is not None:
+                    estimate_statistics(state, self._norms, self.bn_batches)
+                    self._statistics = [buffer.clone() for buffer in running]
+                yield
+        finally:
+            self._swapped = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self._average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._average = dict(state["average"])
+
+    def _changed(self) -> None:
+        self._statistics = []
+
+    def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors by name on the devices of the parameters."""
+        return {name: tensors[name].to(one.device) for name, one in self._parameters.items()}
+
+
+@torch.no_grad()
+def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: int) -> None:
+    """Set the running statistics of batch norms to their mean over the first training batches of this rank.
+
+    Args:
+        state: with the weights for which they are to be.
+        norms: of its model.
+        num_batches: at most; no more than the first epoch has.
+    """
+    model, loader = state.unwrapped_model, state.train_dataloader
+    before = [(module, module.training) for module in model.modules()], [norm.momentum for norm in norms]
+    stream = ForwardStream(state.rank_zero_seed, state.device, "batch_norm")
+    devices = [state.device] if state.device.type == "cuda" else []
+    model.eval()
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # torch's own mean over batches; it reads their number back, a host-device sync
+            norm.training = True
+        with torch.random.fork_rng(devices):
+            stream.start(0, 0)
+            batches = loader.first(num_batches) if hasattr(loader, "first") else iter(loader)  # type: ignore
+            for batch in islice(batches, num_batches):
+                batch = state.precision.cast(to_device(batch, state.device))
+                state.precision.autocast(state.device)(model)(batch)
+    finally:
+        for module, training in before[0]:
+            module.training = training
+        for norm, momentum in zip(norms, before[1], strict=True):
+            norm.momentum = momentum
+
+
+def keep_base_rates(state: State, name: str) -> None:
+    """Remember each group's learning rate, so that `set_rates` does not build on what it set before. BEFORE_LOAD.
+
+    Args:
+        state: with its optimizers.
+        name: the argument that asks for rates of its own.
+
+    Raises:
+        ValueError: torch's own schedulers, which make each rate of the one before, are there.
+    """
+    if not all(isinstance(one, ScheduledRates) for one in state.schedulers):
+        raise ValueError(f"{name}: torch's own schedulers would undo it; use those of runner.schedulers")
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+
+
+def set_rates(state: State, function: Callable[[Any], Any]) -> None:
+    """Set the learning rates of the batch to come to a function of what schedules make them. BEFORE_TRAIN_BATCH."""
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            rate = function(group["lr"] if state.schedulers else group["initial_lr"])
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate

@@ -1,0 +1,133 @@
+"""SAM: sharpness-aware minimization, gradients from where the loss is highest nearby."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms._averaging import copy_all
+from algorithms._snapshot import KeptBuffers
+from algorithms._surgery import check_whole
+from runner import Algorithm, Event, Logger, State
+from runner.batch import split
+from runner.engine import overrides
+from runner.loss import fractions, scaled_total
+from runner.randomness import ForwardStream
+
+
+@torch.no_grad()
+def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, epsilon: float) -> None:
+    """Add rho g / (norm(g) + epsilon) to weights, in place: a step of length rho up the gradient.
+
+    Args:
+        weights: changed.
+        gradients: g, of the same shapes; the norm is that of all together.
+        rho: length of the step.
+        epsilon: keeps a gradient of 0 from being divided by 0.
+    """
+    norm = torch.stack(torch._foreach_norm(list(gradients))).norm()  # type: ignore
+    steps = torch._foreach_mul(list(gradients), rho / (norm + epsilon))  # type: ignore
+    torch._foreach_add_(list(weights), steps)  # type: ignore
+
+
+class SAM(Algorithm):
+    """Takes each gradient not at the weights, but a step of length `rho` up the gradient from there.
+
+    Before the batch is trained, a pass of its own computes the gradient of this rank's batch, which is not exchanged
+    with other ranks: each climbs by the gradient of its own samples, as in the paper, so results depend on the number
+    of ranks. Then training computes its gradients there, averaged over all ranks, and the weights come back before the
+    optimizer steps. Algorithms act in both passes, and dropout draws the same in both; running statistics see the
+    first, at the weights. Training loss and metrics are those of the second. A batch takes twice the time, and memory
+    for a copy of the weights and of the gradients.
+
+    Args:
+        rho: length of the step, above 0.
+        epsilon: added to the gradient's norm, above 0.
+        interval: every how many batches; others are trained as ever. At least 1.
+
+    Raises:
+        ValueError: an argument is out of range; when training starts: amp_fp16, whose scaler does not know of the first
+            pass; several optimizers or a `training_step` of the model's own; microbatch_size='auto'.
+
+    Evidence:
+        Strong for image classification at twice the cost (Foret et al. 2021, arXiv:2010.01412); at equal cost none.
+    """
+
+    # Whoever acts at BEFORE_TRAIN_BATCH comes first. AFTER_TRAIN_BATCH goes in reverse: the weights are back before
+    # others look at them.
+    runs_after = ("CutMix", "GradientClipping", "LayerFreezing", "MixUp", "NaNGuard", "SWA", "ScheduleFree")
+
+    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
+        for name, value in {"rho": rho, "epsilon": epsilon}.items():
+            if not value > 0:
+                raise ValueError(f"{name}={value!r}: must be a number above 0")
+        check_whole("interval", interval, 1)
+        self.rho = rho
+        self.epsilon = epsilon
+        self.interval = interval
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if state.scaler is not None:
+            raise ValueError("precision='amp_fp16': its loss scaler does not know of SAM's first pass; use 'amp_bf16'")
+        if len(state.optimizers) != 1 or state.unwrapped_model.training_step is not None:
+            raise ValueError("SAM needs one optimizer, and a model without a training_step of its own; remove SAM")
+        if state.auto_microbatching:
+            raise ValueError("microbatch_size='auto': SAM's first pass cannot be cut anew; give a number of samples")
+        for one in state.algorithms[state.algorithms.index(self) + 1 :]:
+            if overrides(one, Event.BEFORE_TRAIN_BATCH):
+                raise ValueError(
+                    f"SAM must come after {type(one).__name__}, which acts before each batch: list SAM last"
+                )
+        self._buffers = KeptBuffers(state.unwrapped_model)
+        self._stream = ForwardStream(state.seed, state.device)
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch % self.interval:
+            return
+        parameters = [one for one in state.unwrapped_model.parameters() if one.requires_grad]
+        found = zip(parameters, self._gradients(state, logger, parameters), strict=True)
+        climbing = [(one, gradient) for one, gradient in found if gradient is not None]
+        self._buffers.keep()
+        self._kept = [(one, one.detach().clone()) for one, _ in climbing]
+        state.is_whole = False
+        ascend([one for one, _ in climbing], [gradient for _, gradient in climbing], self.rho, self.epsilon)
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        if self._kept:
+            copy_all([one for one, _ in self._kept], [weights for _, weights in self._kept])
+            self._kept = []
+            self._buffers.put_back()
+
+    def _gradients(self, state: State, logger: Logger, parameters: list[Any]) -> list[Tensor | None]:
+        """Return the gradients of this rank's batch, microbatch by microbatch as in training; `.grad` stays."""
+        model = state.unwrapped_model
+        microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, state.microbatch_size)
+        parts = fractions(model, [microbatch for _, microbatch in microbatches])
+        forward, compute_loss = (state.precision.autocast(state.device)(one) for one in (model, model.loss))
+        total: list[Tensor | None] = [None for _ in parameters]
+        for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
+            _fire(Event.BEFORE_FORWARD, state, logger)
+            self._stream.start(state.timestamp.batch, index)
+            state.outputs = forward(state.microbatch)
+            _fire(Event.AFTER_FORWARD, state, logger)
+            _fire(Event.BEFORE_LOSS, state, logger)
+            state.loss = compute_loss(state.outputs, state.microbatch)
+            _fire(Event.AFTER_LOSS, state, logger)
+            # Not backward(), which would set DDP to average them.
+            gradients = torch.autograd.grad(scaled_total(state.loss, parts[index]), parameters, allow_unused=True)
+            total = [_sum(old, new) for old, new in zip(total, gradients, strict=True)]
+        return total
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _fire(event: Event, state: State, logger: Logger) -> None:
+    """Let algorithms act in a pass that callbacks do not see."""
+    for one in reversed(state.algorithms) if event.closes_bracket else state.algorithms:
+        one.run_event(event, state, logger)

@@ -1,0 +1,154 @@
+"""ScheduleFree: averaging in place of a learning-rate schedule, around any optimizer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
+from runner import Logger, State, Time, get_global_rank
+from runner.schedulers import constant
+
+log = logging.getLogger("runner")
+
+
+@torch.no_grad()
+def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[Tensor]:
+    """Return y = (1 - beta) z + beta x, where gradients are taken.
+
+    Args:
+        base: z, the iterates of the optimizer.
+        average: x, of the same shapes, in the same precision or a higher one.
+        beta: in [0, 1).
+    """
+    base = [z.to(x.dtype) for z, x in zip(base, average, strict=True)]
+    return [*torch._foreach_lerp(base, average, beta)]  # pyright: ignore[reportPrivateImportUsage]
+
+
+class _StepWeights(NamedTuple):
+    """What the weights of iterates in an average depend on: each counts with the square of the highest rate so far."""
+
+    highest_rate: float = 0.0
+    sum: float = 0.0
+
+    def next(self, rate: float) -> tuple[_StepWeights, float]:
+        """Return this after a step with a learning rate, and the weight in [0, 1] of its iterate in the average."""
+        highest = max(self.highest_rate, rate)
+        total = self.sum + highest**2
+        return _StepWeights(highest, total), highest**2 / total if total else 0.0
+
+
+class ScheduleFree(WeightAverage):
+    """Steps iterates z by the optimizer, with gradients taken at y between z and their average x, which is evaluated.
+
+    In each step z = optimizer(z, gradient at y), x = (1 - c) x + c z with c = 1 / number of steps (less weight for
+    steps of a warm-up), and the model gets y = (1 - beta) z + beta x. The average takes the place of a schedule, and
+    beta that of momentum: choose a constant rate, and an optimizer without momentum; `optimizer=schedule_free` is that,
+    AdamW included. Evaluations, exports and a checkpoint's `model.pt` see x, with batch norm's statistics estimated for
+    it, see `bn_batches`. Weight decay acts on z. x has 32 bits or more. Takes the memory of two copies of the weights.
+    All ranks keep the same iterates. A step that a loss scaler skips does not count.
+
+    Args:
+        beta: where between z and x gradients are taken, in [0, 1).
+        warmup: time in which the rate rises linearly from 0, in any unit.
+        bn_batches: first batches of the training data, of this rank and without algorithms, from which batch norm's
+            statistics are estimated for each evaluation or checkpoint of new weights; 0: those of training are kept.
+
+    Raises:
+        ValueError: an argument is out of range; when training starts: NaNGuard that rolls back, which would undo only
+            y, torch's own schedulers beside a warm-up, or a loader that cannot be read for `bn_batches`.
+
+    Evidence:
+        Strong: won the self-tuning track of the AlgoPerf competition of 2024 (Defazio et al. 2024, "The Road Less
+        Scheduled", arXiv:2405.15682).
+    """
+
+    conflicts_with = ("EMA", "LAWA", "SWA")
+
+    def __init__(self, beta: float = 0.9, warmup: str | Time = "0ba", bn_batches: int = 10) -> None:
+        super().__init__(bn_batches)
+        if not 0 <= beta < 1:
+            raise ValueError(f"beta={beta!r}: must be a number from 0 to below 1")
+        self.beta = beta
+        self.warmup = Time.parse(warmup, "warmup")
+        self._base: dict[str, Tensor] = {}
+        self._weights: dict[str, _StepWeights] = {}
+        self._names: dict[int, str] = {}
+        self._hooks: list[Any] = []
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if self.warmup.value:
+            keep_base_rates(state, f"warmup={str(self.warmup)!r}")
+        for index, optimizer in enumerate(state.optimizers):
+            self._hooks += [
+                optimizer.register_step_pre_hook(lambda one, args, kwargs: self._put_base(one)),
+                optimizer.register_step_post_hook(
+                    lambda one, args, kwargs, index=index: self._average_base(one, index)
+                ),
+            ]
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        super().after_load(state, logger)
+        self._names = {id(one): name for name, one in self._parameters.items()}
+        if self._base:
+            self._base = self._placed(self._base)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        super().fit_start(state, logger)
+        if any(getattr(one, "policy", None) == "rollback" for one in state.algorithms):
+            raise ValueError(
+                "policy='rollback': cannot take back what ScheduleFree keeps beside the weights; use 'skip'"
+            )
+        if get_global_rank() != 0:
+            return
+        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+        if any(group.get("momentum") or (group.get("betas") or [0])[0] for group in groups):
+            log.warning("ScheduleFree takes the place of momentum: use optimizer=schedule_free, or set it to 0")
+        schedules = [schedule for one in state.schedulers for schedule in getattr(one, "schedules", [one])]
+        if not all(isinstance(one, constant) for one in schedules):
+            log.warning("ScheduleFree takes the place of a schedule: use scheduler=none")
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        if self.warmup.value:
+            passed = min(1.0, state.progress.elapsed_in(self.warmup.unit) / self.warmup.value)
+            set_rates(state, lambda rate: rate * passed)
+
+    def close(self, state: State, logger: Logger) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        weights = {key: [*one] for key, one in self._weights.items()}
+        return {**super().state_dict(), "base": self._base, "weights": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._base = dict(state["base"])
+        self._weights = {key: _StepWeights(*one) for key, one in state["weights"].items()}
+
+    def _put_base(self, optimizer: Optimizer) -> None:
+        """Give the optimizer z to step."""
+        if not self._average:
+            self._average = {name: wide_copy(one) for name, one in self._parameters.items()}
+            self._base = {name: one.detach().clone() for name, one in self._parameters.items()}
+        for group in optimizer.param_groups:
+            copy_all(group["params"], self._of(self._base, group))
+
+    def _average_base(self, optimizer: Optimizer, index: int) -> None:
+        """Take z back from the optimizer, average it, and give the model y."""
+        for number, group in enumerate(optimizer.param_groups):
+            key, parameters = f"{index}.{number}", group["params"]
+            base, average = self._of(self._base, group), self._of(self._average, group)
+            # A host-device sync where the rate is a tensor on a device.
+            self._weights[key], weight = self._weights.get(key, _StepWeights()).next(float(group["lr"]))
+            copy_all(base, parameters)
+            move_towards(average, base, weight)
+            copy_all(parameters, interpolate(base, average, self.beta))
+        self._changed()
+
+    def _of(self, tensors: dict[str, Tensor], group: dict[str, Any]) -> list[Tensor]:
+        return [tensors[self._names[id(one)]] for one in group["params"]]

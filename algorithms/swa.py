@@ -1,0 +1,123 @@
+"""SWA: evaluations and checkpoints see the mean of the weights along the last part of training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from algorithms._averaging import WeightAverage, keep_base_rates, move_towards, set_rates, wide_copy
+from algorithms._surgery import check_whole
+from runner import Interval, Logger, State, Time
+
+
+def annealed(rate: float, swa_lr: float, progress: float) -> float:
+    """Return a learning rate on the straight line from a rate to `swa_lr`.
+
+    Args:
+        rate: where the line starts.
+        swa_lr: where it ends, and stays.
+        progress: of the way, at least 0; from 1 on the end.
+    """
+    progress = min(1.0, progress)
+    return rate * (1 - progress) + swa_lr * progress
+
+
+class SWA(WeightAverage):
+    """Keeps the mean of the parameters at each update from `start` to `end`, all with the same weight.
+
+    Training goes on with its own weights. From the first update on, evaluations, exports and a checkpoint's `model.pt`
+    see the mean, with batch norm's statistics estimated for it, see `bn_batches`. Weights in 16 bits are averaged in
+    32. The mean is the same on all ranks.
+
+    Args:
+        start: first moment at which weights count, in any unit.
+        end: last such moment, in any unit.
+        update_interval: time between two updates: a time string, or epochs as an int.
+        swa_lr: learning rate of all parameter groups during averaging; None: what schedules say.
+        anneal_steps: updates in which the scheduled rate is led over to `swa_lr`, linearly; 0: at once.
+        bn_batches: first batches of the training data, of this rank and without algorithms, from which batch norm's
+            statistics are estimated after each change of the mean, when it is next evaluated or saved; 0: those of
+            training are kept.
+
+    Raises:
+        ValueError: an argument is out of range; when training starts: no update falls between `start` and `end`,
+            torch's own schedulers beside `swa_lr`, or a loader that cannot be read for `bn_batches`.
+
+    Evidence:
+        Strong with a constant or cyclic learning rate (Izmailov et al. 2018, arXiv:1803.05407); small after a full
+        decay.
+    """
+
+    conflicts_with = ("EMA", "LAWA", "ScheduleFree")
+
+    def __init__(
+        self,
+        start: str | Time = "0.7dur",
+        end: str | Time = "0.97dur",
+        update_interval: str | int | Time = "1ep",
+        swa_lr: float | None = None,
+        anneal_steps: int = 10,
+        bn_batches: int = 10,
+    ) -> None:
+        super().__init__(bn_batches)
+        self.start, self.end = Time.parse(start, "start"), Time.parse(end, "end")
+        if self.start.unit is self.end.unit and self.end.value < self.start.value:
+            raise ValueError(f"end={str(self.end)!r}: must not be before start={str(self.start)!r}")
+        self.update_interval = Interval(update_interval, "update_interval")
+        if not self.update_interval.time.value:
+            raise ValueError(f"update_interval={update_interval!r}: must be above 0")
+        if swa_lr is not None and not swa_lr >= 0:
+            raise ValueError(f"swa_lr={swa_lr!r}: must be None or a number of at least 0")
+        check_whole("anneal_steps", anneal_steps, 0)
+        self.swa_lr = swa_lr
+        self.anneal_steps = anneal_steps
+        self._count = 0
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if self.swa_lr is not None:
+            keep_base_rates(state, f"swa_lr={self.swa_lr!r}")
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        super().fit_start(state, logger)
+        interval = self.update_interval.time
+        try:
+            first, last = (
+                state.progress.convert(one, interval.unit) / interval.value for one in (self.start, self.end)
+            )
+        except ValueError:
+            return  # in units that only training links
+        if math.floor(last) < first:
+            raise ValueError(
+                f"update_interval={str(interval)!r}: no update falls between start={str(self.start)!r} and "
+                f"end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update more often"
+            )
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        if self.swa_lr is not None and self._count:
+            swa_lr, progress = self.swa_lr, self._count / max(1, self.anneal_steps)
+            set_rates(state, lambda rate: annealed(rate, swa_lr, progress))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._update(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._update(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._count = state["count"]
+
+    def _update(self, state: State) -> None:
+        if not state.is_due(self.update_interval):
+            return
+        elapsed = state.progress.elapsed_in
+        if elapsed(self.start.unit) < self.start.value or elapsed(self.end.unit) > self.end.value:
+            return
+        if not self._average:
+            self._average = {name: wide_copy(one) for name, one in self._parameters.items()}
+        self._count += 1
+        move_towards([*self._average.values()], [*self._parameters.values()], 1 / self._count)
+        self._changed()

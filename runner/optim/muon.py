@@ -1,0 +1,203 @@
+"""Muon: momentum whose singular values are made equal, for matrices; AdamW or SGD for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
+RESTS = ("adamw", "sgd")
+
+
+def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
+    """Return each matrix U S V^T as U S' V^T, where S' is near 1: between about 0.7 and 1.2 after five steps.
+
+    Each Newton-Schulz step takes the singular values, first scaled to at most 1, through the odd polynomial
+    a s + b s^3 + c s^5, by matrix products alone.
+
+    Args:
+        matrices: (K, M, N), in the type to compute in.
+        steps: number of Newton-Schulz steps.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices of a model for Muon, and all other parameters; those that are not trained are in neither.
+
+    Matrices have two or more dimensions (convolutions count as (out, in * height * width)), at least two rows and
+    columns, and are no embedding, whose rows are looked up.
+
+    Args:
+        model: whose parameters.
+        exclude: shell patterns of full names of parameters that are no matrices either.
+    """
+    embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+    looked_up = {id(parameter) for one in embeddings for parameter in one.parameters()}
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim >= 2 and min(_shape(parameter)) >= 2
+        is_left_out = id(parameter) in looked_up or any(fnmatchcase(name, pattern) for pattern in exclude)
+        if parameter.requires_grad:
+            (matrices if is_matrix and not is_left_out else others).append(parameter)
+    return matrices, others
+
+
+class Muon(Optimizer):
+    """Steps matrices by their orthogonalized Nesterov momentum, and what is no matrix by AdamW or SGD.
+
+    All singular values of a step are about equal, so that rare directions learn as fast as frequent ones. A matrix of
+    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 are the matrices, group 1 all else, each with a rate of
+    its own, which schedules multiply both. `torch.optim.Muon` does the same to parameters of two dimensions, but takes
+    no others. Products are computed in bfloat16 on CUDA, in the weights' type, at least float32, elsewhere.
+
+    All ranks of a replicated model make the same step. Of sharded weights each rank gathers one shape of matrices at a
+    time, computes the same step for all, and keeps its shard.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
+    https://kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the weight decay.
+
+    Args:
+        model: what to optimize; its names and modules tell matrices from the rest.
+        lr: learning rate of matrices, at least 0; a step's root mean square is about `lr / min(M, N) ** 0.5`.
+        momentum: fraction of the mean gradient that is kept, in [0, 1).
+        ns_steps: Newton-Schulz steps, at least 1.
+        weight_decay: of matrices, decoupled: each step takes `lr * weight_decay` of the weights.
+        exclude: shell patterns of names of parameters that are left to `rest`, such as output layers.
+        rest: 'adamw' or 'sgd' (with Nesterov momentum).
+        rest_lr: learning rate of the rest, at least 0.
+        rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
+        rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
+        rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+
+    Raises:
+        ValueError: an argument is out of range, or there is no matrix.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        ns_steps: int = 5,
+        weight_decay: float = 0.0,
+        exclude: Sequence[str] = ("*head*", "*classifier*", "*.fc.*", "*embed*"),
+        rest: str = "adamw",
+        rest_lr: float = 3e-3,
+        rest_betas: tuple[float, float] = (0.9, 0.95),
+        rest_momentum: float = 0.9,
+        rest_weight_decay: float = 0.0,
+    ) -> None:
+        for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
+            if not value >= 0:
+                raise ValueError(f"{name}={value!r}: must be a number of at least 0")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum!r}: must be a number from 0 to below 1")
+        if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
+            raise ValueError(f"ns_steps={ns_steps!r}: must be a whole number, at least 1")
+        if isinstance(exclude, str):
+            raise ValueError(f"exclude={exclude!r}: must be a list of patterns, [{exclude!r}]")
+        if rest not in RESTS:
+            raise ValueError(f"rest={rest!r}: must be one of {', '.join(map(repr, RESTS))}")
+        matrices, others = split_parameters(model, exclude)
+        if not matrices:
+            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use {rest!r} alone")
+        group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
+        super().__init__([{"params": matrices, **group}], {})
+        self._rest: Optimizer | None = None
+        if others and rest == "adamw":
+            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay)
+        elif others:
+            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
+        if self._rest is not None:
+            self.add_param_group(self._rest.param_groups[0])
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs."""
+        return {**super().__getstate__(), "_rest": self._rest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what `load_state_dict` or a copy made anew."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Let the optimizer of the rest work on group 1 and its state as they stand here."""
+        if self._rest is not None:
+            self._rest.state, self._rest.param_groups = self.state, self.param_groups[1:]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Step all parameters that have a gradient; return what `closure` did, called first where there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_matrices()
+        if self._rest is not None:
+            self._rest.step()
+        return loss
+
+    def _step_matrices(self) -> None:
+        group = self.param_groups[0]
+        parameters: list[Any] = [one for one in group["params"] if one.grad is not None]
+        if not parameters:
+            return
+        gradients = [one.grad for one in parameters]
+        for one in parameters:
+            if "momentum_buffer" not in self.state[one]:
+                self.state[one]["momentum_buffer"] = torch.zeros_like(one)
+        buffers = [self.state[one]["momentum_buffer"] for one in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
+        updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
+        if group["weight_decay"]:
+            factor = 1 - group["lr"] * group["weight_decay"]
+            torch._foreach_mul_(parameters, factor)  # pyright: ignore[reportPrivateImportUsage]
+        alike: dict[tuple[int, int], list[int]] = {}
+        for index, one in enumerate(parameters):
+            alike.setdefault(_shape(one), []).append(index)
+        for (rows, columns), indices in alike.items():
+            stacked = torch.stack([_whole(updates[index]).flatten(1) for index in indices])
+            steps = orthogonalize(stacked.to(_working_dtype(stacked)), group["ns_steps"])
+            scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
+            for index, step in zip(indices, steps, strict=True):
+                one = parameters[index]
+                one.add_(_like(step.view(one.shape).to(one.dtype), one), alpha=scale)
+
+
+def _shape(parameter: Tensor) -> tuple[int, int]:
+    """Return rows and columns of a parameter taken as a matrix."""
+    rows = parameter.shape[0]
+    return rows, parameter.numel() // max(1, rows)
+
+
+def _working_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.bfloat16 if tensor.is_cuda else torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _whole(tensor: Any) -> Tensor:
+    # A DTensor is known by what it can do: importing its class takes a second.
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _like(step: Tensor, parameter: Any) -> Tensor:
+    """Return a step as its parameter is: sharded over the same ranks, or whole."""
+    if not hasattr(parameter, "full_tensor"):
+        return step
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(step, parameter.device_mesh, parameter.placements, src_data_rank=None)

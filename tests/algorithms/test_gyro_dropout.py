@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import GyroDropout
+from algorithms.gyro_dropout import assign, draw_masks
+from runner import Callback, ClassificationModel, save_checkpoint
+
+
+class Spy(nn.Module):
+    """Keeps what comes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.append(inputs.detach().clone())
+        return inputs
+
+
+class Ones(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * 0 + 1
+
+
+def build() -> ClassificationModel:
+    """What dropout makes of ones is seen by `Spy`."""
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(32, 20), Ones(), nn.Dropout(0.1), Spy(), nn.Linear(20, 3)]
+    return ClassificationModel(nn.Sequential(*layers).double(), 3)
+
+
+def masks_of(make_trainer, *algorithms: Any, **arguments: Any) -> list[Tensor]:
+    """What dropout multiplied each batch of eight samples with: (8, 20) each."""
+    with make_trainer(*algorithms, build=build, eval_dataloader=None, **arguments) as trainer:
+        trainer.fit()
+        seen = torch.cat(trainer.state.unwrapped_model.module[4].seen)
+    return list(seen.split(8))
+
+
+def test_masks_keep_the_mean():
+    masks = draw_masks(400, 50, 0.25, seed=0)
+    assert sorted(masks.unique().tolist()) == pytest.approx([0, 1 / 0.75])
+    assert float(masks.mean()) == pytest.approx(1, abs=0.02)
+    torch.testing.assert_close(draw_masks(3, 4, 0.0, seed=0), torch.ones(3, 4))
+
+
+def test_samples_are_spread_evenly():
+    chosen = torch.tensor([7, 3, 5])
+    assert assign(6, 0, 6, chosen).tolist() == [7, 7, 3, 3, 5, 5]
+    assert assign(2, 3, 6, chosen).tolist() == [3, 5]
+    assert assign(2, 0, 2, chosen).tolist() == [7, 3]
+
+
+def test_tau_of_sigma_masks_for_their_share_of_training(make_trainer):
+    batches = masks_of(make_trainer, GyroDropout(0.5, sigma=4, tau=2), max_duration="8ba")
+    shown = [{tuple(row) for row in batch.tolist()} for batch in batches]
+    assert all(len(one) == 2 for one in shown)  # each half of a batch its own
+    assert all(len({tuple(row) for row in half.tolist()}) == 1 for batch in batches for half in batch.split(4))
+    assert shown[0] == shown[1] == shown[2] == shown[3] and shown[4] == shown[7]  # 8 batches x 2 / 4
+    assert len(set.union(*shown)) <= 4
+    assert {value for row in set.union(*shown) for value in row} == {0.0, 2.0}
+
+
+def test_microbatches_get_the_masks_of_the_batch(make_trainer):
+    whole = masks_of(make_trainer, GyroDropout(sigma=6, tau=3))
+    cut = masks_of(make_trainer, GyroDropout(sigma=6, tau=3), grad_accum=3)
+    torch.testing.assert_close(cut, whole, rtol=0, atol=0)
+
+
+def test_no_dropping_is_no_change(make_trainer):
+    for mask in masks_of(make_trainer, GyroDropout(p=0.0)):
+        assert torch.equal(mask, torch.ones(8, 20, dtype=torch.float64))
+
+
+def test_evaluation_drops_nothing(make_trainer):
+    with make_trainer(GyroDropout(), build=build) as trainer:
+        trainer.fit(duration="1ba")
+        spy = trainer.state.unwrapped_model.module[4]
+        spy.seen.clear()
+        trainer.eval()
+        assert torch.equal(torch.cat(spy.seen), torch.ones(24, 20, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((5, 7), 1), ((5, 3, 7), 2), ((5, 7, 2, 3), 1)])
+def test_a_unit_is_dropped_at_all_positions(make_trainer, shape: tuple[int, ...], dim: int):
+    with make_trainer(GyroDropout(sigma=8, tau=4), build=build) as trainer:
+        layer = trainer.state.unwrapped_model.module[3]
+    layer.assignment.rows = torch.tensor([0, 0, 1, 2, 3])
+    outputs = layer(torch.ones(shape))
+    expected = draw_masks(8, 7, 0.5, layer.seed)[layer.assignment.rows]
+    for unit in range(7):
+        values = outputs.select(dim, unit).reshape(5, -1)
+        torch.testing.assert_close(values, expected[:, unit : unit + 1].expand_as(values))
+    with pytest.raises(ValueError, match="dimension 0 are the 5 samples, not 15"):
+        layer(torch.ones(15, 7))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"p": 1.0}, "p=1.0"), ({"sigma": 0}, "sigma=0"), ({"tau": 0}, "tau=0"), ({"tau": 300}, "tau=300")],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        GyroDropout(**arguments)
+
+
+def test_what_cannot_be_done_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="allow_no_match=False: GyroDropout found no dropout"):
+        make_trainer(GyroDropout())
+    make_trainer(GyroDropout(allow_no_match=True)).close()
+    with (
+        make_trainer(GyroDropout(), build=build, max_duration="100sp") as trainer,
+        pytest.raises(ValueError, match="max_duration='100sp': GyroDropout needs the number of batches"),
+    ):
+        trainer.fit()
+
+
+class Stop(Callback):
+    """Ends training after a batch, as a signal would."""
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 4:
+            state.stop_training()
+
+
+def test_resume(make_trainer, tmp_path):
+    def algorithm() -> GyroDropout:
+        return GyroDropout(sigma=6, tau=2)
+
+    whole = masks_of(make_trainer, algorithm())
+    with make_trainer(algorithm(), build=build, callbacks=[Stop()]) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    rest = masks_of(make_trainer, algorithm(), resume_path=tmp_path / "checkpoint")
+    torch.testing.assert_close(rest, whole[4:], rtol=0, atol=0)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms import GradientClipping, LayerFreezing
+from algorithms.layer_freezing import frozen_fraction, layers_of
+from callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, save_checkpoint
+from runner.models import GPT
+
+DEEP = ("module.1", "module.2", "module.3", "module.4")
+
+
+def build_deep() -> ClassificationModel:
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
+    return ClassificationModel(nn.Sequential(nn.Flatten(), *layers).double(), 3)
+
+
+class Changes(Callback):
+    """Which layers each epoch changed, and how many gradients were computed in its last batch."""
+
+    def __init__(self):
+        self.seen, self.gradients = [], []
+
+    def epoch_start(self, state, logger):
+        self.before = {name: one.clone() for name, one in state.unwrapped_model.state_dict().items()}
+
+    def after_train_batch(self, state, logger):
+        self.count = sum(one.grad is not None for one in state.unwrapped_model.parameters())
+
+    def epoch_end(self, state, logger):
+        now = state.unwrapped_model.state_dict()
+        self.seen.append(
+            [name for name in DEEP if not torch.equal(now[f"{name}.weight"], self.before[f"{name}.weight"])]
+        )
+        self.gradients.append(self.count)
+
+
+def test_the_fraction_rises_linearly():
+    values = [frozen_fraction(elapsed, 0.5, 0.8) for elapsed in (0, 0.5, 0.75, 1)]
+    assert values == pytest.approx([0, 0, 0.4, 0.8])
+    assert frozen_fraction(1.0, 0.0, 1.0) == 1.0
+
+
+def test_layers_freeze_from_the_first_on(make_trainer):
+    changes, memory = Changes(), InMemoryLogger()
+    with make_trainer(
+        LayerFreezing(0.25, 1.0), build=build_deep, callbacks=[changes], loggers=[memory], max_duration="4ep"
+    ) as trainer:
+        trainer.fit()
+        model = trainer.state.unwrapped_model
+    # After epochs 1 to 4 a fraction of 0, 1/3, 2/3 and 1 of three layers is frozen.
+    assert changes.seen == [list(DEEP), list(DEEP), list(DEEP[1:]), list(DEEP[2:])]
+    assert changes.gradients == [8, 8, 6, 4]
+    logged = {
+        name.removeprefix("layer_freezing/"): [v for _, v in memory.data[name]]
+        for name in memory.data
+        if "freez" in name
+    }
+    assert logged["layers_frozen"] == [0, 1, 2, 3]
+    assert logged["percentage_frozen"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert all(one.requires_grad for one in model.parameters())  # once closed
+
+
+def test_decay_and_momentum_stop_too(make_trainer):
+    class Watch(Callback):
+        def epoch_start(self, state, logger):
+            self.first = state.unwrapped_model.get_parameter("module.1.weight").clone()
+
+    watch = Watch()
+    with make_trainer(
+        LayerFreezing(0.0, 1.0),
+        GradientClipping("norm", 0.1),
+        build=build_deep,
+        callbacks=[watch],
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.5),
+        max_duration="3ep",
+    ) as trainer:
+        trainer.fit()
+        assert torch.equal(trainer.state.unwrapped_model.get_parameter("module.1.weight"), watch.first)
+
+
+def test_what_is_shared_with_the_last_layer_learns_on():
+    gpt = GPT(vocab_size=11, context=8, d_model=8, n_layers=1, n_heads=2)
+    layers = layers_of(gpt)
+    assert layers[0] is gpt.token_embedding and layers[-1] is gpt.head
+
+
+def test_a_tied_embedding_is_not_frozen(make_trainer):
+    from runner import LanguageModel
+    from runner.data import TensorLoader
+
+    tokens = torch.randint(11, (24, 9), generator=torch.Generator().manual_seed(0))
+    loader = TensorLoader(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), batch_size=8, shuffle=True)
+    torch.manual_seed(0)
+    model = LanguageModel(GPT(vocab_size=11, context=8, d_model=8, n_layers=1, n_heads=2))
+    arguments = {"model": model, "train_dataloader": loader, "eval_dataloader": None, "max_duration": "2ep"}
+    with make_trainer(LayerFreezing(0.0, 1.0), **arguments) as trainer:
+        trainer.fit()
+        learning = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert "module.token_embedding.weight" in learning and "module.position_embedding.weight" not in learning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"freeze_start": 1.0}, "freeze_start=1.0"), ({"freeze_level": 1.1}, "freeze_level=1.1")],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LayerFreezing(**arguments)
+
+
+def test_one_layer_cannot_be_frozen(make_trainer):
+    model = ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double(), 3)
+    with make_trainer(LayerFreezing(), model=model) as trainer, pytest.raises(ValueError, match="two layers"):
+        trainer.fit()
+
+
+class Stop(Callback):
+    """Ends training after a batch, as a signal would."""
+
+    def __init__(self, batch: int):
+        self.batch = batch
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            state.stop_training()
+
+
+def test_resume(make_trainer, tmp_path):
+    arguments = {"build": build_deep, "max_duration": "4ep"}
+    with make_trainer(LayerFreezing(0.0, 1.0), **arguments) as whole:
+        whole.fit()
+    with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[Stop(7)], **arguments) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    with make_trainer(LayerFreezing(0.0, 1.0), resume_path=tmp_path / "checkpoint", **arguments) as second:
+        second.fit()
+    assert second.state.timestamp.batch == 12
+    torch.testing.assert_close(
+        dict(second.state.model.state_dict()), dict(whole.state.model.state_dict()), rtol=0, atol=0
+    )
+
+
+def test_two_ranks_train_the_weights_of_one(run_ranks):
+    def program():
+        import os
+
+        import torch
+        from torch import nn
+
+        from algorithms import GradientClipping, LayerFreezing
+        from runner import ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        def weights_of_training():
+            torch.manual_seed(0)
+            images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
+            model = ClassificationModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)).double(), 2)
+            with Trainer(
+                model=model,
+                train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+                algorithms=[LayerFreezing(0.0, 1.0), GradientClipping("norm", 0.1)],
+                max_duration="4ep",
+                device="cpu",
+            ) as trainer:
+                trainer.fit()
+            return [one.detach().clone() for one in model.parameters()]
+
+        together = weights_of_training()
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            del os.environ[name]
+        torch.testing.assert_close(together, weights_of_training())
+
+    run_ranks(program)

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard, ScheduleFree
+from algorithms.sam import ascend
+from runner import Algorithm, Callback, ClassificationModel
+from runner.models import MLP
+
+
+class Record(Callback):
+    """Weights before each batch, the batch, the gradients that the optimizer gets, and the weights that it steps."""
+
+    def __init__(self):
+        self.steps: list[Any] = []
+
+    def batch_start(self, state, logger):
+        self.model, self.batch = copy.deepcopy(state.unwrapped_model), state.batch
+
+    def after_train_batch(self, state, logger):
+        parameters = list(state.unwrapped_model.parameters())
+        gradients = [one.grad.clone() for one in parameters if one.grad is not None]
+        self.steps.append((self.model, self.batch, gradients, [one.detach().clone() for one in parameters]))
+
+
+def sam_gradients(model: nn.Module, loss: Any, rho: float) -> list[Tensor]:
+    """As the paper's equations have them, on a copy of the model."""
+    model = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(loss(model), parameters)
+    norm = torch.stack([one.square().sum() for one in first]).sum().sqrt()
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, first, strict=True):
+            parameter += rho * gradient / norm
+    return list(torch.autograd.grad(loss(model), parameters))
+
+
+def test_the_step_has_length_rho():
+    weights = [torch.zeros(3, 2), torch.zeros(5)]
+    gradients = [torch.randn(3, 2), torch.randn(5)]
+    ascend(weights, gradients, 0.3, 1e-12)
+    flat, direction = torch.cat([one.flatten() for one in weights]), torch.cat([one.flatten() for one in gradients])
+    torch.testing.assert_close(flat, 0.3 * direction / direction.norm())
+    still = [torch.ones(2)]
+    ascend(still, [torch.zeros(2)], 0.3, 1e-12)
+    assert torch.equal(still[0], torch.ones(2))
+
+
+def test_a_quadratic_has_a_closed_form():
+    """The loss w A w / 2 has the gradient A w; SAM takes A (w + rho A w / |A w|)."""
+    w, matrix = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+    moved = [w.clone()]
+    ascend(moved, [matrix @ w], 0.1, 1e-12)
+    slope = matrix @ w
+    torch.testing.assert_close(matrix @ moved[0], matrix @ (w + 0.1 * slope / slope.norm()))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"grad_accum": 3}, {"microbatch_size": 3}])
+def test_gradients_are_those_of_the_paper(make_trainer, arguments: dict[str, Any]):
+    record = Record()
+    with make_trainer(SAM(rho=0.5), callbacks=[record], **arguments) as trainer:
+        trainer.fit()
+    assert len(record.steps) == 6
+    for model, batch, gradients, weights in record.steps:
+        expected = sam_gradients(model, lambda one, batch=batch: one.loss(one(batch), batch), 0.5)
+        torch.testing.assert_close(gradients, expected)
+        torch.testing.assert_close(weights, list(model.parameters()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+def test_other_batches_are_trained_as_ever(make_trainer, interval: int):
+    record = Record()
+    with make_trainer(SAM(rho=0.5, interval=interval), callbacks=[record]) as trainer:
+        trainer.fit()
+    for index, (model, batch, gradients, _) in enumerate(record.steps):
+        plain = torch.autograd.grad(model.loss(model(batch), batch), list(model.parameters()))
+        assert torch.allclose(gradients[0], plain[0]) == bool(index % interval)
+
+
+def test_a_step_of_no_length_changes_nothing(make_trainer):
+    def trained(*algorithms: Any) -> dict[str, Tensor]:
+        build = lambda: ClassificationModel(MLP(32, [8], 3, dropout=0.5).double(), 3)  # noqa: E731
+        torch.manual_seed(0)
+        with make_trainer(*algorithms, MixUp(), LabelSmoothing(), build=build, grad_accum=2) as trainer:
+            trainer.fit()
+        return dict(trainer.state.unwrapped_model.state_dict())
+
+    torch.testing.assert_close(trained(SAM(rho=1e-300)), trained(), rtol=0, atol=0)
+
+
+def test_both_passes_smooth_the_same(make_trainer):
+    """With smoothing, the paper's gradients are those of the smoothed loss."""
+    record = Record()
+    with make_trainer(SAM(rho=0.5), LabelSmoothing(0.3), callbacks=[record]) as trainer:
+        trainer.fit()
+    for model, (inputs, targets), gradients, _ in record.steps:
+
+        def loss(one: Any, inputs: Any = inputs, targets: Any = targets) -> Tensor:
+            return nn.functional.cross_entropy(one((inputs, targets)), targets, label_smoothing=0.3)
+
+        torch.testing.assert_close(gradients, sam_gradients(model, loss, 0.5))
+
+
+def test_both_passes_drop_the_same(make_trainer):
+    dropped: list[Tensor] = []
+    model = ClassificationModel(MLP(32, [8], 3, dropout=0.5).double(), 3)
+    (dropout,) = (one for one in model.modules() if isinstance(one, nn.Dropout))
+    dropout.register_forward_hook(lambda module, inputs, outputs: dropped.append(outputs.detach()))
+    with make_trainer(SAM(rho=1e-300), model=model, eval_dataloader=None, max_duration="1ba", grad_accum=2) as trainer:
+        trainer.fit()
+    assert len(dropped) == 4  # two microbatches, twice
+    torch.testing.assert_close(dropped[:2], dropped[2:], rtol=0, atol=0)
+
+
+def test_running_statistics_see_the_batch_once_at_the_weights(make_trainer):
+    with make_trainer(SAM(rho=5.0), batch_norm=True, max_duration="1ba") as ours:
+        ours.fit()
+    with make_trainer(batch_norm=True, max_duration="1ba") as plain:
+        plain.fit()
+    torch.testing.assert_close(
+        dict(ours.state.unwrapped_model.named_buffers()),
+        dict(plain.state.unwrapped_model.named_buffers()),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_clipping_and_the_guard_see_the_weights_as_they_are(make_trainer):
+    algorithms = [SAM(), NaNGuard("skip"), GradientClipping("adaptive", 0.01), ScheduleFree()]
+    with make_trainer(*algorithms, optimizers=partial(torch.optim.SGD, lr=0.1), batch_norm=True) as trainer:
+        order = [type(one).__name__ for one in trainer.state.algorithms]
+        trainer.fit()
+    assert order.index("SAM") > order.index("NaNGuard") > order.index("GradientClipping")
+
+
+class OwnStep(ClassificationModel):
+    def metrics(self, train: bool) -> dict[str, Any]:
+        return {}
+
+    def training_step(self, state: Any) -> Tensor:
+        raise NotImplementedError
+
+
+def test_what_it_cannot_do_exactly_is_refused(make_trainer):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double()
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in net.parameters()]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("precision='amp_fp16'", {"precision": "amp_fp16"}),
+        ("one optimizer", {"model": ClassificationModel(net, 3), "optimizers": optimizers}),
+        ("training_step", {"model": OwnStep(net, 3)}),
+        ("microbatch_size='auto'", {"microbatch_size": "auto"}),
+    ]
+    for message, arguments in cases:
+        with make_trainer(SAM(), **arguments) as trainer, pytest.raises(ValueError, match=message):
+            trainer.fit()
+
+
+def test_who_prepares_a_batch_comes_first(make_trainer):
+    class Prepares(Algorithm):
+        def before_train_batch(self, state, logger):
+            pass
+
+    with make_trainer(SAM(), Prepares()) as trainer, pytest.raises(ValueError, match="SAM must come after Prepares"):
+        trainer.fit()
+    with make_trainer(Prepares(), SAM()) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"rho": 0.0}, "rho=0.0"), ({"epsilon": 0}, "epsilon=0"), ({"interval": 0}, "interval=0")],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        SAM(**arguments)
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [SAM(rho=0.3, interval=2), MixUp()], batch_norm=True)
+
+
+def test_ranks_climb_by_their_own_gradient(run_ranks):
+    def program():
+        import copy
+
+        import torch
+        import torch.distributed as dist
+
+        from algorithms import SAM
+        from runner import Callback, ClassificationModel, Trainer
+        from runner.data import TensorLoader
+
+        def loss(model, batch):
+            return torch.nn.functional.cross_entropy(model(batch), batch[1])
+
+        class Record(Callback):
+            def batch_start(self, state, logger):
+                self.model, self.batch = copy.deepcopy(state.unwrapped_model), state.batch
+
+            def after_train_batch(self, state, logger):
+                model, parameters = self.model, list(self.model.parameters())
+                first = torch.autograd.grad(loss(model, self.batch), parameters)
+                norm = torch.stack([one.square().sum() for one in first]).sum().sqrt()
+                with torch.no_grad():
+                    for parameter, gradient in zip(parameters, first, strict=True):
+                        parameter += 0.5 * gradient / norm
+                second = torch.autograd.grad(loss(model, self.batch), parameters)
+                for gradient, parameter in zip(second, state.unwrapped_model.parameters(), strict=True):
+                    dist.all_reduce(gradient)
+                    torch.testing.assert_close(parameter.grad, gradient / 2)
+
+        torch.manual_seed(0)
+        images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
+        with Trainer(
+            model=ClassificationModel(torch.nn.Linear(4, 2).double(), 2),
+            train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            algorithms=[SAM(rho=0.5)],
+            callbacks=[Record()],
+            max_duration="2ep",
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+
+    run_ranks(program)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import copy
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree
+from algorithms.schedule_free import _StepWeights
+from runner import Callback, evaluation_weights
+from runner.optim import Muon
+from runner.schedulers import constant, linear
+
+PLAIN_SGD = partial(torch.optim.SGD, lr=0.1)
+ADAMW = partial(torch.optim.AdamW, lr=0.05, betas=(0.0, 0.9), weight_decay=0.0)
+
+
+class Gradients(Callback):
+    """Gradients, weights and the rate of each step, as they were when the optimizer took them."""
+
+    def __init__(self):
+        self.seen, self.rates = [], []
+
+    def fit_start(self, state, logger):
+        self.initial = [one.detach().clone() for one in state.unwrapped_model.parameters()]
+
+    def after_train_batch(self, state, logger):
+        parameters = list(state.unwrapped_model.parameters())
+        self.seen.append([(one.detach().clone(), one.grad.clone()) for one in parameters if one.grad is not None])
+        self.rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+
+def averaged(trainer) -> list[torch.Tensor]:
+    with evaluation_weights(trainer.state):
+        return [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+
+
+def recurrence(record: Gradients, beta: float, adam: bool) -> tuple[list[Any], list[Any]]:
+    """x and y of every step, as the paper writes them, from the gradients that were taken."""
+    z, x = ([one.clone() for one in record.initial] for _ in range(2))
+    square = [torch.zeros_like(one) for one in z]
+    points, total, highest = [[*x]], 0.0, 0.0
+    for t, (step, rate) in enumerate(zip(record.seen, record.rates, strict=True), start=1):
+        highest = max(highest, rate)
+        total += highest**2
+        c = highest**2 / total if total else 0.0
+        for i, (_, gradient) in enumerate(step):
+            square[i] = 0.9 * square[i] + 0.1 * gradient**2
+            scaled = gradient / ((square[i] / (1 - 0.9**t)).sqrt() + 1e-8) if adam else gradient
+            z[i] = z[i] - rate * scaled
+            x[i] = (1 - c) * x[i] + c * z[i]
+        points.append([(1 - beta) * one + beta * other for one, other in zip(z, x, strict=True)])
+    return x, points
+
+
+@pytest.mark.parametrize("optimizer", [PLAIN_SGD, ADAMW])
+@pytest.mark.parametrize(
+    ("arguments", "schedulers"),
+    [({}, None), ({"beta": 0.0}, None), ({"warmup": "3ba"}, None), ({}, constant(t_warmup="3ba"))],
+)
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_steps_are_those_of_the_paper(make_trainer, optimizer, arguments, schedulers, grad_accum: int):
+    record = Gradients()
+    algorithm = ScheduleFree(**arguments)
+    with make_trainer(
+        algorithm, optimizers=optimizer, schedulers=schedulers, callbacks=[record], grad_accum=grad_accum
+    ) as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    x, points = recurrence(record, arguments.get("beta", 0.9), optimizer is ADAMW)
+    torch.testing.assert_close(own, x)
+    for step, expected in zip(record.seen, points, strict=False):
+        torch.testing.assert_close([weights for weights, _ in step], expected)
+
+
+def test_a_constant_rate_gives_the_mean():
+    weights, found = _StepWeights(), []
+    for _ in range(4):
+        weights, weight = weights.next(0.3)
+        found.append(weight)
+    assert found == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert _StepWeights().next(0.0) == (_StepWeights(), 0.0)
+
+
+def test_groups_have_averages_of_their_own_rates(make_trainer):
+    optimizer = partial(Muon, lr=0.1, momentum=0.0, rest="sgd", rest_lr=0.05)
+    with make_trainer(ScheduleFree(), optimizers=optimizer) as trainer:
+        trainer.fit()
+        loss = trainer.eval()["eval"]["loss"]
+    with make_trainer() as fresh:
+        assert float(loss) < float(fresh.eval()["eval"]["loss"])
+
+
+def test_evaluations_see_the_average_and_training_goes_on(make_trainer):
+    with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True) as plain:
+        plain.fit()
+    with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True, eval_interval="1ba") as often:
+        often.fit()
+    own, theirs = (dict(one.state.unwrapped_model.state_dict()) for one in (plain, often))
+    torch.testing.assert_close(own, theirs, rtol=0, atol=0)
+
+
+def test_the_optimizer_is_left_as_it_was(make_trainer):
+    from runner import ClassificationModel
+
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 3)).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with make_trainer(ScheduleFree(), model=ClassificationModel(net, 3), optimizers=optimizer) as trainer:
+        trainer.fit()
+    before = copy.deepcopy(net.state_dict())
+    optimizer.zero_grad()
+    optimizer.step()
+    torch.testing.assert_close(dict(net.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_what_does_not_suit_it_is_said(make_trainer, caplog):
+    algorithms = [ScheduleFree(), NaNGuard("rollback")]
+    with (
+        make_trainer(*algorithms, optimizers=PLAIN_SGD) as trainer,
+        pytest.raises(ValueError, match="policy='rollback'"),
+    ):
+        trainer.fit()
+    with caplog.at_level(logging.WARNING, "runner"), make_trainer(ScheduleFree(), schedulers=linear()) as trainer:
+        trainer.fit()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "ScheduleFree takes the place of momentum",
+        "ScheduleFree takes the place of a schedule",
+    ]
+    caplog.clear()
+    with make_trainer(ScheduleFree(), optimizers=ADAMW, schedulers=constant()) as trainer:
+        trainer.fit()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"beta": 1.0}, "beta=1.0"), ({"warmup": "slow"}, "warmup='slow'"), ({"bn_batches": True}, "bn_batches=True")],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        ScheduleFree(**arguments)
+
+
+@pytest.mark.parametrize("other", [EMA, SWA, LAWA])
+def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
+    with pytest.raises(ValueError, match="cannot be combined"):
+        make_trainer(ScheduleFree(), other())
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+@pytest.mark.parametrize("warmup", ["0ba", "5ba"])
+def test_resume(check_resume, warmup: str, stop_at: int):
+    check_resume(lambda: [ScheduleFree(warmup=warmup)], stop_at, optimizers=ADAMW, batch_norm=True)
+
+
+def test_two_ranks_keep_the_average_of_one(run_ranks):
+    def program():
+        import os
+
+        import torch
+
+        from algorithms import ScheduleFree
+        from runner import ClassificationModel, Trainer, evaluation_weights
+        from runner.data import TensorLoader
+
+        def average_of_training():
+            torch.manual_seed(0)
+            images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
+            model = ClassificationModel(torch.nn.Linear(4, 2).double(), 2)
+            with Trainer(
+                model=model,
+                train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
+                optimizers=lambda params: torch.optim.AdamW(params, lr=0.05, betas=(0.0, 0.9)),
+                algorithms=[ScheduleFree()],
+                max_duration="3ep",
+                device="cpu",
+            ) as trainer:
+                trainer.fit()
+                with evaluation_weights(trainer.state):
+                    return [one.detach().clone() for one in model.parameters()]
+
+        together = average_of_training()
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            del os.environ[name]
+        torch.testing.assert_close(together, average_of_training())
+
+    run_ranks(program)

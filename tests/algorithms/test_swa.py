@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from algorithms import EMA, LAWA, SWA, ScheduleFree
+from algorithms.swa import annealed
+from runner import Callback, evaluation_weights, save_checkpoint
+from runner.checkpoint_files import read_file
+from runner.data import DatasetLoader
+from runner.schedulers import linear
+
+
+class Reference(Callback):
+    """torch's own average of the weights after some batches."""
+
+    def __init__(self, batches: list[int]):
+        self.batches = batches
+
+    def fit_start(self, state, logger):
+        self.average = AveragedModel(state.unwrapped_model)
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch in self.batches:
+            self.average.update_parameters(state.unwrapped_model)
+
+
+class Rates(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def after_train_batch(self, state, logger):
+        self.seen.append(state.optimizers[0].param_groups[0]["lr"])
+
+
+def averaged(trainer) -> dict[str, torch.Tensor]:
+    with evaluation_weights(trainer.state):
+        return copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
+
+
+def only_weights(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in values.items() if "running" not in name and "num_batches" not in name}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        ({"start": "0.5dur", "end": "1dur", "update_interval": "1ba"}, [3, 4, 5, 6]),
+        ({"start": "2ba", "end": "5ba", "update_interval": "2ba"}, [2, 4]),
+        ({"start": "1ep", "end": "2ep"}, [3, 6]),
+        ({"start": "0ba", "end": "0.5dur", "update_interval": "1ba"}, [1, 2, 3]),
+    ],
+)
+def test_parameters_are_averaged_as_torch_does(make_trainer, arguments: dict[str, Any], taken: list[int]):
+    reference = Reference(taken)
+    with make_trainer(SWA(**arguments), callbacks=[reference], max_duration="2ep") as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+    torch.testing.assert_close(own, dict(reference.average.module.state_dict()))
+    assert not torch.equal(own["module.1.weight"], dict(trainer.state.model.state_dict())["module.1.weight"])
+
+
+@pytest.mark.parametrize("bn_batches", [2, 10])
+def test_statistics_of_batch_norm_are_those_of_torchs_update(make_trainer, bn_batches: int):
+    algorithm = SWA("0ba", "1dur", "1ba", bn_batches=bn_batches)
+    with make_trainer(algorithm, batch_norm=True) as trainer:
+        trainer.fit()
+        own = averaged(trainer)
+        trained = copy.deepcopy(trainer.state.unwrapped_model)
+        loader = trainer.state.train_dataloader
+        loader.seek(0, 0)
+        batches = list(loader)[:bn_batches]
+    reference = copy.deepcopy(trained)
+    reference.load_state_dict(only_weights(own), strict=False)
+    update_bn([batch[0] for batch in batches], reference.module)
+    torch.testing.assert_close(own, dict(reference.state_dict()))
+    assert not torch.equal(own["module.2.running_mean"], trained.state_dict()["module.2.running_mean"])
+
+
+def test_statistics_of_training_are_kept_on_request(make_trainer):
+    with make_trainer(SWA("0ba", "1dur", "1ba", bn_batches=0), batch_norm=True) as trainer:
+        trainer.fit()
+        own, live = averaged(trainer), dict(trainer.state.unwrapped_model.state_dict())
+    assert torch.equal(own["module.2.running_mean"], live["module.2.running_mean"])
+
+
+def test_statistics_are_estimated_once_and_draw_nothing(make_trainer):
+    with make_trainer(SWA("0ba", "1dur", "1ba", bn_batches=2), batch_norm=True) as trainer:
+        trainer.fit()
+        passes: list[int] = []
+        trainer.state.unwrapped_model.register_forward_hook(lambda *_: passes.append(1))
+        trainer.state.algorithms[0]._changed()
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        first, second = averaged(trainer), averaged(trainer)
+    assert len(passes) == 2
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_statistics_come_beside_an_epoch_under_way(make_trainer):
+    """With a loader whose iteration is under way, and dropout that must draw what it always did."""
+    images, targets = torch.randn(24, 2, 4, 4, dtype=torch.float64), torch.arange(24) % 3
+
+    def trained(*algorithms: Any):
+        data = torch.utils.data.TensorDataset(images, targets)
+        loader = DatasetLoader(data, batch_size=8, shuffle=True)
+        arguments = {"train_dataloader": loader, "batch_norm": True, "eval_interval": "1ba"}
+        with make_trainer(*algorithms, **arguments) as trainer:
+            trainer.fit()
+        return dict(trainer.state.unwrapped_model.state_dict()), trainer.state.eval_metric_values["eval"]["loss"]
+
+    (plain, plain_loss), (ours, loss) = trained(), trained(SWA("0ba", "1dur", "1ba"))
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    assert float(loss) != float(plain_loss)
+
+
+def test_evaluations_and_checkpoints_see_the_average(make_trainer, tmp_path):
+    with make_trainer(SWA("0ba", "1dur", "1ba"), batch_norm=True) as trainer:
+        trainer.fit()
+        values, own = trainer.eval(), averaged(trainer)
+        live = copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+        torch.testing.assert_close(dict(trainer.state.unwrapped_model.state_dict()), live, rtol=0, atol=0)
+        torch.testing.assert_close(read_file(tmp_path / "checkpoint", "model.pt"), own, rtol=0, atol=0)
+    with make_trainer(batch_norm=True) as other:
+        other.state.unwrapped_model.load_state_dict(own)
+        torch.testing.assert_close(other.eval(), values)
+
+
+@pytest.mark.parametrize("schedulers", [None, linear()])
+def test_the_rate_is_led_over(make_trainer, schedulers: Any):
+    rates = Rates()
+    algorithm = SWA("2ba", "1dur", "1ba", swa_lr=0.5, anneal_steps=3)
+    with make_trainer(algorithm, callbacks=[rates], schedulers=schedulers) as trainer:
+        trainer.fit()
+    scheduled = [0.1 * (1 - n / 6 if schedulers else 1) for n in range(6)]
+    led = [(1 - part) * rate + part * 0.5 for rate, part in zip(scheduled[2:], (1 / 3, 2 / 3, 1, 1), strict=True)]
+    expected = [*scheduled[:2], *led]
+    assert rates.seen == pytest.approx(expected)
+    assert [annealed(0.1, 0.5, x) for x in (0, 0.5, 1, 2)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
+
+
+def test_what_cannot_be_done_is_refused(make_trainer):
+    with (
+        make_trainer(SWA("0.7dur", "0.97dur", "1ep"), max_duration="2ep") as trainer,
+        pytest.raises(ValueError, match="no update falls between start='0.7dur' and end='0.97dur'"),
+    ):
+        trainer.fit()
+    with pytest.raises(ValueError, match=r"swa_lr=0.1: torch's own schedulers"):
+        make_trainer(SWA(swa_lr=0.1), schedulers=lambda optimizer: StepLR(optimizer, 1))
+    batches = iter([(torch.randn(8, 2, 4, 4, dtype=torch.float64), torch.arange(8) % 3)] * 6)
+    algorithm = SWA("0ba", "1dur", "1ba")
+    with (
+        make_trainer(algorithm, batch_norm=True, train_dataloader=batches) as trainer,
+        pytest.raises(ValueError, match="bn_batches=10: .*set bn_batches=0"),
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": "half"}, "start='half'"),
+        ({"start": "0.9dur", "end": "0.5dur"}, "end='0.5dur': must not be before start='0.9dur'"),
+        ({"update_interval": 0}, "update_interval=0"),
+        ({"swa_lr": -1.0}, "swa_lr=-1.0"),
+        ({"anneal_steps": -1}, "anneal_steps=-1"),
+        ({"bn_batches": -1}, "bn_batches=-1"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        SWA(**arguments)
+
+
+@pytest.mark.parametrize("other", [EMA, LAWA, ScheduleFree])
+def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
+    with pytest.raises(ValueError, match="cannot be combined"):
+        make_trainer(SWA(), other())
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+@pytest.mark.parametrize("swa_lr", [None, 0.05])
+def test_resume(check_resume, swa_lr: float | None, stop_at: int):
+    arguments = {"start": "2ba", "end": "6ba", "update_interval": "1ba", "swa_lr": swa_lr, "anneal_steps": 3}
+    check_resume(lambda: [SWA(**arguments)], stop_at, batch_norm=True)

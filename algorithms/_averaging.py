@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms._surgery import check_whole
+from algorithms._arguments import check_whole
 from runner import Algorithm, Logger, State, get_world_size
 from runner.batch import to_device
 from runner.randomness import ForwardStream

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner import Algorithm
+from runner.batch import map_tensors
+
 Key = int | str
 """Where a part of a batch stands: an index of a tuple or list, or a key of a mapping."""
 
 IGNORED = -100  # the target that torch's own losses leave out
+
+AUGMENTATIONS = (
+    "BatchAugment",
+    "TrivialAugment",
+    "RandAugment",
+    "AugMix",
+    "CutOut",
+    "ColOut",
+    "ProgressiveResizing",
+)
+"""Algorithms that change the samples of a batch one by one: who only picks samples runs before them."""
 
 
 def get_item(batch: Any, key: Key) -> Tensor:
@@ -65,3 +79,39 @@ def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
     ones = targets.numel() / counted.sum().clamp(min=1).to(dtype) * counted
     index = targets.long().where(counted, 0).unsqueeze(1)
     return torch.zeros(logits.shape, dtype=dtype, device=logits.device).scatter_(1, index, ones.unsqueeze(1))
+
+
+def get_images(batch: Any, key: Key, owner: str) -> Tensor:
+    """Return the images of a batch, floating point (N, C, H, W).
+
+    Raises:
+        TypeError: as `get_item`.
+        ValueError: the part is something else; `owner` says who wants them.
+    """
+    images = get_item(batch, key)
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(
+            f"inputs of shape {tuple(images.shape)} and {images.dtype}: "
+            f"{owner} needs floating-point images (N, C, H, W)"
+        )
+    return images
+
+
+def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
+    """Return a batch with some of its samples; tensors that do not count samples in dimension 0 stay as they are.
+
+    Args:
+        batch: any nesting of tensors.
+        num_samples: samples in it.
+        index: which of them: numbers (n,), int64, on the batch's device, or a slice, which gives views.
+    """
+    return map_tensors(batch, lambda one: one[index] if one.ndim and len(one) == num_samples else one)
+
+
+def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
+    """Raise a ValueError where BatchAugment must know which samples a batch has; for those that leave some out."""
+    if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
+        raise ValueError(
+            "flip='alternating' of BatchAugment needs whole batches, and another algorithm leaves samples out: "
+            "set flip='random', or remove one of them"
+        )

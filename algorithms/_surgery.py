@@ -84,12 +84,6 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
         log.info("%s changed %d of the model's parts%s", name, len(names), f": {shown}" if names else "")
 
 
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise a ValueError where an argument is no whole number, or below the least that is allowed."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least {least}")
-
-
 def resolve_width(name: str, value: float, whole: int) -> int:
     """Return a width that is given as a number, or as a fraction of another; at least 1.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._surgery import check_whole, operate
+from algorithms._arguments import check_whole
+from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from algorithms._surgery import check_whole, operate, resolve_width
+from algorithms._arguments import check_whole
+from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms._surgery import check_whole, operate
+from algorithms._arguments import check_whole
+from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms._arguments import check_whole
 from algorithms._averaging import WeightAverage, wide_copy
-from algorithms._surgery import check_whole
 from runner import Interval, Logger, State, Time
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms._arguments import check_whole
 from algorithms._averaging import copy_all
 from algorithms._snapshot import KeptBuffers
-from algorithms._surgery import check_whole
 from runner import Algorithm, Event, Logger, State
 from runner.batch import split
 from runner.engine import overrides

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._surgery import check_whole, operate, resolve_width
+from algorithms._arguments import check_whole
+from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
 
 Layer = Callable[[Tensor], Tensor]

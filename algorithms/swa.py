@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from algorithms._arguments import check_whole
 from algorithms._averaging import WeightAverage, keep_base_rates, move_towards, set_rates, wide_copy
-from algorithms._surgery import check_whole
 from runner import Interval, Logger, State, Time
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms._surgery import check_whole, report
+from algorithms._arguments import check_whole
+from algorithms._surgery import report
 from runner import Algorithm, Logger, State
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import LabelSmoothing, MixUp
-from algorithms.mixup import draw_mixing, mix
+from algorithms import CutMix, LabelSmoothing, MixUp
+from algorithms._mixing import draw_partners, interpolate
+from algorithms.mixup import draw_weight
 from runner import Callback, stream_seed
 
 KEY = "mixup"
@@ -14,7 +15,8 @@ KEY = "mixup"
 def reference_gradients(model, batch, alpha: float, index: int, smoothing: float = 0.0) -> list[torch.Tensor]:
     """Gradients of the interpolated loss, written down as in the paper."""
     images, targets = batch
-    lam, permutation = draw_mixing(len(images), alpha, stream_seed(0, KEY, index))
+    seed = stream_seed(0, KEY, index)
+    lam, permutation = draw_weight(alpha, seed), draw_partners(len(images), seed)
     logits = model.module((1 - lam) * images + lam * images[permutation])
     losses = [F.cross_entropy(logits, one, label_smoothing=smoothing) for one in (targets, targets[permutation])]
     ((1 - lam) * losses[0] + lam * losses[1]).backward()
@@ -43,24 +45,30 @@ def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
         make_trainer(MixUp(interpolate_loss=True), LabelSmoothing())
 
 
+@pytest.mark.parametrize("others", [[CutMix()], [MixUp()]])
+def test_two_mixings_at_once_are_refused(make_trainer, others: list):
+    with pytest.raises(ValueError, match="cannot be combined"):
+        make_trainer(MixUp(), *others)
+
+
 def test_weights_follow_the_beta_distribution_and_partners_are_a_permutation():
-    draws = [draw_mixing(5, 1.0, seed) for seed in range(2000)]
-    weights = torch.tensor([weight for weight, _ in draws])
+    weights = torch.tensor([draw_weight(1.0, seed) for seed in range(2000)])
+    permutations = [draw_partners(5, seed).tolist() for seed in range(2000)]
     # For alpha = 1 lambda is uniform in [0, 0.5].
     assert weights.min() >= 0
     assert weights.max() <= 0.5
     torch.testing.assert_close(
         weights.quantile(torch.tensor([0.25, 0.5, 0.75])), torch.tensor([0.125, 0.25, 0.375]), atol=0.02, rtol=0
     )
-    assert all(sorted(permutation.tolist()) == list(range(5)) for _, permutation in draws)
-    assert len({tuple(permutation.tolist()) for _, permutation in draws}) == 120
-    small = torch.tensor([draw_mixing(1, 0.2, seed)[0] for seed in range(2000)])
+    assert all(sorted(permutation) == list(range(5)) for permutation in permutations)
+    assert len({tuple(permutation) for permutation in permutations}) == 120
+    small = torch.tensor([draw_weight(0.2, seed) for seed in range(2000)])
     assert small.mean() < weights.mean()
 
 
 def test_mixing_by_nothing_changes_nothing():
     values = torch.randn(4, 3)
-    assert torch.equal(mix(values, values.flip(0), 0.0), values)
+    assert torch.equal(interpolate(values, values.flip(0), 0.0), values)
 
 
 class Watch(Callback):
@@ -86,7 +94,7 @@ def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
 
 def test_batches_draw_differently(train):
     seeds = [stream_seed(0, KEY, batch) for batch in range(6)]
-    assert len({draw_mixing(8, 0.2, seed)[0] for seed in seeds}) == 6
+    assert len({draw_weight(0.2, seed) for seed in seeds}) == 6
 
 
 def test_arguments_are_checked(train):

@@ -1,0 +1,107 @@
+"""What MixUp and CutMix share: partners from the same batch, and targets or losses interpolated with theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms._batch import Key, class_probabilities, get_item, with_item
+from runner import Algorithm, Logger, State, stream_seed
+
+
+def draw_partners(num_samples: int, seed: int) -> Tensor:
+    """Return everyone's partner: a permutation (N,), int64, on the CPU, that depends on the arguments alone."""
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
+
+
+def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:
+    """Return (1 - weight) values + weight partners, for two tensors of one shape and floating dtype."""
+    return torch.lerp(values, partners, weight)
+
+
+class Mixing(Algorithm):
+    """Trains on samples that are mixed with partners; a subclass says with what weight, and mixes the inputs.
+
+    Args:
+        alpha: of Beta(alpha, alpha), above 0.
+        interpolate_loss: blend two losses instead of the targets.
+        input_key: where the inputs stand in a batch.
+        target_key: where the targets stand.
+
+    Raises:
+        ValueError: `alpha` is not above 0; `interpolate_loss` together with LabelSmoothing.
+        TypeError: while training, outputs are no tensor.
+    """
+
+    # What is meant by both is one or the other for each batch, not a blend of three samples.
+    conflicts_with = ("MixUp", "CutMix")
+
+    def __init__(self, alpha: float, interpolate_loss: bool, input_key: Key, target_key: Key) -> None:
+        if not alpha > 0:
+            raise ValueError(f"alpha={alpha!r}: must be a number above 0")
+        self.alpha = alpha
+        self.interpolate_loss = interpolate_loss
+        self.input_key = input_key
+        self.target_key = target_key
+        self._weight = 0.0
+        self._permutation = torch.empty(0, dtype=torch.int64)
+        self._original: Any = None
+
+    def draw(self, inputs: Tensor, seed: int) -> float:
+        """Draw how this batch is mixed, and return the partners' weight in [0, 1]; the draw depends on `seed` alone."""
+        raise NotImplementedError
+
+    def mix(self, inputs: Tensor, partners: Tensor) -> Tensor:
+        """Return the inputs (n, ...) of a microbatch mixed with their partners as `draw` said."""
+        raise NotImplementedError
+
+    def init(self, state: State, logger: Logger) -> None:
+        if self.interpolate_loss and any(type(one).__name__ == "LabelSmoothing" for one in state.algorithms):
+            raise ValueError(
+                "interpolate_loss=True is for losses that accept class numbers only, and LabelSmoothing makes "
+                "probabilities: set interpolate_loss=False, or remove LabelSmoothing"
+            )
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        inputs = get_item(state.batch, self.input_key)
+        seed = stream_seed(state.seed, self.config_key, state.timestamp.batch)
+        self._weight = self.draw(inputs, seed)
+        self._permutation = draw_partners(len(inputs), seed).to(inputs.device, non_blocking=True)
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        self._original = state.microbatch
+        inputs = get_item(state.microbatch, self.input_key)
+        mixed = self.mix(inputs, self._partners(state, self.input_key, len(inputs)))
+        state.microbatch = with_item(state.microbatch, self.input_key, mixed)
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        if self.interpolate_loss:
+            return
+        if not isinstance(state.outputs, Tensor):
+            name = type(self).__name__
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {name} needs a tensor (N, C, ...)")
+        targets = get_item(state.microbatch, self.target_key)
+        partners = self._partners(state, self.target_key, len(targets))
+        own, other = (class_probabilities(one, state.outputs) for one in (targets, partners))
+        state.microbatch = with_item(state.microbatch, self.target_key, interpolate(own, other, self._weight))
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        if self.interpolate_loss:
+            targets = get_item(state.microbatch, self.target_key)
+            partners = self._partners(state, self.target_key, len(targets))
+            swapped = with_item(state.microbatch, self.target_key, partners)
+            compute_loss = state.precision.autocast(state.device)(state.unwrapped_model.loss)
+            state.loss = _interpolate_losses(state.loss, compute_loss(state.outputs, swapped), self._weight)
+        state.microbatch, self._original = self._original, None
+
+    def _partners(self, state: State, key: Key, num_samples: int) -> Tensor:
+        start = state.microbatch_start
+        return get_item(state.batch, key)[self._permutation[start : start + num_samples]]
+
+
+def _interpolate_losses(loss: Tensor | dict[str, Tensor], other: Any, weight: float) -> Tensor | dict[str, Tensor]:
+    if isinstance(loss, Tensor):
+        return interpolate(loss, other, weight)
+    return {name: interpolate(value, other[name], weight) for name, value in loss.items()}

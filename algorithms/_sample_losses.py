@@ -1,0 +1,45 @@
+"""The loss of each sample, from any model's own loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner import Model, State
+from runner.batch import map_tensors
+from runner.loss import total_of
+
+
+def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
+    """Return the loss of each sample by itself (N,): what the model's loss is of a batch of that sample alone.
+
+    The model's loss is run once for all samples, by `torch.func.vmap`: it must not read values back, nor write in
+    place into what is not its own. Gradients flow through.
+
+    Args:
+        model: whose loss it is; of several losses, the one that is minimized.
+        outputs: what the model returned, nested as one likes; dimension 0 of all tensors counts samples.
+        batch: likewise.
+    """
+
+    def loss_of_one(output: Any, sample: Any) -> Tensor:
+        alone = [map_tensors(part, lambda one: one.unsqueeze(0)) for part in (output, sample)]
+        return total_of(model.loss(*alone))
+
+    return torch.func.vmap(loss_of_one)(outputs, batch)
+
+
+@torch.no_grad()
+def evaluate_losses(state: State, batch: Any) -> Tensor:
+    """Return the loss of each sample of a batch (N,) in evaluation mode; nothing of the model is changed."""
+    model = state.unwrapped_model
+    modes = {one: one.training for one in model.modules()}
+    try:
+        model.eval()
+        run = state.precision.autocast(state.device)(lambda: sample_losses(model, model(batch), batch))
+        return run()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,67 @@
+"""CutOut: squares of each image are set to zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from algorithms._arguments import check_range, check_whole
+from algorithms._batch import Key, get_images, with_item
+from algorithms._boxes import cover, draw_boxes
+from runner import Algorithm, Logger, State, stream_seed
+
+
+def cut_out(images: Tensor, holes: Tensor) -> Tensor:
+    """Return images with holes of zeros.
+
+    Args:
+        images: (N, C, H, W).
+        holes: each image's own, (N, K, 4), int64: top, left, bottom, right in pixels, ends excluded.
+
+    Returns:
+        (N, C, H, W).
+    """
+    height, width = images.shape[2:]
+    return images.masked_fill(cover(holes, (height, width))[:, None], 0)
+
+
+class CutOut(Algorithm):
+    """Sets squares of each training image to zero, at places of its own.
+
+    What is drawn is a function of (seed, config key, batch) alone, differs between ranks, and is drawn for the whole
+    batch however it is split: nothing has to be saved. Zero should be the mean of the images, or black.
+
+    Args:
+        num_holes: squares per image; they may overlap, and are cut off at the edges. At least 1.
+        length: side of a square as a fraction of the shorter side of the image, above 0 and at most 1.
+        uniform_sampling: choose places so that each pixel is as likely to be covered; otherwise centers lie inside of
+            the image, as in the paper, and pixels at the edges are covered less.
+        input_key: where the images (N, C, H, W) stand in a batch.
+
+    Raises:
+        ValueError: an argument is out of range; while training, inputs are no images.
+
+    Evidence:
+        Some, for small natural images with many epochs (DeVries and Taylor 2017, arXiv:1708.04552); it hurts where
+        objects are small, and none is known beside CutMix or MixUp.
+    """
+
+    def __init__(
+        self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: Key = 0
+    ) -> None:
+        check_whole("num_holes", num_holes, 1)
+        check_range("length", length, 0, 1, above=True)
+        self.num_holes = num_holes
+        self.length = length
+        self.uniform_sampling = uniform_sampling
+        self.input_key = input_key
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        images = get_images(state.batch, self.input_key, "CutOut")
+        height, width = images.shape[2:]
+        side = max(1, int(self.length * min(height, width)))
+        seed = stream_seed(state.seed, self.config_key, state.timestamp.batch)
+        count = len(images) * self.num_holes
+        holes = draw_boxes(count, (side, side), (height, width), self.uniform_sampling, seed)
+        holes = torch.from_numpy(holes).view(len(images), self.num_holes, 4).to(images.device, non_blocking=True)
+        state.batch = with_item(state.batch, self.input_key, cut_out(images, holes))

@@ -1,0 +1,99 @@
+"""N-gram embeddings: each position starts from its last tokens, not from the last one alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms._arguments import check_whole
+from algorithms._surgery import operate
+from runner import Algorithm, Logger, State
+from runner.models import GPT
+
+MULTIPLIER = 1_000_003  # a prime; times a table's row it stays far below 2^63
+
+
+def hash_ngrams(tokens: Tensor, n: int, vocab_size: int, table_size: int) -> Tensor:
+    """Return a row of a table for the last n tokens at each position; different ones where the table is large enough.
+
+    Args:
+        tokens: (N, T) int64, in [0, vocab_size). Before the first there are zeros.
+        n: at least 1.
+        vocab_size: V.
+        table_size: number of rows, at most 2^31; from V^n on each n-gram has its own.
+
+    Returns:
+        (N, T) int64, in [0, table_size).
+    """
+    multiplier = vocab_size if vocab_size**n <= table_size else MULTIPLIER
+    padded = F.pad(tokens, (n - 1, 0))
+    rows = torch.zeros_like(tokens)
+    for start in range(n):
+        rows = (rows * multiplier + padded[:, start : start + tokens.shape[1]]) % table_size
+    return rows
+
+
+class _NGramTokens(nn.Embedding):
+    """A token embedding that adds what it knows of n-grams; it takes over the weight of another, and its name.
+
+    Args:
+        tokens: the token embedding, (V, D).
+        max_n: n-grams of 2 to max_n tokens.
+        table_size: rows for each n.
+    """
+
+    def __init__(self, tokens: nn.Embedding, max_n: int, table_size: int) -> None:
+        super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
+        self.weight = tokens.weight
+        empty = torch.zeros(table_size, tokens.embedding_dim)
+        self.tables = nn.ModuleList(nn.Embedding.from_pretrained(empty.clone(), freeze=False) for _ in range(max_n - 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the embeddings (N, T, D) of tokens (N, T)."""
+        total = super().forward(input)
+        positions = torch.arange(input.shape[1], device=input.device)
+        for n, table in enumerate(self.tables, start=2):
+            rows = hash_ngrams(input, n, self.num_embeddings, len(table.weight))  # type: ignore[arg-type]
+            total = total + table(rows) * (positions >= n - 1)[:, None].to(total.dtype)
+        return total
+
+
+class NGramEmbedding(Algorithm):
+    """Adds to a GPT's token embeddings a learned vector for each of the last two, three, ... tokens together.
+
+    The vectors lie in one table for each n, where n-grams that hash to the same row share it. They start at zero, so
+    that the model at first computes what it did. The first n - 1 positions of a sequence have none. For the GPT of this
+    project. There is nothing random, and nothing that depends on ranks or microbatches.
+
+    Args:
+        max_n: length of the longest n-grams, in tokens; at least 2.
+        table_size: rows of each table, from 1 to 2^31; each row is as wide as the model.
+        allow_no_match: leave another model as it is, rather than refuse it.
+
+    Raises:
+        ValueError: an argument is out of range; at INIT, the model is not such a GPT.
+
+    Evidence:
+        Some, for small models and early training only: what a table knows a larger model learns by itself, with fewer
+        weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams: Roy et al.
+        2022, "N-Grammer", arXiv:2207.06366.)
+    """
+
+    def __init__(self, max_n: int = 3, table_size: int = 16384, allow_no_match: bool = False) -> None:
+        check_whole("max_n", max_n, 2)
+        check_whole("table_size", table_size, 1)
+        if table_size > 2**31:
+            raise ValueError(f"table_size={table_size!r}: must be at most {2**31}")
+        self.max_n = max_n
+        self.table_size = table_size
+        self.allow_no_match = allow_no_match
+
+    def init(self, state: State, logger: Logger) -> None:
+        seams = {one.token_embedding for one in state.unwrapped_model.modules() if isinstance(one, GPT)}
+
+        def extend(embedding: nn.Module, index: int) -> nn.Module:
+            assert isinstance(embedding, nn.Embedding)
+            return _NGramTokens(embedding, self.max_n, self.table_size)
+
+        operate(self, state, {seams.__contains__: extend}, "runner.models.GPT", self.allow_no_match)

@@ -1,0 +1,55 @@
+"""Value embeddings: what attention gathers from a token depends on the token itself too, at every depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from algorithms._surgery import operate
+from runner import Algorithm, Logger, State
+from runner.models import GPT
+from runner.models.gpt import Attention
+
+
+class ValueEmbedding(Algorithm):
+    """Adds to the values of a GPT's attention a learned vector of the token, one table (V, D) for each layer.
+
+    They start at zero, so that the model at first computes what it did. For the GPT of this project. There is nothing
+    random, and nothing that depends on ranks or microbatches.
+
+    Args:
+        layers: numbers of the layers that get one, from 0, or from -1 backwards; None: all.
+        allow_no_match: leave another model as it is, rather than refuse it.
+
+    Raises:
+        ValueError: at INIT, the model is not such a GPT, or has no layer of that number.
+
+    Evidence:
+        Some, in speed runs of small language models (Jordan et al. 2024, "modded-nanogpt"; compare Zhou et al. 2024,
+        "Value Residual Learning", arXiv:2410.17897); none for large ones.
+    """
+
+    def __init__(self, layers: Sequence[int] | None = None, allow_no_match: bool = False) -> None:
+        given = isinstance(layers, Sequence) and layers and all(type(one) is int for one in layers)
+        if layers is not None and not given:
+            raise ValueError(f"layers={layers!r}: must be a list of whole numbers, or null for all layers")
+        self.layers = layers
+        self.allow_no_match = allow_no_match
+
+    def init(self, state: State, logger: Logger) -> None:
+        sizes: dict[nn.Module, tuple[int, int]] = {}
+        for gpt in (one for one in state.unwrapped_model.modules() if isinstance(one, GPT)):
+            attentions = [one for one in gpt.blocks.modules() if isinstance(one, Attention)]
+            for layer in range(len(attentions)) if self.layers is None else self.layers:
+                if not -len(attentions) <= layer < len(attentions):
+                    raise ValueError(f"layers={self.layers!r}: the model has {len(attentions)} layers, no {layer}")
+                sizes[attentions[layer]] = gpt.token_embedding.num_embeddings, gpt.d_model
+
+        def extend(attention: nn.Module, index: int) -> nn.Module:
+            assert isinstance(attention, Attention)
+            attention.value_embedding = nn.Embedding.from_pretrained(torch.zeros(sizes[attention]), freeze=False)
+            return attention
+
+        operate(self, state, {sizes.__contains__: extend}, "runner.models.GPT", self.allow_no_match)

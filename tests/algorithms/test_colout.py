@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from algorithms import ColOut
+from algorithms.colout import draw_kept, remove_lines
+
+
+def test_rows_and_columns_are_removed_and_the_rest_stays_in_order():
+    images = torch.rand(2, 3, 5, 6)
+    smaller = remove_lines(images, torch.tensor([0, 2, 4]), torch.tensor([1, 5]))
+    assert smaller.shape == (2, 3, 3, 2)
+    for row, old_row in enumerate([0, 2, 4]):
+        for column, old_column in enumerate([1, 5]):
+            assert torch.equal(smaller[:, :, row, column], images[:, :, old_row, old_column])
+    assert torch.equal(remove_lines(images, torch.arange(5), torch.arange(6)), images)
+
+
+@pytest.mark.parametrize(("length", "share", "kept"), [(20, 0.15, 17), (8, 0.15, 6), (4, 0.0, 4), (4, 1.0, 1)])
+def test_so_many_stay_whatever_is_drawn(length: int, share: float, kept: int):
+    draws = [draw_kept(length, share, torch.Generator().manual_seed(seed)) for seed in range(300)]
+    assert all(len(draw) == kept and (draw.diff() > 0).all() for draw in draws)
+    counts = torch.cat(draws).bincount(minlength=length)
+    assert (counts > 300 * kept / length - 60).all()  # all are as likely
+    assert (counts < 300 * kept / length + 60).all()
+
+
+def test_batches_shrink_in_training_and_not_in_evaluation(train, resnet):
+    batches = train(ColOut(0.25, 0.5), build=resnet).batches
+    assert [tuple(images.shape) for images, _ in batches] == [(8, 2, 3, 2)] * 6
+
+
+def test_nothing_removed_changes_nothing(train):
+    assert torch.equal(train(ColOut(0, 0)).seen[5][0], train().seen[5][0])
+
+
+def test_microbatches_change_nothing(train, resnet_without_norms):
+    whole = train(ColOut(0.25, 0.25), build=resnet_without_norms)
+    split = train(ColOut(0.25, 0.25), build=resnet_without_norms, grad_accum=4)
+    torch.testing.assert_close(split.seen, whole.seen)
+
+
+@pytest.mark.parametrize("arguments", [{"p_row": -0.1}, {"p_col": 1.5}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        ColOut(**arguments)
+
+
+def test_what_is_no_image_is_refused(train):
+    with pytest.raises(ValueError, match="ColOut needs floating-point images"):
+        train(ColOut(input_key=1))
+
+
+def test_resume(check_resume, resnet):
+    check_resume(lambda: [ColOut(0.25, 0.25)], build=resnet)

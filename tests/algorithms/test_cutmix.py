@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms import CutMix, LabelSmoothing
+from algorithms._boxes import cover, draw_boxes
+from algorithms._mixing import draw_partners
+from algorithms.cutmix import draw_box, paste
+from runner import Callback, stream_seed
+
+KEY = "cutmix"
+
+
+def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0) -> list[torch.Tensor]:
+    """Gradients of the blended loss, written down as in the paper, pixel by pixel."""
+    images, targets = batch
+    seed = stream_seed(0, KEY, 0)
+    top, left, bottom, right = draw_box((4, 4), alpha, False, seed)
+    permutation = draw_partners(len(images), seed)
+    mixed, replaced = images.clone(), 0
+    for row in range(top, bottom):
+        for column in range(left, right):
+            mixed[:, :, row, column] = images[permutation][:, :, row, column]
+            replaced += 1
+    assert 0 < replaced < 16
+    losses = [
+        F.cross_entropy(model.module(mixed), one, label_smoothing=smoothing) for one in (targets, targets[permutation])
+    ]
+    ((16 - replaced) / 16 * losses[0] + replaced / 16 * losses[1]).backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("interpolate_loss", [False, True])
+@pytest.mark.parametrize("grad_accum", [1, 3])
+def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss: bool, grad_accum: int):
+    algorithm = CutMix(1.0, interpolate_loss=interpolate_loss)
+    gradients = train(algorithm, max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 1.0)
+    torch.testing.assert_close(gradients.seen[0], expected)
+
+
+@pytest.mark.parametrize("cutmix_first", [True, False])
+def test_it_composes_with_label_smoothing_in_either_order(train, make_trainer, cutmix_first: bool):
+    algorithms = [CutMix(), LabelSmoothing(0.2)][:: 1 if cutmix_first else -1]
+    gradients = train(*algorithms, max_duration="1ba", grad_accum=2)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 1.0, smoothing=0.2)
+    torch.testing.assert_close(gradients.seen[0], expected)
+
+
+def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="interpolate_loss=True"):
+        make_trainer(CutMix(interpolate_loss=True), LabelSmoothing())
+
+
+def test_pasting_changes_the_box_only_and_copies():
+    images, partners = torch.zeros(2, 3, 5, 6), torch.ones(2, 3, 5, 6)
+    pasted = paste(images, partners, (1, 2, 4, 6))
+    assert pasted[:, :, 1:4, 2:6].eq(1).all()
+    assert pasted.sum() == 2 * 3 * 3 * 4
+    assert images.eq(0).all()
+    assert torch.equal(paste(images, partners, (3, 3, 3, 3)), images)
+
+
+def test_boxes_have_the_proportions_of_the_image_and_lie_in_it():
+    boxes = torch.tensor([draw_box((20, 40), 1.0, False, seed) for seed in range(3000)])
+    assert boxes.min() >= 0
+    assert boxes[:, 2].max() <= 20
+    assert boxes[:, 3].max() <= 40
+    heights, widths = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert heights.min() >= 0
+    inside = (boxes[:, 0] > 0) & (boxes[:, 2] < 20) & (boxes[:, 1] > 0) & (boxes[:, 3] < 40)
+    assert (widths[inside] - 2 * heights[inside]).abs().max() <= 1
+    # With a large alpha the share of the area is one half: its sides are 0.707 of the image's.
+    boxes = torch.tensor([draw_box((20, 40), 1e6, False, seed) for seed in range(100)])
+    assert (boxes[:, 2] - boxes[:, 0]).max() == 14
+    assert (boxes[:, 3] - boxes[:, 1]).max() == 28
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 9])
+def test_uniform_sampling_covers_all_pixels_alike(length: int):
+    boxes = torch.from_numpy(draw_boxes(20_000, (length, length), (9, 9), True, seed=0))
+    chances = cover(boxes[:, None], (9, 9)).float().mean(dim=0)
+    torch.testing.assert_close(chances, torch.full((9, 9), (length / (8 + length)) ** 2), atol=0.02, rtol=0)
+    boxes = torch.from_numpy(draw_boxes(20_000, (length, length), (9, 9), False, seed=0))
+    chances = cover(boxes[:, None], (9, 9)).float().mean(dim=0)
+    center, corner = min(length, 9) / 9, (length - length // 2) / 9
+    assert chances[4, 4] == pytest.approx(center**2, abs=0.02)
+    assert min(chances[0, 0], chances[8, 8]) <= corner**2 + 0.02
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.unchanged, self.boxes = [], set()
+
+    def before_train_batch(self, state, logger):
+        self.batch, self.copies = state.batch, [part.clone() for part in state.batch]
+
+    def after_forward(self, state, logger):
+        replaced = (state.microbatch[0] != state.batch[0]).flatten(1).any(dim=0)
+        self.boxes.add(tuple(replaced.tolist()))
+
+    def after_loss(self, state, logger):
+        same = state.microbatch is self.batch and state.batch is self.batch
+        self.unchanged.append(same and all(map(torch.equal, self.batch, self.copies)))
+
+
+def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
+    watch = Watch()
+    with make_trainer(CutMix(), callbacks=[watch]) as trainer:
+        trainer.fit()
+    assert watch.unchanged == [True] * 6
+    assert len(watch.boxes) > 3  # each batch has its own
+
+
+def test_arguments_are_checked(train):
+    with pytest.raises(ValueError, match="alpha=0"):
+        CutMix(0)
+    with pytest.raises(ValueError, match=r"needs images \(N, C, H, W\)"):
+        train(CutMix(input_key=1))
+    with pytest.raises(ValueError, match="one target per image"):
+        train(CutMix(target_key=0))
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [CutMix(0.5, uniform_sampling=True)])

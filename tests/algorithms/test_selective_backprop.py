@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
+from algorithms._sample_losses import evaluate_losses, sample_losses
+from algorithms.selective_backprop import draw_ranks, select
+from runner import Callback, ClassificationModel, LanguageModel, Model
+from runner.models import GPT
+
+
+def test_ranks_of_high_losses_are_more_likely():
+    draws = torch.stack([draw_ranks(8, 0.5, seed) for seed in range(4000)])
+    assert draws.shape == (4000, 4)
+    assert all(len(set(draw.tolist())) == 4 for draw in draws[:100])
+    counts = draws.flatten().bincount(minlength=8).double()
+    assert (counts.diff() > 0).all()
+    # One draw of one: probabilities are q^(1 / keep - 1), here of the fractions 1/6, 3/6, 5/6 and keep = 1/3.
+    single = torch.stack([draw_ranks(3, 1 / 3, seed) for seed in range(6000)]).flatten().bincount(minlength=3) / 6000
+    torch.testing.assert_close(single.double(), torch.tensor([1.0, 9.0, 25.0]).double() / 35, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1.0, 8), (0.5, 4), (0.4, 3), (0.01, 1)])
+def test_so_many_are_kept(keep: float, kept: int):
+    assert len(draw_ranks(8, keep, 0)) == kept
+
+
+def test_samples_of_these_ranks_are_selected_in_the_order_of_the_batch():
+    losses = torch.tensor([0.3, 0.1, 0.9, 0.5])
+    assert select(losses, torch.tensor([3, 1])).tolist() == [0, 2]
+    assert select(losses, torch.tensor([0, 1, 2, 3])).tolist() == [0, 1, 2, 3]
+
+
+def test_losses_of_samples_are_those_of_batches_of_one():
+    torch.manual_seed(0)
+    classifier = ClassificationModel(nn.Linear(5, 3), 3)
+    batch = (torch.randn(6, 5), torch.tensor([0, 1, 2, 0, -100, 1]))
+    counted = [0, 1, 2, 3, 5]  # torch's own mean over nothing is NaN
+    losses = sample_losses(classifier, classifier(batch), batch)[counted]
+    torch.testing.assert_close(losses, F.cross_entropy(classifier(batch), batch[1], reduction="none")[counted])
+
+    tokens = torch.randint(9, (4, 8))
+    targets = tokens.roll(-1, dims=1).where(torch.rand(4, 8) < 0.7, -100)
+    model = LanguageModel(GPT(vocab_size=9, context=8, d_model=8, n_layers=1, n_heads=2))
+    batch = (tokens, targets)
+    losses = sample_losses(model, model(batch), batch)
+    expected = [model.loss(model((tokens[i : i + 1],)), (tokens[i : i + 1], targets[i : i + 1])) for i in range(4)]
+    torch.testing.assert_close(losses, torch.stack(expected))
+
+
+class TwoLosses(Model):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(5, 1)
+
+    def forward(self, batch):
+        return {"prediction": self.net(batch["inputs"])}
+
+    def loss(self, outputs, batch):
+        error = outputs["prediction"][:, 0] - batch["targets"]
+        return {"square": error.square().mean(), "absolute": error.abs().mean()}
+
+
+def test_several_losses_count_as_they_are_minimized():
+    model = TwoLosses()
+    batch = {"inputs": torch.randn(4, 5), "targets": torch.randn(4)}
+    error = model(batch)["prediction"][:, 0] - batch["targets"]
+    losses = sample_losses(model, model(batch), batch)
+    torch.testing.assert_close(losses, error.square() + error.abs())
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one.sum(), model.net.weight) for one in (losses, error**2 + error.abs()))
+    )
+
+
+class Losses(Callback):
+    """The losses of what was read, and of what is trained."""
+
+    def __init__(self):
+        self.sizes, self.excess = [], []
+
+    def batch_start(self, state, logger):
+        trained = evaluate_losses(state, state.batch)
+        now = state.timestamp
+        loader: Any = state.train_dataloader
+        indices = loader.order.indices(now.epoch, now.batch_in_epoch)
+        read = evaluate_losses(state, tuple(part[indices] for part in loader.tensors))
+        self.sizes.append(len(trained))
+        self.excess.append((trained.mean() / read.mean()).item())
+
+
+def test_it_trains_on_higher_losses_between_start_and_end_but_for_interruptions(make_trainer):
+    losses = Losses()
+    algorithm = SelectiveBackprop(0.25, 0.75, keep=0.5, interrupt=3)
+    with make_trainer(algorithm, callbacks=[losses], max_duration="40ba") as trainer:
+        trainer.fit()
+    expected = [4 if 10 <= batch < 30 and (batch + 1) % 3 else 8 for batch in range(40)]
+    assert losses.sizes == expected
+    chosen = [excess for excess, size in zip(losses.excess, losses.sizes, strict=True) if size == 4]
+    assert sum(chosen) > 1.05 * len(chosen)
+    assert trainer.state.timestamp.sample == 40 * 8
+
+
+def test_gradients_are_those_of_the_selected_samples(train, make_trainer):
+    gradients = train(SelectiveBackprop(0.0, 1.0, interrupt=0), max_duration="1ba")
+    model = make_trainer().state.unwrapped_model
+    images, targets = gradients.batches[0]
+    assert len(images) == len(targets) == 4
+    model.loss(model(gradients.batches[0]), gradients.batches[0]).backward()
+    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+
+
+def test_losses_are_those_of_an_evaluation(make_trainer):
+    with make_trainer(batch_norm=True) as trainer:
+        trainer.fit()
+        model, batch = trainer.state.unwrapped_model, trainer.state.batch
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        losses = evaluate_losses(trainer.state, batch)
+        assert model.training
+        torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+        expected = F.cross_entropy(model.eval()(batch), batch[1], reduction="none")
+        torch.testing.assert_close(losses, expected.detach())
+        assert not losses.requires_grad
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_evaluating_losses_changes_nothing(train, batch_norm: bool):
+    plain = train(batch_norm=batch_norm).seen
+    whole = train(SelectiveBackprop(0.0, 1.0, keep=1.0, interrupt=0), batch_norm=batch_norm).seen
+    torch.testing.assert_close(whole, plain, rtol=0, atol=0)
+
+
+def test_losses_may_be_those_of_smaller_images(train, resnet):
+    small = train(SelectiveBackprop(0.0, 1.0, scale_factor=0.5, interrupt=0), build=resnet).batches
+    assert {tuple(images.shape) for images, _ in small} == {(4, 2, 4, 4)}
+
+
+def test_it_runs_before_augmentation_and_composes_with_what_mixes(make_trainer):
+    selection = SelectiveBackprop(0.0, 1.0, interrupt=0)
+    with make_trainer(LabelSmoothing(), MixUp(), CutOut(), BatchAugment(), selection, grad_accum=2) as trainer:
+        names = [type(one).__name__ for one in trainer.state.algorithms]
+        assert names.index("SelectiveBackprop") < min(names.index("CutOut"), names.index("BatchAugment"))
+        trainer.fit()
+        assert trainer.state.batch[0].shape == (4, 2, 4, 4)
+
+
+def test_alternating_flips_are_refused(make_trainer):
+    with pytest.raises(ValueError, match="flip='alternating'"):
+        make_trainer(SelectiveBackprop(), BatchAugment(flip="alternating"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"start": -0.1}, {"end": 0.5}, {"end": 1.1}, {"keep": 0}, {"scale_factor": 1.5}, {"interrupt": -1}],
+)
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        SelectiveBackprop(**arguments)
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [SelectiveBackprop(0.0, 0.9, interrupt=3)], batch_norm=True)

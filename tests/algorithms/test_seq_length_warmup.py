@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from algorithms import SeqLengthWarmup
+from algorithms.seq_length_warmup import cut_into_pieces, divisor_near, scheduled_length, truncate
+from runner import LanguageModel
+from runner.data import TensorLoader
+from runner.models import GPT
+
+CONTEXT = 16
+
+
+def make_model() -> LanguageModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = GPT(vocab_size=7, context=CONTEXT, d_model=8, n_layers=1, n_heads=2)
+    return LanguageModel(net.double())
+
+
+def make_tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(7, (24, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.fixture
+def arguments() -> dict:
+    loader = TensorLoader(*make_tokens(), batch_size=8, shuffle=True)
+    return {"build": make_model, "train_dataloader": loader, "eval_dataloader": None, "max_duration": "10ba"}
+
+
+def test_the_length_rises_evenly_in_steps():
+    lengths = [scheduled_length(progress / 100, 0.5, 8, 128, 8) for progress in range(101)]
+    assert lengths[0] == 8
+    assert lengths[25] == 64  # (8 + 128) / 2 = 68, rounded down to a multiple of 8
+    assert set(lengths[50:]) == {128}
+    assert lengths == sorted(lengths)
+    assert all(length % 8 == 0 for length in lengths)
+    assert scheduled_length(0.1, 0.5, 10, 100, 64) == 10  # never below the first
+    assert scheduled_length(0.0, 0.0, 8, 128, 8) == 128
+
+
+@pytest.mark.parametrize("whole", [7, 12, 128, 1000])
+def test_pieces_divide_the_whole(whole: int):
+    for shortest in range(1, whole + 1):
+        for length in range(shortest, whole + 1):
+            found = divisor_near(whole, length, shortest)
+            divisors = [one for one in range(shortest, whole + 1) if whole % one == 0]
+            below = [one for one in divisors if one <= length]
+            assert found == (below[-1] if below else divisors[0])
+        if whole == 1000:
+            break
+
+
+def test_truncating_keeps_the_first_tokens_and_leaves_other_tensors():
+    tokens, mask, labels = torch.arange(24).view(2, 12), torch.rand(2, 12, 3), torch.tensor([0, 1])
+    batch = truncate({"tokens": tokens, "mask": mask, "labels": labels}, 12, 5)
+    assert torch.equal(batch["tokens"], tokens[:, :5])
+    assert torch.equal(batch["mask"], mask[:, :5])
+    assert torch.equal(batch["labels"], labels)
+
+
+def test_pieces_are_all_tokens_in_order():
+    tokens = torch.arange(24).view(2, 12)
+    pieces, targets = cut_into_pieces((tokens, tokens + 1), 12, 4)
+    assert torch.equal(pieces, torch.arange(24).view(6, 4))
+    assert torch.equal(targets, pieces + 1)
+    with pytest.raises(ValueError, match="truncate=False"):
+        cut_into_pieces((tokens, torch.tensor([0, 1])), 12, 4)
+
+
+@pytest.mark.parametrize("truncating", [True, False])
+def test_training_sees_short_sequences_first(train, arguments, truncating: bool):
+    algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=4, step_size=2, truncate=truncating)
+    shapes = [tuple(inputs.shape) for inputs, _ in train(algorithm, **arguments).batches]
+    if truncating:
+        assert shapes == [(8, 4), (8, 6), (8, 8), (8, 10), (8, 12)] + [(8, 16)] * 5
+    else:
+        assert shapes == [(32, 4), (32, 4), (16, 8), (16, 8), (16, 8)] + [(8, 16)] * 5
+
+
+@pytest.mark.parametrize(("truncating", "tokens"), [(True, 8 * (4 + 6 + 8 + 10 + 12 + 5 * 16)), (False, 10 * 8 * 16)])
+def test_tokens_are_counted_as_they_are_seen(make_trainer, arguments, truncating: bool, tokens: int):
+    algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=4, step_size=2, truncate=truncating)
+    with make_trainer(algorithm, **arguments) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.token == tokens
+        assert trainer.state.timestamp.sample == 80
+
+
+def test_gradients_are_those_of_the_short_sequences(train, make_trainer, arguments):
+    whole = train(SeqLengthWarmup(min_seq_length=4, truncate=False), **arguments)
+    split = train(SeqLengthWarmup(min_seq_length=4, truncate=False), **arguments, grad_accum=4)
+    torch.testing.assert_close(split.seen, whole.seen)
+    model = make_model()
+    loader = iter(TensorLoader(*make_tokens(), batch_size=8, shuffle=True))
+    inputs, targets = (part.reshape(32, 4) for part in next(loader))
+    model.loss(model((inputs, targets)), (inputs, targets)).backward()
+    torch.testing.assert_close(whole.seen[0], [p.grad for p in model.parameters()])
+
+
+def test_nothing_to_warm_up_changes_nothing(train, arguments):
+    plain = train(**arguments).seen
+    for algorithm in (SeqLengthWarmup(duration=0.0), SeqLengthWarmup(min_seq_length=CONTEXT)):
+        torch.testing.assert_close(train(algorithm, **arguments).seen, plain, rtol=0, atol=0)
+
+
+def test_the_longest_sequence_holds_after_the_warm_up_too(train, arguments):
+    algorithm = SeqLengthWarmup(duration=0.2, min_seq_length=2, max_seq_length=6, step_size=1)
+    shapes = [inputs.shape[1] for inputs, _ in train(algorithm, **arguments).batches]
+    assert shapes == [2, 4] + [6] * 8
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"duration": 1.5}, {"min_seq_length": 0}, {"max_seq_length": 4}, {"step_size": 0.5}]
+)
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        SeqLengthWarmup(**arguments)
+
+
+def test_what_are_no_sequences_is_refused(train):
+    with pytest.raises(ValueError, match=r"needs tokens \(N, T\)"):
+        train(SeqLengthWarmup(input_key=1))
+    with pytest.raises(ValueError, match=r"needs tokens \(N, T\)"):
+        train(SeqLengthWarmup())
+
+
+@pytest.mark.parametrize("truncating", [True, False])
+def test_resume(check_resume, arguments, truncating: bool):
+    arguments |= {"max_duration": "6ba", "eval_dataloader": arguments["train_dataloader"]}
+    check_resume(lambda: [SeqLengthWarmup(1.0, 4, 16, 1, truncating)], **arguments)
+
+
+def test_ranks_train_like_one(run_ranks, arguments, make_trainer, tmp_path):
+    def program():
+        import json
+        import os
+
+        import torch
+
+        from algorithms import SeqLengthWarmup
+        from runner import LanguageModel, Trainer
+        from runner.data import TensorLoader
+        from runner.models import GPT
+
+        torch.manual_seed(0)
+        model = LanguageModel(GPT(vocab_size=7, context=16, d_model=8, n_layers=1, n_heads=2).double())
+        tokens = torch.randint(7, (24, 17), generator=torch.Generator().manual_seed(0))
+        with Trainer(
+            model=model,
+            train_dataloader=TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=7, shuffle=True),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+            max_duration="10ba",
+            algorithms=SeqLengthWarmup(0.5, 4, 16, 2, truncate=False),
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+            weights = [p.detach().flatten().tolist() for p in model.parameters()]
+            with open(f"{os.environ['RANK']}.json", "w") as file:
+                json.dump([weights, trainer.state.timestamp.token], file)
+
+    run_ranks(program)
+    arguments["train_dataloader"] = TensorLoader(*make_tokens(), batch_size=7, shuffle=True)
+    with make_trainer(SeqLengthWarmup(0.5, 4, 16, 2, truncate=False), **arguments) as trainer:
+        trainer.fit()
+    expected = [p.detach().flatten().tolist() for p in trainer.state.unwrapped_model.parameters()]
+    for rank in range(2):
+        weights, tokens = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert tokens == trainer.state.timestamp.token
+        for mine, theirs in zip(weights, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))

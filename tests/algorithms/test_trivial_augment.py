@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from algorithms import TrivialAugment
+from algorithms._image_operations import solarize
+from algorithms.trivial_augment import trivial_augment
+
+
+def test_all_operations_are_as_likely_and_strengths_even():
+    image = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    changed = trivial_augment(image.expand(1400, -1, -1, -1), 1.0, numpy.random.default_rng(0))
+    same = (changed == image).flatten(1).all(dim=1).sum().item()
+    # 100 by identity, and 37 by each translation, where it is less than a pixel.
+    assert 130 < same < 220
+    darker = (changed.mean(dim=(1, 2, 3)) < 0.2 * image.mean()).sum().item()
+    assert 1 <= darker < 25  # brightness below 0.2: 1 / 18 of 100
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+
+
+def test_the_strength_bounds_what_is_drawn():
+    image = torch.full((1, 1, 6, 6), 0.5, dtype=torch.float64)
+    changed = trivial_augment(image.expand(700, -1, -1, -1), 0.1, numpy.random.default_rng(0))
+    assert changed.amax(dim=(1, 2, 3)).max() <= 0.5 * 1.09 + 1e-9
+
+
+def test_images_are_changed_between_black_and_white(train, monkeypatch):
+    original = train(max_duration="1ba").batches[0][0]  # from about -3 to 3
+    monkeypatch.setattr("algorithms.trivial_augment.ALL", (solarize,))
+    monkeypatch.setattr("numpy.random.default_rng", lambda seed: Largest())
+    changed = train(TrivialAugment(mean=[0.5, 0.4], std=0.1), max_duration="1ba").batches[0][0]
+    torch.testing.assert_close(changed, torch.tensor([0.0, 2.0]).view(2, 1, 1) - original)
+    cut_off = train(TrivialAugment(mean=0.5, std=0.5), max_duration="1ba").batches[0][0]
+    torch.testing.assert_close(cut_off, -original.clamp(-1, 1))
+
+
+class Largest:
+    """Draws the first operation, and the largest strength."""
+
+    def integers(self, high: int, size: int) -> numpy.ndarray:
+        return numpy.zeros(size, dtype=int)
+
+    def uniform(self, low: float, high: float, size: int) -> numpy.ndarray:
+        return numpy.full(size, high)
+
+
+def test_microbatches_change_nothing(train):
+    whole, split = train(TrivialAugment()), train(TrivialAugment(), grad_accum=4)
+    torch.testing.assert_close(split.seen, whole.seen)
+
+
+@pytest.mark.parametrize("arguments", [{"severity": 0}, {"severity": 11.0}, {"std": 0.0}])
+def test_arguments_are_checked(arguments: dict):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
+        TrivialAugment(**arguments)
+
+
+def test_what_is_no_image_or_has_other_channels_is_refused(train):
+    with pytest.raises(ValueError, match="TrivialAugment needs floating-point images"):
+        train(TrivialAugment(input_key=1))
+    with pytest.raises(ValueError, match="the images have 2 channels"):
+        train(TrivialAugment(mean=[0.5, 0.5, 0.5]))
+
+
+def test_resume(check_resume):
+    check_resume(lambda: [TrivialAugment(mean=0.5, std=0.25)])

@@ -24,6 +24,11 @@ CHOICES = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in (*LISTS, "sweep")
 )
 ADDED = sorted(f"+{name}={path.stem}" for name in LISTS for path in (CONF / name).glob("*.yaml"))
+# What has no default.
+REQUIRED = {
+    "+algorithms=alibi": "algorithms.alibi.max_sequence_length=128",
+    "+algorithms=stochastic_depth": "algorithms.stochastic_depth.target_block=BasicBlock",
+}
 BUILT_IN = ["mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"]
 
 
@@ -49,7 +54,7 @@ def shipped(group: str) -> list[str]:
 
 @pytest.mark.parametrize("choice", ["seed=0", *CHOICES, *ADDED])
 def test_every_file_composes_and_its_targets_bind(choice: str):
-    config = composed(choice)
+    config = composed(choice, *([REQUIRED[choice]] if choice in REQUIRED else []))
     build.check(config)
     paths = [path for path, _ in targets(config)]
     assert {"model", "data", "optimizer", "trainer"} <= {*paths}
@@ -95,7 +100,8 @@ class TestLists:
         return list(composed()[group])
 
     def others(self, group: str) -> list[str]:
-        return [name for name in shipped(group) if name not in self.default(group)][:2]
+        known = {*self.default(group), *(choice.partition("=")[2] for choice in REQUIRED)}
+        return [name for name in shipped(group) if name not in known][:2]
 
     def test_plus_appends(self, group: str):
         first, _ = self.others(group)

@@ -1,12 +1,42 @@
-"""A plain GPT: pre-norm transformer decoder with GELU, learned positions and a tied head."""
+"""A GPT: pre-norm transformer decoder; plain with GELU, learned positions and a tied head, or more modern."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class ReLUSquared(nn.Module):
+    """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the activation, in the shape of x."""
+        return F.relu(x).square()
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu_squared": ReLUSquared}
+
+
+class CausalAttention(nn.Module):
+    """Softmax attention of each position to itself and those before it; without weights.
+
+    Args:
+        dropout: probability with which an attention weight is dropped in training.
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Returns what the heads gather, ``(N, H, T, D / H)`` as queries, keys and values."""
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 class Attention(nn.Module):
@@ -19,43 +49,52 @@ class Attention(nn.Module):
 
     Attributes:
         qkv: makes queries, keys and values, ``(N, T, D)`` -> ``(N, T, 3 D)``.
-        q_norm: applied to the queries ``(N, H, T, D / H)`` before the attention; the identity.
+        q_norm: applied to the queries ``(N, H, T, D / H)``; the identity.
         k_norm: applied to the keys likewise.
+        rotary: applied to both after that; the identity.
+        value_embedding: tokens ``(N, T)`` -> what is added to the values ``(N, T, D)``, or None.
+        attend: gathers values by queries and keys.
         out: maps the joined heads back, ``(N, T, D)`` -> ``(N, T, D)``.
     """
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.dropout = dropout
+        self.head_dim = d_model // n_heads
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
+        self.rotary: nn.Module = nn.Identity()
+        self.value_embedding: nn.Module | None = None
+        self.attend: nn.Module = CausalAttention(dropout)
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Returns what each position gathers from itself and those before it, ``(N, T, D)``."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, dropout_p=dropout, is_causal=True)
-        return self.out(heads.transpose(1, 2).flatten(start_dim=2))
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if self.value_embedding is not None:
+            v = v + self.value_embedding(tokens)
+        q, k, v = (one.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for one in (q, k, v))
+        q, k = self.rotary(self.q_norm(q)), self.rotary(self.k_norm(k))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(start_dim=2))
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with GELU in between, over ``(N, T, D)``.
+    """Two linear layers with an activation in between, over ``(N, T, D)``.
 
     Args:
         d_model: D; the hidden layer is four times as wide.
+        activation: a name of ``ACTIVATIONS``.
     """
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, activation: str = "gelu") -> None:
         super().__init__()
         self.up = nn.Linear(d_model, 4 * d_model)
-        self.activation: nn.Module = nn.GELU()
+        self.activation: nn.Module = ACTIVATIONS[activation]()
         self.down = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns ``down(gelu(up(x)))``, ``(N, T, D)``."""
+        """Returns ``down(activation(up(x)))``, ``(N, T, D)``."""
         return self.down(self.activation(self.up(x)))
 
 
@@ -66,19 +105,23 @@ class TransformerBlock(nn.Module):
         d_model: D, a multiple of n_heads.
         n_heads: number of attention heads.
         dropout: probability in training, for attention weights and for what each half adds.
+        norm: a name of ``NORMS``.
+        activation: a name of ``ACTIVATIONS``.
     """
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, dropout: float = 0.0, norm: str = "layer_norm", activation: str = "gelu"
+    ) -> None:
         super().__init__()
-        self.norm1: nn.Module = nn.LayerNorm(d_model)
+        self.norm1 = NORMS[norm](d_model)
         self.attention = Attention(d_model, n_heads, dropout)
-        self.norm2: nn.Module = nn.LayerNorm(d_model)
-        self.mlp = FeedForward(d_model)
+        self.norm2 = NORMS[norm](d_model)
+        self.mlp = FeedForward(d_model, activation)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the block's output ``(N, T, D)``."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the block's output ``(N, T, D)``; the tokens ``(N, T)`` are those that x came from."""
+        x = x + self.dropout(self.attention(self.norm1(x), tokens))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -95,10 +138,14 @@ class GPT(nn.Module):
         n_layers: number of blocks.
         n_heads: attention heads in each block.
         dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
+        norm: ``'layer_norm'``, or ``'rms_norm'`` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+        activation: of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
+        tied_head: whether the head's weight is the token embedding's, rather than its own.
+        zero_init: whether what each half-block adds, and an untied head, start at zero.
 
     Attributes:
         position_embedding: the learned positions, or None when something else (rotary, ALiBi) tells positions.
-        head: the linear layer to the logits; its weight is the token embedding's.
+        head: the linear layer to the logits.
 
     Raises:
         ValueError: an argument out of range.
@@ -112,6 +159,10 @@ class GPT(nn.Module):
         n_layers: int = 2,
         n_heads: int = 4,
         dropout: float = 0.0,
+        norm: str = "layer_norm",
+        activation: str = "gelu",
+        tied_head: bool = True,
+        zero_init: bool = False,
     ) -> None:
         super().__init__()
         sizes = {"vocab_size": vocab_size, "context": context, "d_model": d_model}
@@ -122,16 +173,22 @@ class GPT(nn.Module):
             raise ValueError(f"d_model={d_model!r} must be a multiple of n_heads={n_heads!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r} must be a probability in [0, 1)")
+        for name, value, choices in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
         self.context = context
         self.d_model = d_model
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         self.position_embedding: nn.Embedding | None = nn.Embedding(context, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(TransformerBlock(d_model, n_heads, dropout) for _ in range(n_layers))
-        self.norm: nn.Module = nn.LayerNorm(d_model)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(d_model, n_heads, dropout, norm, activation) for _ in range(n_layers)
+        )
+        self.norm = NORMS[norm](d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
-        self._initialize()
-        self.head.weight = self.token_embedding.weight
+        self._initialize(zero_init)
+        if tied_head:
+            self.head.weight = self.token_embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns the logits of each position's next token, ``(N, T, V)``.
@@ -150,7 +207,7 @@ class GPT(nn.Module):
             x = x + self.position_embedding(torch.arange(length, device=tokens.device))
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, tokens)
         return self.head(self.norm(x))
 
     def flops_per_token(self, context: int) -> float:
@@ -171,10 +228,10 @@ class GPT(nn.Module):
         looked_up.discard(id(self.head.weight))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)
 
-    def _initialize(self) -> None:
+    def _initialize(self, zero_init: bool) -> None:
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
+            adds_to_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            if name.endswith("bias") or (zero_init and (adds_to_residual or name == "head.weight")):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 2:
-                adds_to_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * len(self.blocks)) ** 0.5 if adds_to_residual else 0.02)

@@ -1,5 +1,6 @@
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -84,20 +85,76 @@ def test_the_names_that_surgery_looks_for(model):
     assert {"attention.qkv", "attention.out", "mlp.up", "mlp.down", "norm1", "norm2"} <= names
 
 
-def test_queries_and_keys_pass_through_replaceable_modules(model):
-    class Permute(nn.Module):  # the same orthogonal map of queries and keys leaves their products as they are
-        def forward(self, x):
-            assert x.shape == (2, 4, 6, 4)
-            return x.flip(-1)
+class Flip(nn.Module):
+    """The same orthogonal map of queries and keys leaves their products as they are."""
 
+    def forward(self, x):
+        assert x.shape == (2, 4, 6, 4)
+        return x.flip(-1)
+
+
+def test_queries_and_keys_pass_through_replaceable_modules(model):
     tokens = torch.randint(11, (2, 6))
     before = model(tokens)
     for block in model.blocks:
-        block.attention.q_norm = Permute()
+        block.attention.q_norm = Flip()
     assert not torch.allclose(model(tokens), before, atol=1e-3)
     for block in model.blocks:
-        block.attention.k_norm = Permute()
+        block.attention.k_norm = Flip()
     torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=1e-4)
+
+
+def test_both_queries_and_keys_pass_through_what_turns_them(model):
+    tokens = torch.randint(11, (2, 6))
+    before = model(tokens)
+    for block in model.blocks:
+        block.attention.rotary = Flip()
+    torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=1e-4)
+    for block in model.blocks:
+        block.attention.k_norm = Flip()  # undoes it for the keys
+    assert not torch.allclose(model(tokens), before, atol=1e-3)
+
+
+def test_what_the_tokens_add_to_values(model):
+    tokens = torch.randint(11, (2, 6))
+    attention = model.blocks[0].attention
+    x = torch.randn(2, 6, 16)
+    before = attention(x, tokens)
+    attention.value_embedding = nn.Embedding(11, 16)
+    nn.init.zeros_(attention.value_embedding.weight)
+    torch.testing.assert_close(attention(x, tokens), before, atol=0, rtol=0)
+    # A constant added to all values is gathered by each position, whatever it attends to.
+    nn.init.ones_(attention.value_embedding.weight)
+    torch.testing.assert_close(attention(x, tokens), before + attention.out.weight.sum(dim=1), atol=1e-5, rtol=1e-4)
+
+
+def test_squared_relu_and_root_mean_square_norms():
+    torch.manual_seed(0)
+    model: Any = GPT(vocab_size=11, context=10, d_model=16, norm="rms_norm", activation="relu_squared")
+    x = torch.randn(2, 5, 16)
+    for norm in (model.blocks[0].norm1, model.blocks[1].norm2, model.norm):
+        torch.testing.assert_close(norm(x), x / x.square().mean(dim=-1, keepdim=True).sqrt(), atol=1e-5, rtol=1e-4)
+    mlp = model.blocks[1].mlp
+    torch.testing.assert_close(mlp(x), mlp.down(mlp.up(x).clamp(min=0) ** 2))
+
+
+def test_blocks_that_start_at_zero_pass_on_what_they_get():
+    torch.manual_seed(0)
+    tokens = torch.randint(256, (2, 16))
+    model = GPT(zero_init=True)
+    x = model.token_embedding(tokens) + model.position_embedding(torch.arange(16))  # type: ignore[misc]
+    torch.testing.assert_close(model(tokens), model.head(model.norm(x)))
+    assert model.head.weight.std() > 0.01  # it is the embedding
+    untied = GPT(zero_init=True, tied_head=False)
+    assert not untied(tokens).any()
+
+
+def test_a_head_of_its_own():
+    model = GPT(tied_head=False)
+    assert model.head.weight is not model.token_embedding.weight
+    assert not torch.equal(model.head.weight, model.token_embedding.weight)
+    tied = GPT()
+    assert sum(one.numel() for one in model.parameters()) == sum(one.numel() for one in tied.parameters()) + 256 * 64
 
 
 def test_without_learned_positions_any_length_works_and_the_first_tokens_order_does_not_matter(model):
@@ -123,8 +180,7 @@ def test_the_operations_are_those_that_torch_counts():
 def test_an_untied_head_and_missing_positions_are_no_extra_operations():
     model = GPT()
     tied = model.flops_per_token(128)
-    untied = GPT()
-    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    untied = GPT(tied_head=False)
     untied.position_embedding = None
     assert untied.flops_per_token(128) == tied
 
@@ -144,6 +200,8 @@ def test_dropout_works_in_training_only():
         ({"n_layers": 0}, "n_layers=0 must be at least 1"),
         ({"n_heads": 3}, "d_model=64 must be a multiple of n_heads=3"),
         ({"dropout": 1.0}, r"dropout=1.0 must be a probability in \[0, 1\)"),
+        ({"norm": "rms"}, "norm='rms' must be one of 'layer_norm', 'rms_norm'"),
+        ({"activation": "relu"}, "activation='relu' must be one of 'gelu', 'relu_squared'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

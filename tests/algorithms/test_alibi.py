@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms import ALiBi
+from algorithms.alibi import alibi, slopes
+from runner import Callback, LanguageModel
+from runner.models.gpt import GPT, Attention
+
+
+def slopes_of_the_paper(n: int) -> list[float]:
+    """As its authors wrote it."""
+
+    def of_a_power_of_two(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**index for index in range(n)]
+
+    if math.log2(n).is_integer():
+        return of_a_power_of_two(n)
+    closest = 2 ** math.floor(math.log2(n))
+    return of_a_power_of_two(closest) + slopes_of_the_paper(2 * closest)[0::2][: n - closest]
+
+
+@pytest.mark.parametrize("n_heads", [*range(1, 18), 40])
+def test_slopes_are_those_of_the_paper(n_heads: int):
+    assert slopes(n_heads) == pytest.approx(slopes_of_the_paper(n_heads), rel=1e-12)
+
+
+def test_biases_are_slope_times_distance_and_nothing_is_seen_ahead():
+    biases = alibi(4, 6, torch.device("cpu"), torch.float64)
+    for head, slope in enumerate([1 / 4, 1 / 16, 1 / 64, 1 / 256]):
+        for query in range(6):
+            for key in range(6):
+                expected = -slope * (query - key) if key <= query else -math.inf
+                assert biases[head, query, key].item() == expected
+
+
+def attend(attention: Attention, x: Tensor) -> Tensor:
+    """Causal attention with linear biases, written down."""
+    q, k, v = attention.qkv(x).view(*x.shape[:2], 3, attention.n_heads, -1).permute(2, 0, 3, 1, 4)
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + alibi(attention.n_heads, x.shape[1], x.device, x.dtype)
+    return attention.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_the_attention_of_a_gpt_sees_biases_and_no_learned_positions(make_trainer, language):
+    with make_trainer(ALiBi(40), **language) as trainer:
+        gpt = trainer.state.unwrapped_model.module
+        assert gpt.position_embedding is None
+        x = torch.randn(3, 10, 16, dtype=torch.float64)
+        for block in gpt.blocks:
+            torch.testing.assert_close(
+                block.attention(x, torch.zeros(3, 10, dtype=torch.int64)), attend(block.attention, x)
+            )
+        assert gpt.context == 40
+        assert gpt(torch.randint(11, (1, 40))).shape == (1, 40, 11)
+        with pytest.raises(ValueError, match="41 tokens is longer than max_sequence_length=40"):
+            gpt(torch.randint(11, (1, 41)))
+
+
+class Shapes(Callback):
+    def __init__(self):
+        self.trained, self.evaluated = [], []
+
+    def before_train_batch(self, state, logger):
+        self.trained.append(tuple(state.batch[0].shape))
+
+    def eval_before_forward(self, state, logger):
+        self.evaluated.append(tuple(state.batch[0].shape))
+
+
+@pytest.mark.parametrize(("scaling", "shape"), [(0.25, (32, 3)), (0.5, (16, 6)), (1, (8, 12))])
+def test_training_sees_pieces_and_evaluation_whole_sequences(make_trainer, language, scaling: float, shape: tuple):
+    shapes = Shapes()
+    with make_trainer(ALiBi(12, scaling), **language, callbacks=[shapes], eval_interval="1ep") as trainer:
+        trainer.fit()
+        assert {*shapes.trained} == {shape}
+        assert {*shapes.evaluated} == {(8, 12)}
+        now = trainer.state.timestamp
+        assert (now.batch, now.sample, now.token) == (6, 48, 48 * 12)
+
+
+def test_pieces_are_the_text_in_its_order(make_trainer, language):
+    class Watch(Callback):
+        def batch_start(self, state, logger):
+            self.inputs, self.targets = state.batch
+
+    watch = Watch()
+    with make_trainer(ALiBi(12), **language, callbacks=[watch], max_duration="1ba") as trainer:
+        trainer.fit()
+    whole = torch.cat([torch.stack(batch, dim=1) for batch in language["eval_dataloader"]])
+    assert torch.equal(watch.inputs[:, 1:], watch.targets[:, :-1])  # each is the next token of its own piece
+    sequences = torch.stack([watch.inputs.reshape(8, 12), watch.targets.reshape(8, 12)], dim=1)
+    assert all((one == whole).flatten(1).all(dim=1).any() for one in sequences)
+
+
+def test_dropout_of_attention_works_in_training_only(make_trainer, language):
+    model = LanguageModel(GPT(vocab_size=11, context=12, d_model=16, n_heads=4, dropout=0.5))
+    with make_trainer(ALiBi(12), **language, model=model) as trainer:
+        attention = trainer.state.unwrapped_model.module.blocks[0].attention.attend
+        q, k, v = torch.randn(3, 1, 4, 6, 4)
+        assert not torch.equal(attention.train()(q, k, v), attention(q, k, v))
+        assert torch.equal(attention.eval()(q, k, v), attention(q, k, v))
+
+
+@pytest.mark.parametrize("scaling", [0.4, 0.01])
+def test_sequences_that_cannot_be_cut_evenly_are_refused(train, language, scaling: float):
+    with pytest.raises(ValueError, match=f"train_sequence_length_scaling={scaling}: cannot cut"):
+        train(ALiBi(12, scaling), **language)
+
+
+def test_a_batch_with_other_tensors_is_refused(train, language):
+    batches = [(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(2, 11, dtype=torch.int64))]
+    with pytest.raises(ValueError, match=r"cannot cut tensors of lengths \[11, 12\]"):
+        train(ALiBi(12), **{**language, "train_dataloader": batches})
+
+
+def test_microbatches_change_nothing(train, language):
+    torch.testing.assert_close(train(ALiBi(12), **language, grad_accum=3).seen, train(ALiBi(12), **language).seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"max_sequence_length": 0}, "max_sequence_length=0"),
+        ({"max_sequence_length": 8, "train_sequence_length_scaling": 0}, "train_sequence_length_scaling=0"),
+        ({"max_sequence_length": 8, "train_sequence_length_scaling": 1.5}, "train_sequence_length_scaling=1.5"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        ALiBi(**arguments)
+
+
+def test_another_model_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="ALiBi found no attention"):
+        make_trainer(ALiBi(12))
+    make_trainer(ALiBi(12, 1.0, allow_no_match=True)).close()
+
+
+def test_resume(check_resume, language):
+    check_resume(lambda: [ALiBi(12)], **language)

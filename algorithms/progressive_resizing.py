@@ -118,7 +118,8 @@ class ProgressiveResizing(Algorithm):
         if (height, width) != images.shape[2:]:
             self._shrink(state, images, (height, width))
         sizes = {"height": height, "width": width, "scale_factor": scale}
-        logger.log_metrics({f"progressive_resizing/{name}": value for name, value in sizes.items()})
+        step = state.timestamp.batch + 1  # this batch's, so that a run resumed before it logs it once
+        logger.log_metrics({f"progressive_resizing/{name}": value for name, value in sizes.items()}, step=step)
 
     def _shrink(self, state: State, images: Tensor, size: tuple[int, int]) -> None:
         whole = images.shape[2:]

@@ -18,19 +18,26 @@ class Left(NamedTuple):
 
     outcome: dict[str, Any]
     logged: list[dict[str, Any]]
-    """Lines of `metrics.jsonl`, wall time apart."""
+    """What `metrics.jsonl` holds: see `logged`."""
     ids: list[list[int]]
     """Sample numbers of each batch over all ranks, as it was trained last."""
 
 
 def read(run_dir: Path) -> Left:
     """What a run left."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return Left(
-        torch.load(run_dir / "outcome.pt", weights_only=True),
-        [{key: value for key, value in line.items() if key != "wall_time"} for line in lines],
-        _read_ids(run_dir),
-    )
+    return Left(torch.load(run_dir / "outcome.pt", weights_only=True), logged(run_dir), _read_ids(run_dir))
+
+
+def logged(run_dir: Path) -> list[dict[str, Any]]:
+    """What `metrics.jsonl` holds, without the wall time: an entry a metric, for those of one step may be two lines."""
+    found = []
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        entry.pop("wall_time", None)
+        metrics = entry.pop("metrics", None)
+        each = [entry] if metrics is None else [{**entry, "key": key, "value": one} for key, one in metrics.items()]
+        found += each
+    return sorted(found, key=lambda one: (one.get("step", 0), one.get("epoch", 0), json.dumps(one)))
 
 
 def _read_ids(run_dir: Path) -> list[list[int]]:

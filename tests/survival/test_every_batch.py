@@ -27,7 +27,7 @@ def test_the_run_is_one_that_can_go_wrong(whole: Left):
     assert whole.outcome["stopper"]["best_count"] == 12
     epochs = [[*chain.from_iterable(whole.ids[first : first + 8])] for first in (0, 8)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(1050)] and epochs[0] != epochs[1]
-    losses = [line["metrics"]["loss/train/total"] for line in whole.logged if "loss/train/total" in line["metrics"]]
+    losses = [entry["value"] for entry in whole.logged if entry["key"] == "loss/train/total"]
     assert len(losses) == BATCHES == len({*losses})
 
 

@@ -50,8 +50,5 @@ def assert_close(left: Left, whole: Left) -> None:
     assert left.ids == whole.ids
     torch.testing.assert_close(left.outcome, whole.outcome, rtol=1e-7, atol=1e-10)
     assert [line["step"] for line in left.logged] == [line["step"] for line in whole.logged]
-    losses = (
-        [value for line in one.logged for key, value in line["metrics"].items() if key == "loss/eval/total"]
-        for one in (left, whole)
-    )
+    losses = ([entry["value"] for entry in one.logged if entry["key"] == "loss/eval/total"] for one in (left, whole))
     assert next(losses) == pytest.approx(next(losses), rel=1e-6)

@@ -110,6 +110,11 @@ def _resume_command(state: State) -> str:
     return f"python -m runner resume={path}" if state.config else f"Trainer(..., resume_path={path!r})"
 
 
+def _epoch(at: Timestamp) -> int:
+    """Return the number, from 1, of the epoch that was being trained or had just ended."""
+    return at.epoch + (at.batch_in_epoch > 0)
+
+
 def _outcome(error: BaseException) -> str:
     return "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
 
@@ -125,7 +130,7 @@ def _print_metrics(series: dict[str, _Series]) -> None:
     for key in keys[:MAX_METRICS]:
         one = series[key]
         table.add_row(
-            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {one.best_at.epoch}, batch {one.best_at.batch}"
+            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {_epoch(one.best_at)}, batch {one.best_at.batch}"
         )
     console = make_console()
     if keys:

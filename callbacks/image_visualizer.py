@@ -81,12 +81,13 @@ class ImageVisualizer(Callback):
     def _log(self, state: State, logger: Logger, batch: Any, name: str) -> None:
         from callbacks._pictures import read_together, to_classes, to_pictures, with_masks
 
-        images = _pick(batch, self.input_key, "input_key")[: self.num_images]
+        images = _pick(batch, self.input_key, "input_key")
         channels = images.shape[-1 if self.channels_last else 1] if images.ndim == 4 else 0
         if channels not in (1, 3):
             layout = "(N, H, W, C)" if self.channels_last else "(N, C, H, W)"
             self._give_up(f"a batch of shape {tuple(images.shape)} is not {layout} with C 1 or 3")
             return
+        images = images[: self.num_images]
         images = images if self.channels_last else images.permute(0, 2, 3, 1)
         targets = to_classes(_pick(batch, self.target_key, "target_key"), images)
         predictions = to_classes(getattr(state, "outputs", None), images)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from runner import Logger, State
 
 
@@ -23,24 +26,31 @@ class LRMonitor(Callback):
     """
 
     def __init__(self) -> None:
-        self._names: list[str] = []
+        self._keys: list[str] = []
         self._rates: dict[str, Any] = {}
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        seen: Counter[str] = Counter()
-        self._names = []
-        for optimizer in state.optimizers:
-            name = type(optimizer).__name__
-            seen[name] += 1
-            self._names.append(f"lr-{name}" if seen[name] == 1 else f"lr-{name}-{seen[name]}")
-
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        self._rates = {}
-        for name, optimizer in zip(self._names, state.optimizers, strict=True):
-            for index, group in enumerate(optimizer.param_groups):
-                rate = group["lr"]
-                # A scheduler fills a tensor in place before BATCH_END.
-                self._rates[f"{name}/group{index}"] = rate if isinstance(rate, float | int) else rate.clone()
+        rates = [group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups]
+        if len(rates) != len(self._keys):
+            self._keys = make_keys(state.optimizers)
+        self._rates = {key: _keep(rate) for key, rate in zip(self._keys, rates, strict=True)}
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        logger.log_metrics(self._rates)
+        logger.hand_over(self._rates)
+
+
+def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Return the key of each parameter group of each optimizer."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        seen[name] += 1
+        prefix = f"lr-{name}" if seen[name] == 1 else f"lr-{name}-{seen[name]}"
+        keys += [f"{prefix}/group{index}" for index in range(len(optimizer.param_groups))]
+    return keys
+
+
+def _keep(rate: Any) -> Any:
+    # A scheduler fills a tensor in place before BATCH_END.
+    return float(rate) if isinstance(rate, float | int) else rate.detach().reshape(()).clone()

@@ -45,8 +45,11 @@ class NaNMonitor(Callback):
             self._look(wait=True)
         now = state.timestamp
         self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
-        self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
-        self._look()
+        if state.device.type == "cuda":
+            self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
+            self._look()
+        else:
+            self._check(now.epoch, now.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._look(wait=True)
@@ -58,31 +61,32 @@ class NaNMonitor(Callback):
         """Check the losses that have arrived, or with `wait` all: the intended host-device sync."""
         while self._sent:
             epoch, batch, arrival = self._sent[0]
-            if arrival is not None and not arrival.query():
+            if not arrival.query():
                 if not wait:
                     return
                 arrival.synchronize()
             self._sent.popleft()
-            loss = float(self._values[batch % SLOTS])
-            if not math.isfinite(loss):
-                from runner import get_global_rank
+            self._check(epoch, batch)
 
-                raise FloatingPointError(
-                    f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch} (from 0), batch {batch} (from 1). "
-                    "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
-                )
+    def _check(self, epoch: int, batch: int) -> None:
+        loss = float(self._values[batch % SLOTS])
+        if not math.isfinite(loss):
+            from runner import get_global_rank
+
+            raise FloatingPointError(
+                f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch} (from 0), batch {batch} (from 1). "
+                "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
+            )
 
 
 class _Sent(NamedTuple):
     epoch: int
     batch: int
-    arrival: torch.cuda.Event | None
-    """Passed by the GPU when the loss is on the host; None where it is there at once."""
+    arrival: torch.cuda.Event
+    """Passed by the GPU when the loss is on the host."""
 
 
-def _mark(device: torch.device) -> torch.cuda.Event | None:
-    if device.type != "cuda":
-        return None
+def _mark(device: torch.device) -> torch.cuda.Event:
     import torch
 
     event = torch.cuda.Event()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
-from runner.digest import FILE, append_digests, digest, digest_state, truncate_digests
+from runner.digest import FILE, append_digests, digest_state, truncate_digests
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -75,7 +76,7 @@ class StateDigest(Callback):
         if self._order is not None:
             first = (now.batch_in_epoch - 1) * self._order.batch_size
             ids = self._order.permutation(now.epoch)[first : first + self._order.batch_size]
-            self._samples = digest([self._samples, ids])
+            self._samples = blake2b(self._samples.encode() + ids.numpy().tobytes(), digest_size=16).hexdigest()
         if state.is_due(self.interval):
             parts = {"samples": self._samples} if self._samples else {}
             self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digest_state(state)})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks._event_file import EventFile
 from callbacks._extra import require
 from runner import LoggerDestination
 
@@ -36,7 +38,7 @@ class TensorBoardLogger(LoggerDestination):
         self.folder = folder
         self.path: Path | None = None
         self._first_step = 0
-        self._writer: Any = None
+        self._file: EventFile | None = None
         self._opening = threading.Lock()
 
     def init(self, state: State, logger: Logger) -> None:
@@ -51,38 +53,50 @@ class TensorBoardLogger(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         text = json.dumps(hyperparameters, indent=4, default=str)
-        self._open().add_text("hyperparameters", f"```json\n{text}\n```", 0)
+        self._log_text("hyperparameters", f"```json\n{text}\n```", 0)
 
     def log_records(self, records: Sequence[Record]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-        writer = self._open().file_writer
+        events = []
         for record in records:
-            values = [Summary.Value(tag=key, simple_value=value) for key, value in record.metrics.items()]
-            writer.add_summary(Summary(value=values), record.step, record.wall_time)
+            summary = Summary()
+            add = summary.value.add
+            for key, value in record.metrics.items():
+                add(tag=key, simple_value=value)
+            events.append({"wall_time": record.wall_time, "step": record.step, "summary": summary})
+        self._open().write(events)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
-        self._open().add_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
+        self._log_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)
 
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
-        self._open().add_images(name, images, step, dataformats="NHWC")
+        from torch.utils.tensorboard.summary import image
+
+        self._log_summary(image(name, images, dataformats="NHWC"), step)
         if captions is not None:
-            self._open().add_text(f"{name}/captions", "\n".join(f"1. {caption}" for caption in captions), step)
+            self._log_text(f"{name}/captions", "\n".join(f"1. {caption}" for caption in captions), step)
 
     def close(self, state: State, logger: Logger) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _open(self) -> Any:
-        """Return the writer, made when something is first written, so that a run that is refused leaves no folder."""
+    def _log_text(self, name: str, content: str, step: int) -> None:
+        from torch.utils.tensorboard.summary import text
+
+        self._log_summary(text(name, content), step)
+
+    def _log_summary(self, summary: Any, step: int) -> None:
+        self._open().write([{"wall_time": time.time(), "step": step, "summary": summary}])
+
+    def _open(self) -> EventFile:
+        """Return the file, made when something is first written, so that a run that is refused leaves no folder."""
         with self._opening:
-            if self._writer is None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                purge = self._first_step if self._first_step > 1 else None
-                self._writer = SummaryWriter(str(self.path), purge_step=purge)
-            return self._writer
+            if self._file is None:
+                assert self.path is not None
+                self._file = EventFile(self.path, self._first_step if self._first_step > 1 else None)
+            return self._file
 
 
 def _cell(value: Any) -> str:

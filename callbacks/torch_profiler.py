@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from callbacks._disk import disk_errors_reported
@@ -62,12 +63,8 @@ class TorchProfiler(Callback):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
         self.skip_first, self.wait, self.warmup, self.active, self.repeat = given.values()
-        self._options: dict[str, Any] = {
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "with_flops": with_flops,
-        }
+        what = {"record_shapes": record_shapes, "profile_memory": profile_memory}
+        self._options: dict[str, Any] = what | {"with_stack": with_stack, "with_flops": with_flops}
         self._trained = 0  # batches, by this process
         self._profile: Any = None
         self._record: Any = None  # torch.profiler.record_function, while there is a profile
@@ -115,7 +112,9 @@ class TorchProfiler(Callback):
         from runner import get_global_rank
 
         self._stop()
-        if 0 < self._trained < (needed := self.skip_first + self.wait + self.warmup + 1) and get_global_rank() == 0:
+        if state.timestamp < state.max_duration or get_global_rank() != 0:
+            return  # nobody asks for a profile of a run that was cut off
+        if 0 < self._trained < (needed := self.skip_first + self.wait + self.warmup + 1):
             log.warning("torch_profiler recorded nothing: it needs %d batches, of %d", needed, self._trained)
 
     def _begin_cycle(self, state: State, logger: Logger) -> None:
@@ -140,6 +139,7 @@ class TorchProfiler(Callback):
 
         gpu = [profiler.ProfilerActivity.CUDA] if state.device.type == "cuda" else []
         schedule = profiler.schedule(wait=0, warmup=self.warmup, active=self.active, repeat=1)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
         self._record = profiler.record_function
         # A profiler for each cycle: one that is used again warns that it forgets the cycle before.
         self._profile = profiler.profile(

@@ -134,7 +134,7 @@ class Logger:
     def _drain(self) -> None:
         with self._draining:
             take = self._pending.popleft
-            records = [take() for _ in range(len(self._pending))]
+            records = join([take() for _ in range(len(self._pending))])
             if not records:
                 return
             read_back(records)
@@ -155,6 +155,24 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
         return value.detach().reshape(()).clone()
     return float(value)
+
+
+def join(records: Sequence[Record]) -> list[Record]:
+    """Return records with those of one moment as one: a batch's metrics come from several callbacks.
+
+    The first one's dict takes them in. A key that is there already stays in a record of its own.
+    """
+    joined: list[Record] = []
+    metrics: dict[str, Any] = {}
+    step, timestamp = -1, None
+    for record in records:
+        # Timestamps never change: the same object is the same moment.
+        if record.timestamp is timestamp and record.step == step and metrics.keys().isdisjoint(record.metrics):
+            metrics.update(record.metrics)
+        else:
+            metrics, step, timestamp, _ = record
+            joined.append(record)
+    return joined
 
 
 def read_back(records: Sequence[Record]) -> None:

@@ -258,7 +258,7 @@ class Interval:
     """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never."""
 
     time: Time
-    _period: tuple[Time | None, TimeUnit, int, int] | None = field(compare=False, repr=False)
+    _period: tuple[Time | None, int, int, int] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
         object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
@@ -273,11 +273,11 @@ class Interval:
             return False
         if self._period is None or self._period[0] is not max_duration:
             unit = max_duration.unit if max_duration and self.time.unit is TimeUnit.DURATION else self.time.unit
-            ratio = convert(self.time, unit, max_duration, None).as_integer_ratio()
+            ratio, _ = convert(self.time, unit, max_duration, None).as_integer_ratio(), now.count(unit)  # which it has
             # Kept for this max_duration: every interval is asked after every batch.
-            object.__setattr__(self, "_period", (max_duration, unit, *ratio))
-        _, unit, numerator, denominator = self._period  # type: ignore[misc]
-        return now.count(unit) * denominator // numerator > previous.count(unit) * denominator // numerator
+            object.__setattr__(self, "_period", (max_duration, _FIELD_OF_UNIT[unit], *ratio))
+        _, count, numerator, denominator = self._period  # type: ignore[misc]
+        return now[count] * denominator // numerator > previous[count] * denominator // numerator
 
 
 class Progress(NamedTuple):

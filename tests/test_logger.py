@@ -12,7 +12,7 @@ from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, Trainer
 from runner.data import TensorLoader
 from runner.destination import Record
-from runner.logger import Logger, read_back
+from runner.logger import Logger, join, read_back
 
 
 def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
@@ -60,6 +60,48 @@ def test_read_back_keeps_order_and_records_whatever_the_dtypes():
     assert [record.metrics["a"] for record in records] == [1.5, 2.0, 3.0, 0.1, 1.0, 2.0]
     assert [record.metrics["b"] for record in records] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert {type(value) for record in records for value in record.metrics.values()} == {float}
+
+
+def test_records_of_one_moment_are_one():
+    now, later = Timestamp(batch=1), Timestamp(batch=1)  # equal, but not the same moment
+    records = [
+        Record({"a": 1.0}, 1, now, 10.0),
+        Record({"b": 2.0}, 1, now, 10.1),
+        Record({"b": 3.0}, 1, now, 10.2),  # logged again: both are kept
+        Record({"c": 4.0}, 1, now, 10.3),
+        Record({"d": 5.0}, 2, now, 10.4),
+        Record({"e": 6.0}, 2, later, 10.5),
+    ]
+    assert join(records) == [
+        ({"a": 1.0, "b": 2.0}, 1, now, 10.0),
+        ({"b": 3.0, "c": 4.0}, 1, now, 10.2),
+        ({"d": 5.0}, 2, now, 10.4),
+        ({"e": 6.0}, 2, later, 10.5),
+    ]
+    assert join([]) == []
+
+
+def test_a_batch_is_one_record():
+    class Records(LoggerDestination):
+        def __init__(self):
+            self.taken: list[Record] = []
+
+        def log_records(self, records):
+            self.taken += records
+
+    class Log(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"a": 1.0})
+            logger.log_metrics({"b": torch.tensor(float(state.timestamp.batch))})
+
+    destination = Records()
+    with make_trainer(destination, callbacks=[Log(), Log()]) as trainer:
+        trainer.logger._interval = 60.0  # before its thread starts: nothing is taken in between
+        trainer.fit()
+    batches = [one for one in destination.taken if "loss/train/total" in one.metrics]
+    assert [one.step for one in batches] == [1, 2, 3, 4]
+    assert [one.metrics["b"] for one in batches] == [1.0, 2.0, 3.0, 4.0]
+    assert sum("b" in one.metrics for one in destination.taken) == 8  # of the second Log too
 
 
 def test_values_arrive_in_the_background_in_order_and_all_of_them():

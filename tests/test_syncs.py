@@ -25,6 +25,9 @@ from callbacks import (
     ActivationMonitor,
     CheckpointSaver,
     ConsoleSummary,
+    EarlyStopper,
+    EventTrace,
+    ImageVisualizer,
     InMemoryLogger,
     JSONLinesLogger,
     LearningCurves,
@@ -37,10 +40,13 @@ from callbacks import (
     OOMObserver,
     OptimizerMonitor,
     ProgressBar,
+    ReplicaMonitor,
     RuntimeEstimator,
     SpeedMonitor,
+    SystemMetricsMonitor,
     TensorBoardLogger,
     ThresholdStopper,
+    TorchProfiler,
     WandBLogger,
 )
 from runner import Callback, ClassificationModel, LoggerDestination, Trainer
@@ -218,6 +224,8 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     more = [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), logged]
     more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
     more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
+    more += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
+    more += [TorchProfiler()]
     more += [
         make()
         for package, make in (

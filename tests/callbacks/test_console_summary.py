@@ -80,7 +80,8 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
         series = memory.data[key]
         best = (min if key.startswith("loss") else max)(value for _, value in series)
         at = next(timestamp for timestamp, value in series if value == best)
-        expected = [f"{series[-1][1]:.4g}", f"{best:.4g}", "epoch", f"{at.epoch},", "batch", str(at.batch)]
+        epoch = at.epoch + (at.batch_in_epoch > 0)  # from 1, as the progress line counts
+        expected = [f"{series[-1][1]:.4g}", f"{best:.4g}", "epoch", f"{epoch},", "batch", str(at.batch)]
         assert rows[key] == expected
     assert rows["run"] == [str(tmp_path / "run")]
     assert rows["compare"] == ["compare", "--all"]

@@ -113,6 +113,25 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
     assert second.state.timestamp.epoch == epochs_run(script, EarlyStopper("loss", patience="2ep")) == 5
 
 
+@pytest.mark.parametrize("cut", [2, 3, 4])
+def test_two_of_them_keep_apart_what_was_best_over_a_resume(cut: int, tmp_path):
+    script = [5.0, 4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4]
+
+    def two() -> list[EarlyStopper]:  # the first is never content to stop, to the second little has changed since 4.0
+        return [EarlyStopper("loss", patience="1ep"), EarlyStopper("loss", min_delta=0.5, patience="2ep")]
+
+    with make_trainer(script, two()[0], callbacks=two()) as whole:
+        whole.fit()
+    assert whole.state.timestamp.epoch == 2 + 2 + 1
+    with make_trainer(script, two()[0], callbacks=two()) as first:
+        first.fit(duration=f"{cut}ep")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    arguments = {"callbacks": two(), "resume_path": tmp_path / "checkpoint"}
+    with make_trainer(script[cut:], two()[0], **arguments) as second:
+        second.fit()
+    assert second.state.timestamp.epoch == whole.state.timestamp.epoch
+
+
 @pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"monitor": "loss", "dataloader_label": "test"}])
 def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
     with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from callbacks import InMemoryLogger, SpeedMonitor
 from callbacks._peak_flops import find_peak
-from runner import ClassificationModel, Trainer, save_checkpoint
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
 DELAY = 0.01  # seconds that a batch takes to read
 EVALUATION = 0.1  # seconds
@@ -75,6 +75,25 @@ def test_waiting_for_data_counts_and_evaluations_do_not():
     assert series["time/train"][-1] >= 20 * DELAY
     assert series["time/val"][-1] >= 3 * EVALUATION  # the fourth comes after the last batch
     assert series["time/train"][-1] + series["time/val"][-1] <= series["time/total"][-1] <= seconds
+
+
+class Watch(Callback):
+    """Notes when each batch has ended."""
+
+    def __init__(self):
+        self.ended: list[float] = []
+
+    def batch_end(self, state, logger):
+        self.ended.append(time.perf_counter())
+
+
+def test_rates_are_those_of_another_clock():
+    watch, monitor = Watch(), SpeedMonitor(window_size=30)
+    series, _, _ = fit(monitor, callbacks=[monitor, watch], eval_dataloader=None, max_duration="40ba")
+    rates = series["throughput/batches_per_sec"]
+    for last in (35, 39):
+        assert rates[last] == pytest.approx(30 / (watch.ended[last] - watch.ended[last - 30]), rel=0.02)
+    assert series["throughput/samples_per_sec"][-1] == pytest.approx(4 * rates[-1])
 
 
 def test_rates_are_of_one_window():

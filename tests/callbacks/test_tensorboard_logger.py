@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import random
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
+from callbacks._event_file import BLOCK, EventFile, masked_crc32c
 from runner import ClassificationModel, Trainer
 
 installed = importlib.util.find_spec("tensorboard") is not None
@@ -69,6 +72,35 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
     assert text(events, "Images/Train/captions").splitlines() == ["1. one", "1. two"]
     (image,) = events.Images("Images/Train")
     assert (image.step, image.height, image.width) == (6, 3, 8)
+
+
+@needs_tensorboard
+@pytest.mark.parametrize("length", [*range(10), BLOCK - 1, BLOCK, *range(BLOCK + 1, BLOCK + 6), 3 * BLOCK + 2])
+def test_checksums_are_tensorboards(length: int):
+    from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+
+    data = random.Random(length).randbytes(length)
+    assert masked_crc32c(data) == pywrap_tensorflow.masked_crc32c(data)
+
+
+@needs_tensorboard
+def test_what_a_full_disk_refuses_hides_nothing_else(tmp_path: Path):
+    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    file = EventFile(tmp_path, None)
+    summaries = [Summary(value=[Summary.Value(tag="a", simple_value=value)]) for value in range(9)]
+    events = [{"wall_time": 0.0, "step": step, "summary": summary} for step, summary in enumerate(summaries)]
+    file.write(events[:2])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.iterdir()).stat().st_size + 60, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            file.write(events[2:7])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write(events[7:])
+    file.close()
+    assert [one.step for one in read(tmp_path).Scalars("a")] == [0, 1, 7, 8]
 
 
 @needs_tensorboard

@@ -1,0 +1,157 @@
+"""All callbacks on at once, from the command line: what is logged, what is said, and after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callbacks import __all__ as SHIPPED
+from runner.engine import snake_case
+
+BUILT_IN = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}
+OTHERS = sorted({snake_case(name) for name in SHIPPED} - BUILT_IN - {"load_checkpoint"})  # which needs another run
+GIVEN = (f"+callbacks=[{','.join(OTHERS)}]", "callbacks.early_stopper.patience=100ep")
+NEEDED = ("mlperf_logging", "onnx", "tensorboard", "wandb")
+
+# As the table of callbacks has them, and what the trainer logs itself. Where a name stands in braces there are several.
+TRAINER = """loss/train/total metrics/train/{name} loss/eval/total metrics/eval/{name}
+    time/epoch time/batch time/sample time/eval/sample """
+TABLE = """throughput/batches_per_sec throughput/samples_per_sec
+    throughput/device/batches_per_sec throughput/device/samples_per_sec
+    time/train time/val time/total time/remaining_estimate lr-SGD/group0
+    l2_norm/grad/{parameter} l2_norm/grad/global l2_norm/moment/{parameter} l2_norm/param/{parameter}
+    l2_norm/update/{parameter} memory/rss memory/peak_rss
+    activations/l2_norm/{tensor} activations/average/{tensor} activations/kurtosis/{tensor} activations/max/{tensor} """
+LANGUAGE = """time/token throughput/tokens_per_sec throughput/device/tokens_per_sec throughput/flops_per_sec
+    throughput/device/flops_per_sec"""
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def run_folder(folder: Path) -> Path:
+    (found,) = (folder / "outputs").glob("20*/*")
+    return found
+
+
+def logged(folder: Path) -> Counter[tuple[str, int]]:
+    """How often each key was logged at each step, in MLflow, without the load of the machine."""
+    rows = query(folder, "select key, step from metrics where key not like 'system/%'")
+    return Counter((key, step) for key, step in rows)
+
+
+def fill(table: str, names: dict[str, set[str]]) -> set[str]:
+    """The keys of a table, with each name in braces filled in."""
+    keys = set()
+    for key in table.split():
+        fills = [(kind, one) for kind, all_of in names.items() if f"{{{kind}}}" in key for one in all_of]
+        keys |= {key.replace(f"{{{kind}}}", one) for kind, one in fills} if fills else {key}
+    return keys
+
+
+def check_keys(folder: Path, table: str, names: dict[str, set[str]]) -> None:
+    """Each key of the table is in MLflow, no other is, each has one value at a step, and all files have the same."""
+    from tensorboard.backend.event_processing import event_accumulator
+
+    counts = logged(folder)
+    assert {key for key, _ in counts} == fill(table, names)
+    twice = {key for (key, _), count in counts.items() if count > 1}
+    assert twice <= {"time/remaining_estimate"}  # after the last batch, and at the end
+    lines = [json.loads(line) for line in (run_folder(folder) / "metrics.jsonl").read_text().splitlines()]
+    in_lines = {(key, line["step"]) for line in lines for key in line.get("metrics", {})}
+    events = event_accumulator.EventAccumulator(str(run_folder(folder) / "tensorboard"), {"scalars": 0}).Reload()
+    in_events = {(key, one.step) for key in events.Tags()["scalars"] for one in events.Scalars(key)}
+    assert {one for one in in_lines if not one[0].startswith("system/")} == {*counts}
+    assert {one for one in in_events if not one[0].startswith("system/")} == {*counts}
+
+
+def check_stderr(stderr: str, *silent: str) -> None:
+    """Those that have nothing to do here say so once, and nobody else says anything."""
+    lines = [line for line in stderr.splitlines() if not line.startswith("sending to MLflow")]
+    assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(silent)
+
+
+@pytest.fixture(autouse=True)
+def needed() -> None:
+    for package in NEEDED:
+        pytest.importorskip(package)
+
+
+def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any):
+    arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=12ep"]  # 12 batches an epoch
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while not [*(tmp_path / "outputs").glob("20*/*/checkpoints/ep3-ba36")] and time.monotonic() < deadline:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.01)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    done = run_app(f"resume={run_folder(tmp_path)}")
+    check_stderr(done.stderr, "ReplicaMonitor", "generate", "memory_snapshot", "oom_observer")
+    assert query(tmp_path, "select status from runs") == [("FINISHED",)]
+    layers = {f"module.layers.{index}" for index in (0, 2, 4)}
+    parameters = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    modules = {"module", "module.layers", *(f"module.layers.{index}" for index in range(5))}
+    tensors = {f"{module}_{kind}.0" for module in modules for kind in ("input", "output")}
+    names = {"name": {"MulticlassAccuracy"}, "parameter": parameters, "tensor": tensors}
+    check_keys(tmp_path, TRAINER + TABLE, names)
+    counts = logged(tmp_path)
+    assert [step for key, step in sorted(counts) if key == "lr-SGD/group0"] == [*range(1, 145)]
+    assert [step for key, step in sorted(counts) if key == "l2_norm/grad/global"] == [*range(10, 145, 10)]
+    assert [step for key, step in sorted(counts) if key == "loss/eval/total"] == [*range(12, 145, 12)]
+    in_folder = {path.name for path in run_folder(tmp_path).iterdir()}
+    assert {"mlperf", "wandb", "model.pt2", "learning_curves.png", "event_trace", "torch_profiler"} <= in_folder
+
+
+def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app: Any):
+    metric = "callbacks.mlperf_callback.metric_name=BitsPerByte"
+    tiny = ("model.module.d_model=16", "model.module.n_layers=1", "model.module.context=32", "data.context=32")
+    tiny += (
+        "data.eval_bytes=2048",
+        "trainer.max_duration=30ba",
+        "callbacks.generate.max_new_tokens=5",
+        "trainer.eval_interval=15ba",
+    )
+    ranks = ("launch.nproc_per_node=2", "launch.threads=1")
+    done = run_app(*GIVEN, metric, "experiment=stdlib_lm_plain", *tiny, *ranks)
+    check_stderr(done.stderr, "image_visualizer", "memory_snapshot", "oom_observer")
+    keys = {key for key, _ in logged(tmp_path)}
+    names = {
+        "name": {"BitsPerByte"},
+        "parameter": {match[1] for key in keys if (match := re.fullmatch(r"l2_norm/grad/(module\..*)", key))},
+        "tensor": {match[1] for key in keys if (match := re.fullmatch(r"activations/max/(.*put\.\d+)", key))},
+    }
+    assert len(names["parameter"]) > 10 and {"module.blocks.0_input.0", "module_output.0"} <= names["tensor"]
+    table = (TRAINER + TABLE + LANGUAGE).replace("SGD", "AdamW").replace(" metrics/train/{name}", "")
+    check_keys(tmp_path, table, names)
+    assert len(done.stdout.splitlines()) < 40
+    assert len([line for line in done.stdout.splitlines() if line.startswith("epoch")]) == 1
+    for folder, suffix in (("event_trace", "json"), ("torch_profiler", "json")):
+        files = sorted((run_folder(tmp_path) / folder).glob(f"*.{suffix}"))
+        assert [file.name[:5] for file in files] == ["rank0", "rank1"]

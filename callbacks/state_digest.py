@@ -27,7 +27,7 @@ class StateDigest(Callback):
     A line has `epoch` (from 0), `batch` (from 1), and digests of what rank 0 had when that batch was trained:
 
     - `samples`: the numbers of the samples of all batches so far, of all ranks and in order: the same on any number of
-      ranks. Only with a loader that has an order of its own (`runner.data`), from the first batch with this callback.
+      ranks. Only with a loader that has an order of its own (`runner.data`), from the first epoch with this callback.
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators, of the CPU and of the device. What other libraries draw is not restored by a
       resume, and no part of it.
@@ -54,7 +54,7 @@ class StateDigest(Callback):
             )
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
-        self._samples = ""
+        self._epochs = ""  # digest of the samples of those that ended
         self._warned = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -70,26 +70,32 @@ class StateDigest(Callback):
         self._order = order if isinstance(order, SampleOrder) else None
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._path is None:
-            return
-        now = state.timestamp
-        if self._order is not None:
-            first = (now.batch_in_epoch - 1) * self._order.batch_size
-            ids = self._order.permutation(now.epoch)[first : first + self._order.batch_size]
-            self._samples = blake2b(self._samples.encode() + ids.numpy().tobytes(), digest_size=16).hexdigest()
-        if state.is_due(self.interval):
-            parts = {"samples": self._samples} if self._samples else {}
+        if self._path is not None and state.is_due(self.interval):
+            now = state.timestamp
+            samples = self._digest_samples(now.epoch, now.batch_in_epoch)
+            parts = {"samples": samples} if samples else {}
             self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digest_state(state)})
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        before = state.previous_timestamp
+        self._epochs = self._digest_samples(before.epoch, before.batch_in_epoch)
 
     def close(self, state: State, logger: Logger) -> None:
         if self._path is not None and self._path.exists():
             logger.log_artifact(self._path)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self._samples}
+        return {"epochs": self._epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._samples = state["samples"]
+        self._epochs = state["epochs"]
+
+    def _digest_samples(self, epoch: int, batches: int) -> str:
+        """Return a digest of the samples of earlier epochs and of this one's first batches; empty without an order."""
+        if self._order is None:
+            return ""
+        ids = self._order.permutation(epoch)[: batches * self._order.batch_size]
+        return blake2b(self._epochs.encode() + ids.numpy().tobytes(), digest_size=16).hexdigest()
 
     def _write(self, path: Path, entry: dict[str, Any]) -> None:
         try:

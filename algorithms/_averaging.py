@@ -131,6 +131,8 @@ class WeightAverage(Algorithm):
 def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: int) -> None:
     """Set the running statistics of batch norms to their mean over the first training batches of this rank.
 
+    A batch that would make them NaN or infinite is left out.
+
     Args:
         state: with the weights for which they are to be.
         norms: of its model.
@@ -150,8 +152,13 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
             stream.start(0, 0)
             batches = loader.first(num_batches) if hasattr(loader, "first") else iter(loader)  # type: ignore
             for batch in islice(batches, num_batches):
+                before_batch = [buffer.clone() for norm in norms for buffer in norm.buffers()]
                 batch = state.precision.cast(to_device(batch, state.device))
                 state.precision.autocast(state.device)(model)(batch)
+                running = [buffer for norm in norms for buffer in norm.buffers()]
+                # A host-device sync a batch, a few times an evaluation.
+                if not torch.stack([buffer.isfinite().all() for buffer in running]).all():
+                    copy_all(running, before_batch)
     finally:
         for module, training in before[0]:
             module.training = training

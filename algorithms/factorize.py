@@ -59,7 +59,9 @@ def factorize_conv(conv: nn.Conv2d, rank: int) -> nn.Sequential:
 
 def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Linear | nn.Conv2d) -> nn.Sequential:
     for layer, weight in ((first, a), (second, b)):
-        layer.weight = nn.Parameter(weight.contiguous(), requires_grad=old.weight.requires_grad)
+        # Not contiguous(), which leaves strides of dimensions of size 1 as they are: DDP warns of those.
+        weight = weight.clone(memory_format=torch.contiguous_format)
+        layer.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
     second.bias = old.bias  # type: ignore[assignment]
     return nn.Sequential(first, second)
 

@@ -80,8 +80,12 @@ class StochasticDepth(Algorithm):
         self._blocks = [block for block in made.values() if isinstance(block, StochasticBlock)]
         self._rates = drop_rates(len(self._blocks), self.drop_rate, self.drop_distribution)
 
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        # Not as late as BATCH_START: until then another algorithm may have evaluated the batch.
+        self._set_rates(state)
+
     def batch_start(self, state: State, logger: Logger) -> None:
-        rates = self._set_rates(state)
+        rates = [block.rate for block in self._blocks]
         if self.method == "block":
             seed = stream_seed(state.rank_zero_seed, self.config_key, state.timestamp.batch)
             for block, kept in zip(self._blocks, draw_kept(rates, 1, seed)[:, 0].tolist(), strict=True):
@@ -107,14 +111,12 @@ class StochasticDepth(Algorithm):
     def predict_start(self, state: State, logger: Logger) -> None:
         self._set_rates(state)
 
-    def _set_rates(self, state: State) -> list[float]:
+    def _set_rates(self, state: State) -> None:
         warmup, risen = self.drop_warmup, 1.0
         if warmup.value:
             risen = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
-        rates = [rate * risen for rate in self._rates]
-        for block, rate in zip(self._blocks, rates, strict=True):
-            block.rate = rate
-        return rates
+        for block, rate in zip(self._blocks, self._rates, strict=True):
+            block.rate = rate * risen
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:

@@ -23,7 +23,7 @@ class CheckpointSaver(Callback):
     Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
     The run's last is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the batch at which
     they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. When
-    the disk is full a warning says so, training goes on, and the next interval tries again.
+    the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an error.
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.
@@ -40,7 +40,7 @@ class CheckpointSaver(Callback):
 
     Raises:
         ValueError: an argument is out of range; at FIT_START, there is no such metric.
-        FileExistsError: at FIT_START, the folder holds another run's checkpoints.
+        OSError: at FIT_START, the folder holds another run's checkpoints; at FIT_END, the last one cannot be written.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CheckpointSaver(Callback):
         self._tried_at = -1
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._reported: int | None = None
+        self._failure: OSError | None = None  # of the newest checkpoint
 
     @property
     def latest(self) -> Path | None:
@@ -101,6 +101,8 @@ class CheckpointSaver(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._save_last(state, logger)
+        if self._failure is not None:
+            raise OSError("the run's last checkpoint was not written: make room, then resume") from self._failure
 
     def close(self, state: State, logger: Logger) -> None:
         from runner import is_known_alone
@@ -125,10 +127,10 @@ class CheckpointSaver(Callback):
 
     def _save_last(self, state: State, logger: Logger) -> None:
         if self._tried_at != state.timestamp.batch:
-            self._save(state, logger, last=True)
+            self._save(state, logger)
         self._wait()
 
-    def _save(self, state: State, logger: Logger, last: bool = False) -> None:
+    def _save(self, state: State, logger: Logger) -> None:
         from runner import capture
 
         self._wait()
@@ -139,21 +141,18 @@ class CheckpointSaver(Callback):
         self._checkpoints.add(name, score)
         snapshot = capture(state, self.weights_only, copy=self.asynchronous)
         if snapshot is not None:  # rank 0
-            self._writing = self._writer.submit(self._write, snapshot, name, last)
+            self._writing = self._writer.submit(self._write, snapshot, name)
         if not self.asynchronous:
             self._wait()
 
-    def _write(self, snapshot: dict[str, Any], name: str, last: bool) -> None:
+    def _write(self, snapshot: dict[str, Any], name: str) -> None:
+        before, self._failure = self._failure, None
         try:
             self._checkpoints.write(snapshot, name)
-            self._reported = None
         except OSError as error:
-            path = self._checkpoints.path / name
-            if last:
-                log.error("the run's last checkpoint %s was not written: %s", path, error)
-            elif error.errno != self._reported:
-                log.warning("checkpoint %s was not written: %s. Training goes on; the next one is tried", path, error)
-            self._reported = error.errno
+            self._failure = error
+            if before is None or error.errno != before.errno:
+                log.warning("checkpoint %s was not written: %s", self._checkpoints.path / name, error)
 
     def _wait(self) -> None:
         if self._writing is not None:

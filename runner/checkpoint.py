@@ -89,6 +89,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             "train_metric_values": state.train_metric_values,
             "eval_metric_values": state.eval_metric_values,
             "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
+            "order": _order(state),
             "microbatch_size": state.microbatch_size,
             "stop_requested": state.stop_requested,
             "seed": state.rank_zero_seed,
@@ -156,6 +157,7 @@ def restore(state: State, path: str | Path) -> None:
             f"checkpoint {str(path)!r} holds weights only: start from it with load_path, it cannot be resumed"
         )
     saved = read_file(path, "state.pt")
+    _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
     _load_into(state.unwrapped_model, weights, path, strict=True)
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
@@ -182,6 +184,25 @@ def restore(state: State, path: str | Path) -> None:
     state.resumed_from = path
     if state.auto_microbatching:
         state.microbatch_size = saved["microbatch_size"]
+
+
+def _order(state: State) -> dict[str, Any]:
+    """Return what decides which samples make up a batch; nothing where the loader has no order of its own."""
+    order = getattr(state.train_dataloader, "order", None)
+    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
+    return {name: getattr(order, name) for name in names if hasattr(order, name)}
+
+
+def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
+    """Raise where the rest of an epoch would be other samples than those that its first part has left."""
+    before, stands = saved.get("order", {}), Timestamp.from_state_dict(saved["timestamp"])
+    changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
+    if changes and stands.batch_in_epoch > 0:
+        raise ValueError(
+            f"checkpoint {str(path)!r} is of the middle of an epoch, after {stands.sample_in_epoch} samples, and the "
+            f"batches are others now: {', '.join(changes)}. Samples would be trained twice or never: resume from the "
+            "end of an epoch"
+        )
 
 
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:

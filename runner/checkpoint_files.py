@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ log = logging.getLogger("runner")
 FORMAT = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
+LATEST = "latest"  # link beside a run's checkpoints
 Snapshot = dict[str, Any]
 """Content by file name, `.pt` or `.json`, and under 'timestamp' where training stood."""
 
@@ -43,7 +45,7 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
         manifest = {
             "format": FORMAT,
             "timestamp": snapshot["timestamp"],
-            "saved_at": time.time(),
+            "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # also when a clock was set back
             "torch": torch.__version__,
             "files": {name: _write_file(partial / name, snapshot[name]) for name in snapshot if "." in name},
         }
@@ -77,7 +79,10 @@ def verify(path: str | Path) -> str | None:
     """Return why a folder is no complete checkpoint, or None if it is one: its manifest holds, file by file."""
     path = Path(path)
     try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
+        manifest = json.loads((path / MANIFEST).read_text())
+        if manifest["format"] > FORMAT:
+            return f"it has format {manifest['format']}, of a later version of this project"
+        files = manifest["files"]
         for name, facts in {"model.pt": files["model.pt"], **files}.items():
             if (path / name).stat().st_size != facts["size"]:
                 return f"{name} has another size than its manifest says"
@@ -109,21 +114,30 @@ def find_checkpoint(path: str | Path) -> Path:
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     for names in ("[!.]*", ".*.discarded-*"):  # the latter: a kill came while it was being replaced by a newer one
-        found = {one.resolve().parent for one in folder.glob(f"{names}/{MANIFEST}")} if folder.is_dir() else set()
-        for one in sorted(found, key=_saved_at, reverse=True):
-            fault = verify(one)
-            if fault is None:
+        # In a run's folder they lie in a folder of their own, whatever its config calls that.
+        found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
+        for one in sorted(found, key=saved_at, reverse=True):
+            if _is_usable(one, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())):
                 return one
-            log.warning("checkpoint %s is not used: %s", one, fault)
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
 
 
-def _saved_at(path: Path) -> float:
+@functools.lru_cache
+def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
+    """Whether a checkpoint verifies; one that does not is named once, and files that did not change are read once."""
+    fault = verify(path)
+    if fault is not None:
+        log.warning("checkpoint %s is not used: %s", path, fault)
+    return fault is None
+
+
+def saved_at(path: Path) -> float:
     """Return when a checkpoint was written; a copy has times of its own, so that its manifest is asked first."""
     try:
         return float(json.loads((path / MANIFEST).read_text())["saved_at"])
+    except FileNotFoundError:
+        return 0.0
     except (OSError, ValueError, LookupError, TypeError):
         return (path / MANIFEST).stat().st_mtime
 

@@ -177,4 +177,4 @@ def record(trainer: Any, job: Job) -> None:
         )
     check_trainable(trainer.state, job.may_be_over)
     check_objective(trainer.state, job.config["objective"])
-    log_record(trainer.logger, job)
+    log_record(trainer.logger, job, trainer.state.resumed_from)

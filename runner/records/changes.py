@@ -89,13 +89,18 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
     Raises:
         ValueError: see `check_changes`.
     """
-    if before is None:
-        from runner.checkpoint_files import find_checkpoint, read_config
+    from runner.checkpoint_files import find_checkpoint, read_config
 
-        before = read_config(find_checkpoint(resume))
+    try:
+        trained = read_config(find_checkpoint(resume))
+    except FileNotFoundError:
+        trained = None  # it was cut off before there was one
+    before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):
             print(f"INFO: {line}", file=sys.stderr)
+    for one in find_changes(trained, before) if trained else ():
+        print(f"INFO: {one}, in the run's record since that checkpoint was saved", file=sys.stderr)
 
 
 def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:

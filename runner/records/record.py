@@ -7,6 +7,7 @@ The newest record lies in the run's folder; a resumed run keeps those of its ear
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shlex
@@ -24,12 +25,17 @@ import yaml
 
 from runner.processes.launch import Job
 from runner.records.trust import SIGNED, sign
+from runner.terminal import show_path
+
+log = logging.getLogger("runner")
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
 FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature")
 
 
-def write_record(run_dir: Path, config: dict[str, Any], overrides: list[str], run_name: str = "") -> list[Path]:
+def write_record(
+    run_dir: Path, config: dict[str, Any], overrides: list[str], run_name: str = "", goes_on_from: Path | None = None
+) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
     Args:
@@ -37,12 +43,23 @@ def write_record(run_dir: Path, config: dict[str, Any], overrides: list[str], ru
         config: the resolved config.
         overrides: as typed on the command line.
         run_name: name of the run.
+        goes_on_from: the checkpoint, where it goes on from one; later ones in its folder are moved to the earlier
+            session's.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    _keep_earlier(run_dir)
+    session = _keep_earlier(run_dir)
+    if session is not None and goes_on_from is not None and goes_on_from.is_relative_to(run_dir.resolve()):
+        from runner.records.set_aside import set_aside_later
+
+        aside = set_aside_later(goes_on_from, session / "checkpoints")
+        if aside:
+            names, folder = ", ".join(aside), show_path(session / "checkpoints")
+            log.warning(
+                "checkpoints later than %s are of another future: moved to %s: %s", goes_on_from.name, folder, names
+            )
     files = {
         "config.yaml": yaml.safe_dump(config, sort_keys=False),
         "overrides.yaml": yaml.safe_dump(overrides),
@@ -64,17 +81,18 @@ def write_record(run_dir: Path, config: dict[str, Any], overrides: list[str], ru
     return [run_dir / name for name in files]
 
 
-def log_record(logger: Any, job: Job) -> None:
+def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     """Write a job's record, and give it to the run's destinations, with the job's tags. All ranks."""
     from runner.distributed import get_global_rank
 
     if get_global_rank() == 0:
         if job.tags:
             logger.log_tags(job.tags)
-        for path in write_record(Path(job.run_dir), job.config, job.overrides, job.run_name):
+        for path in write_record(Path(job.run_dir), job.config, job.overrides, job.run_name, goes_on_from):
             logger.log_artifact(path, "record")
         for path in Path(job.run_dir).glob("sessions/*/*"):
-            logger.log_artifact(path, f"record/sessions/{path.parent.name}")
+            if path.is_file():  # checkpoints of another future stay here
+                logger.log_artifact(path, f"record/sessions/{path.parent.name}")
 
 
 def differences(then: Mapping[str, Any]) -> list[str]:
@@ -93,16 +111,17 @@ def differences(then: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _keep_earlier(run_dir: Path) -> None:
-    """Copy the record of an earlier session aside."""
+def _keep_earlier(run_dir: Path) -> Path | None:
+    """Copy the record of an earlier session aside, and return where; None where there is none."""
     if not (run_dir / "config.yaml").exists():
-        return
+        return None
     sessions = run_dir / "sessions"
     folder = sessions / str(1 + sum(1 for _ in sessions.glob("[0-9]*")))
     folder.mkdir(parents=True)
     for name in FILES:
         with suppress(FileNotFoundError):
             shutil.copy2(run_dir / name, folder / name)
+    return folder
 
 
 def environment() -> dict[str, Any]:

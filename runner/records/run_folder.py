@@ -177,7 +177,7 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     None where there is none, or nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
-    written = [path for path in run_dir.glob(f"checkpoints/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
+    written = [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
     if not written:
         return None
     from runner.checkpoint_files import find_checkpoint
@@ -190,7 +190,8 @@ def run_folder_of(path: str) -> Path | None:
     folder = Path(path).absolute()
     if not (folder / MANIFEST).exists():
         return folder
-    return folder.parent.parent if folder.parent.name == "checkpoints" else None
+    run_dir = folder.parent.parent
+    return run_dir if folder.parent.name == "checkpoints" or (run_dir / "config.yaml").is_file() else None
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
@@ -207,7 +208,8 @@ def latest_run() -> Path | None:
 
     Names and times are looked at, and no contents: a run in ten thousand is found in a tenth of a second.
     """
-    folders = (folder for runs in RUNS for folder in Path(OUTPUTS).glob(f"{runs}/checkpoints"))
+    folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
+    folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # of another name
     newest, run = 0, None
     for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
         if changed <= newest:

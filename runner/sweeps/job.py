@@ -17,7 +17,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from runner.composed import GROUPS
+from runner.composed import GROUPS, OF_THE_COMMAND
 from runner.processes.launch import Job, print_failure
 from runner.processes.local_ranks import end_with, is_alive
 from runner.records.result import Result, identify, read_result
@@ -182,7 +182,7 @@ def name_job(job: Job, fixed: list[str], choices: Mapping[str, Any]) -> str:
 def swept_values(overrides: list[str], fixed: list[str]) -> dict[str, Any]:
     """Return the values of a job that are its own, by key without + and ~."""
     parsed = OverridesParser.create().parse_overrides(overrides)
-    own = [one for one in parsed if one.get_key_element() not in fixed]
+    own = [one for one in parsed if one.get_key_element() not in (*fixed, *OF_THE_COMMAND)]
     return {one.get_key_element().lstrip("+~"): one.value() for one in own}
 
 

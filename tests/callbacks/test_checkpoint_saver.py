@@ -190,11 +190,15 @@ def test_a_folder_that_cannot_be_written_is_a_warning_until_it_can(tmp_path, cap
     assert saved(tmp_path) - {"ep3-ba12"} == {"ep4-ba16"}  # the third may still be waiting to be written when it can
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_an_error_in_the_log(tmp_path, caplog):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_last_checkpoint_that_cannot_be_written_is_a_failure(tmp_path, asynchronous: bool):
     (tmp_path / "checkpoints").touch()
-    with caplog.at_level(logging.WARNING, "runner"):
-        trainer = fit(tmp_path, CheckpointSaver(0))
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    with (
+        pytest.raises(OSError, match="the run's last checkpoint was not written: make room") as failure,
+        make_trainer(tmp_path, CheckpointSaver(0, asynchronous=asynchronous)) as trainer,
+    ):
+        trainer.fit()
+    assert isinstance(failure.value.__cause__, FileExistsError | NotADirectoryError)
     assert trainer.state.timestamp.epoch == 4
 
 

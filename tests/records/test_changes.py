@@ -159,6 +159,14 @@ def test_what_is_allowed_must_be_a_key():
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
 QUIET = ("callbacks=checkpoint_saver",)
 LONGER = "trainer.max_duration=3ep"
+FAILS = """
+from runner import Callback
+
+
+class Fails(Callback):
+    def batch_end(self, state, logger):
+        raise ValueError("before the first checkpoint")
+"""
 
 
 class Ended(NamedTuple):
@@ -282,3 +290,38 @@ def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
     assert yaml.safe_load((other / "config.yaml").read_text())["resume"] == str(tmp_path / "run")
     run_here("resume=run", LONGER)
     assert weights(tmp_path / "run") == weights(one)
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if not path.is_symlink())
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(FAILS)
+    own = ("+callbacks.own._target_=own.Fails", "resume_allow=[optimizer.lr]", "optimizer.lr=0.5")
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.keep=-1", "hydra.run.dir=run", LONGER)
+    run = tmp_path / "run"
+    assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
+    again = run_here("resume=run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
+    assert "checkpoints later than ep1-ba3 are of another future: moved to" in again.err
+    assert checkpoints(run) == ["ep1-ba3"] and not (run / "checkpoints" / "latest").is_symlink()
+    aside = run / "sessions" / "1" / "checkpoints"
+    assert sorted(path.name for path in aside.iterdir()) == ["ep2-ba6", "ep3-ba9"]
+    done = run_here("resume=run", "~callbacks.own")
+    assert "optimizer.lr: 0.1 -> 0.5, in the run's record since that checkpoint was saved" in done.err
+    assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
+
+
+def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run")
+    for change in ("data.batch_size=300", "data.seed=7"):
+        asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]", "mode=check")
+        refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
+        assert "is of the middle of an epoch, after 400 samples" in refused.err
+        run_here("resume=run", *asked)  # at the end of an epoch it is the user's to decide
+
+
+def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run")
+    for resume in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):
+        run_here(f"resume={resume}", LONGER, "mode=check")

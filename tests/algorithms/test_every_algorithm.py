@@ -1,0 +1,134 @@
+"""Every algorithm by itself: on two ranks, in microbatches, and on a model that has nothing for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if (here := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(here)
+
+from tasks import CLASSES, FITTING, make_trainer, train_exactly
+
+from algorithms import NaNGuard
+from runner import Algorithm
+from runner.batch import tensors
+
+# Torch itself, when it is first asked to compile.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+# Those whose result on two ranks is another than on one, and why. The two always have equal weights.
+PER_RANK = {
+    **dict.fromkeys(
+        ["augmix", "batch_augment", "colout", "cutout", "rand_augment", "trivial_augment"], "draws for its samples"
+    ),
+    **dict.fromkeys(["cutmix", "mixup"], "draws for its samples, and takes partners from among them"),
+    "batch_size_warmup": "keeps the first of its samples",
+    "ghost_batch_norm": "chunks are of its samples",
+    "gyro_dropout": "spreads its samples over the subnetworks",
+    "sam": "climbs by the gradient of its samples",
+    "selective_backprop": "chooses among its samples",
+}
+
+# Those whose result in two microbatches is another than in one, and why.
+PER_MICROBATCH = {"ghost_batch_norm": "chunks are of a microbatch"}
+
+ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
+
+
+@pytest.fixture(autouse=True)
+def without_compiling() -> Iterator[None]:
+    """`Compile` does all that it does, but torch runs what it was asked to compile as it is; that takes seconds."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def is_close(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs left the same but for rounding."""
+    try:
+        torch.testing.assert_close(one, other)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("task", "key"), ALL)
+def test_two_microbatches_are_one_batch(task: str, key: str, tmp_path: Path):
+    whole, split = (train_exactly(task, key, tmp_path, grad_accum=parts) for parts in (1, 2))
+    assert is_close(split, whole) == (key not in PER_MICROBATCH)
+
+
+def train_all() -> None:
+    """What each rank does: train with each algorithm in turn, and leave what came of it in a file."""
+    import sys
+    import warnings
+    from pathlib import Path
+
+    import torch
+
+    from runner import get_global_rank
+    from runner.distributed import destroy_process_group, init_process_group
+
+    sys.path.append(sys.argv[1])
+    from tasks import FITTING, train_exactly
+
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
+    torch.set_num_threads(1)
+    init_process_group(torch.device("cpu"))
+    with torch.compiler.set_stance("force_eager"):
+        left = {(task, key): train_exactly(task, key, Path("run")) for task, keys in FITTING.items() for key in keys}
+    torch.save(left, f"{get_global_rank()}.pt")
+    destroy_process_group()
+
+
+def test_two_ranks_are_one_but_for_what_is_per_rank(run_ranks, tmp_path: Path):
+    run_ranks(train_all, 2, str(Path(__file__).parent), timeout=120)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    alone = {(task, key): train_exactly(task, key, tmp_path) for task, key in ALL}
+    assert [*first] == ALL
+    for name in ALL:
+        torch.testing.assert_close(second[name], first[name], rtol=0, atol=0, msg=f"{name} leaves ranks unequal")
+    differing = {name for name in ALL if not is_close(first[name], alone[name])}
+    assert differing == {(task, key) for task, key in ALL if key in PER_RANK}
+
+
+class Spoiler(Algorithm):
+    """Makes the third batch NaN: what the model sees where that are images, and what it returns."""
+
+    def before_forward(self, state, logger):
+        inputs, targets = state.microbatch
+        if state.timestamp.batch == 2 and inputs.is_floating_point():
+            state.microbatch = (inputs * torch.nan, targets)
+
+    def after_forward(self, state, logger):
+        if state.timestamp.batch == 2:
+            state.outputs = state.outputs * torch.nan
+
+
+@pytest.mark.parametrize(("task", "key"), [pair for pair in ALL if pair[1] != "nan_guard"])
+def test_a_batch_that_nan_guard_leaves_out_leaves_nothing_behind(task: str, key: str, tmp_path: Path):
+    guard = NaNGuard()
+    with make_trainer(task, key, guard, Spoiler(), folder=tmp_path) as trainer:
+        trainer.fit()
+    assert guard.state_dict()["skipped"] == 1
+    left = [trainer.state.unwrapped_model.state_dict(), trainer.state.eval_metric_values]
+    assert trainer.state.eval_metric_values
+    if key != "info_batch":  # whose losses are not finite where they are not known
+        left += [one.state_dict() for one in trainer.state.algorithms]
+    assert all(one.isfinite().all() for one in tensors(left))
+
+
+@pytest.mark.parametrize("task", FITTING)
+def test_what_has_nothing_to_do_is_refused_before_it_trains(task: str, tmp_path: Path):
+    for key in CLASSES.keys() - {*FITTING[task]}:
+        with pytest.raises((ValueError, TypeError)) as caught, make_trainer(task, key, folder=tmp_path) as trainer:
+            trainer.fit()
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"raised by '{key}'"), note
+        assert "batch 0 " in note

@@ -1,0 +1,189 @@
+"""All pairs of algorithms on two small tasks: each trains, and is resumed to the bit, or is refused at the start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import combinations, pairwise, permutations, product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms._batch import AUGMENTATIONS
+from algorithms._surgery import LAYER_SURGERY
+from runner import Algorithm, Callback, Trainer, save_checkpoint
+from runner.engine import order_algorithms, overrides, snake_case, sort_algorithms
+from runner.event import Event
+
+if (here := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(here)
+
+from tasks import CLASSES, FITTING, make_algorithm, make_trainer
+
+# Torch itself, when it is first asked to compile.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+# Pairs that are refused, and what for, beside those whose classes declare a conflict.
+REFUSED = {
+    ("layer_freezing", "no_op_model"): "LayerFreezing needs a model of two layers or more",
+}
+
+# Each changes batches in its own way, one after another: in which order is for the user to say.
+CHAINS = (
+    {snake_case(name) for name in AUGMENTATIONS},
+    {"alibi", "batch_size_warmup"},  # pieces of some sequences, or some of the pieces
+    {"alibi", "selective_backprop"},
+    {"selective_backprop", "seq_length_warmup"},  # losses of whole sequences, or of what is trained of them
+)
+
+PAIRS = [(task, *pair) for task, keys in FITTING.items() for pair in combinations(keys, 2)]
+
+
+class Watch(Callback):
+    """Keeps what the model is before it is trained, and saves a checkpoint in the middle of the second epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.first: dict[str, Tensor] = {}
+        self.started = False
+
+    def before_load(self, state, logger):
+        self.first = weights_of(state.unwrapped_model)
+
+    def before_dataloader(self, state, logger):
+        self.started = True
+
+    def batch_checkpoint(self, state, logger):
+        if state.timestamp.batch == 3:
+            save_checkpoint(state, self.folder)
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def order_of(trainer: Trainer) -> list[str]:
+    return [one.config_key for one in trainer.state.algorithms]
+
+
+def precedes(one: type[Algorithm], other: type[Algorithm]) -> bool:
+    """Whether one is declared to run before the other."""
+    return other.__name__ in one.runs_before or one.__name__ in other.runs_after
+
+
+def assert_equal(values: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(values, others, rtol=0, atol=0)
+
+
+@pytest.fixture(autouse=True)
+def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of checkpoints are written here that need not outlive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
+def without_compiling() -> Iterator[None]:
+    """`Compile` does all that it does, but torch runs what it was asked to compile as it is; that takes seconds."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.parametrize(("task", "key", "other"), PAIRS)
+def test_a_pair_trains_or_is_refused(task: str, key: str, other: str, tmp_path: Path):
+    pair = [type(make_algorithm(task, one)) for one in (key, other)]
+    conflict = any(one.__name__ in another.conflicts_with for one, another in permutations(pair))
+    refusal = "cannot be combined" if conflict else REFUSED.get((key, other))
+    if refusal is not None:
+        assert_refused(task, key, other, refusal, tmp_path)
+        return
+
+    watch = Watch(tmp_path / "checkpoint")
+    with make_trainer(task, key, other, folder=tmp_path, callbacks=[watch]) as trainer:
+        trainer.fit()
+        metrics = {**trainer.state.eval_metric_values["eval"]}
+        assert_equal(trainer.eval()["eval"], metrics)  # nothing of training is left on, nor is anything drawn
+    weights = weights_of(trainer.state.unwrapped_model)
+    assert all(value.isfinite().all() for value in [*weights.values(), *metrics.values(), trainer.state.total_loss])
+    trained = dict(trainer.state.unwrapped_model.named_parameters())
+    assert "no_op_model" in (key, other) or any(not torch.equal(watch.first[name], trained[name]) for name in trained)
+
+    # Given the other way round, and resumed.
+    declared = precedes(*pair), precedes(*pair[::-1])
+    given = (key, other) if any({key, other} <= chain for chain in CHAINS) else (other, key)
+    resumed = Watch(tmp_path / "unused")
+    with make_trainer(task, *given, folder=tmp_path, callbacks=[resumed], resume_path=watch.folder) as again:
+        again.fit()
+    assert_equal(resumed.first, watch.first)
+    assert_equal(weights_of(again.state.unwrapped_model), weights)
+    assert_equal(again.state.eval_metric_values["eval"], metrics)
+    assert order_of(trainer) == ([other, key] if declared[1] else [key, other])
+    assert order_of(again) == (order_of(trainer) if any(declared) else [*given])
+
+
+def assert_refused(task: str, key: str, other: str, refusal: str, folder: Path) -> None:
+    for keys in ((key, other), (other, key)):
+        watch = Watch(folder / "unused")
+        with (
+            pytest.raises(ValueError, match=refusal) as caught,
+            make_trainer(task, *keys, folder=folder, callbacks=[watch]) as trainer,
+        ):
+            trainer.fit()
+        assert not watch.started
+        said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert CLASSES[key] in said or CLASSES[other] in said
+
+
+def all_of(keys: list[str]) -> list[Algorithm]:
+    return [make_algorithm("images", key) for key in keys]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_together_are_in_the_order_that_they_declare(seed: int):
+    shuffled = torch.randperm(len(CLASSES), generator=torch.Generator().manual_seed(seed)).tolist()
+    ordered = [type(one) for one in sort_algorithms(all_of([[*CLASSES][index] for index in shuffled]))]
+    assert sorted(one.__name__ for one in ordered) == sorted(CLASSES.values())
+    assert [pair for pair in combinations(ordered, 2) if precedes(*pair[::-1])] == []
+
+
+# Whoever stands in one of these runs before whoever stands in the next.
+ORDERS = (
+    [("BatchSizeWarmup", "InfoBatch", "SelectiveBackprop"), AUGMENTATIONS, ("ChannelsLast",)],
+    [("MixUp", "CutMix"), ("LabelSmoothing", "SAM")],
+    [("GradientClipping",), ("NaNGuard", "LayerFreezing"), ("SAM",)],
+    [LAYER_SURGERY, ("StochasticDepth",), ("ActivationCheckpointing", "ChannelsLast"), ("NoOpModel",)],
+    [("BlurPool",), ("SqueezeExcite",), ("Factorize",), ("WeightStandardization",)],
+    [("GatedLinearUnits", "LogitSoftcap"), ("Factorize",)],
+    [("GatedLinearUnits", "QKNorm"), ("LowPrecisionGroupNorm", "LowPrecisionLayerNorm")],
+)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_whoever_needs_to_comes_first(order: list[tuple[str, ...]]):
+    for first, second in pairwise(order):
+        for one, other in product(first, second):
+            ordered = sort_algorithms(all_of([snake_case(other), snake_case(one)]))
+            assert [type(algorithm).__name__ for algorithm in ordered] == [one, other]
+
+
+def test_names_that_are_declared_are_those_of_algorithms():
+    for one in all_of([*CLASSES]):
+        declared = {*one.runs_before, *one.runs_after, *one.conflicts_with}
+        assert declared <= {*CLASSES.values()}, type(one).__name__
+
+
+@pytest.mark.parametrize(("key", "other"), [*permutations(("ema", "lawa", "schedule_free", "swa"), 2)])
+def test_averages_exclude_one_another(key: str, other: str):
+    with pytest.raises(ValueError, match=f"'{CLASSES[key]}' and '{CLASSES[other]}' cannot be combined"):
+        order_algorithms(all_of([key, other]))
+
+
+def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_place():
+    """Surgery is done at INIT; averages take the parameters at AFTER_LOAD, where Compile changes none of them."""
+    late = all_of(["compile", "ema", "lawa", "schedule_free", "swa"])
+    assert not any(overrides(one, Event.INIT) for one in late)
+    surgery = [one for one in all_of([*CLASSES]) if overrides(one, Event.INIT)]
+    assert len(surgery) > 15
+    assert not any(overrides(one, Event.AFTER_LOAD) for one in surgery)

@@ -26,7 +26,7 @@ lint: $(VENV)/.installed-dev ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.installed-run ## what we claim, measured here
+bench: $(VENV)/.installed-run ## what we claim, measured here; an hour, most of it for algorithms.py
 	@set -e; for benchmark in benchmarks/[a-z]*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 
 clean: ## remove the environment and caches, keep outputs/

@@ -3,5 +3,6 @@
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP
 from runner.models.resnet8 import BasicBlock, ResNet8
+from runner.models.torchvision_model import torchvision_model
 
-__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8"]
+__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8", "torchvision_model"]

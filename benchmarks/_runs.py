@@ -1,0 +1,142 @@
+"""Training runs composed from conf/ for the benchmarks, in several processes, each result kept as a line of a file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to train: a command line without its seed, and the seed."""
+
+    arguments: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        error: what the evaluation says at the end, lower is better: the share of images that are classified wrongly,
+            or bits per byte.
+        seconds: of CPU time for training, and for making the weights ready that are evaluated. What comes before
+            (imports, data, the model) and evaluations are not in it.
+    """
+
+    error: float
+    seconds: float
+
+
+def compose(arguments: Iterable[str]) -> dict[str, Any]:
+    """Return the config of a command line, resolved, without callbacks and evaluations in between."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    from runner.command_line import merge_repeated
+
+    overrides = merge_repeated([*arguments, "callbacks=none", "trainer.eval_interval=0", "trainer.device=cpu"])
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config: Any = OmegaConf.to_container(hydra.compose("config", overrides), resolve=True, throw_on_missing=True)
+    config.pop("experiment", None)
+    return config
+
+
+def train(run: Run) -> Result:
+    """Train a run in this process and evaluate it once, at the end."""
+    from runner import build, evaluation_weights
+
+    config = compose([*run.arguments, f"seed={run.seed}"])
+    build.check(config)
+    with tempfile.TemporaryDirectory() as folder, build.build(config, Path(folder), "run") as trainer:
+        began = time.process_time()
+        trainer.fit()
+        with evaluation_weights(trainer.state):  # an average's batch norm is estimated here, and remembered
+            seconds = time.process_time() - began
+        values = trainer.eval()["eval"]
+    if "MulticlassAccuracy" in values:
+        return Result(1 - float(values["MulticlassAccuracy"]), seconds)
+    return Result(float(values["BitsPerByte"]), seconds)
+
+
+def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Run, Result]:
+    """Return the result of each run, trained in processes of one thread each.
+
+    Args:
+        runs: what to train, in this order.
+        jobs: processes at a time.
+        path: a file of JSON lines. Runs that are in it are not trained again, others are added when they are done.
+            It knows runs by their arguments alone: delete it when the code has changed.
+    """
+    runs = list(dict.fromkeys(runs))
+    done = _read(path) if path else {}
+    missing = [run for run in runs if run not in done]
+    if missing:
+        os.environ.update(dict.fromkeys(["OMP_NUM_THREADS", "MKL_NUM_THREADS"], "1"))  # read when the processes start
+        began = time.monotonic()
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_process)
+        try:
+            futures = {pool.submit(train, run): run for run in missing}
+            for count, future in enumerate(as_completed(futures), start=1):
+                run = futures[future]
+                done[run] = _result_of(future, run)
+                if path:
+                    _append(path, run, done[run])
+                left = (time.monotonic() - began) / count * (len(missing) - count)
+                _show(f"{count} of {len(missing)} runs, {left / 60:.0f} min left")
+        finally:
+            pool.shutdown(cancel_futures=True)
+        _show("")
+    return {run: done[run] for run in runs}
+
+
+def seeds_from(first: int, count: int) -> range:
+    """Return so many seeds."""
+    return range(first, first + count)
+
+
+def _start_process() -> None:
+    """Do before the first run what is done once in a process, so that no run's time holds it."""
+    import torch
+
+    sys.path.insert(0, str(ROOT))  # in front of this folder, whose algorithms.py is another
+    torch.set_num_threads(1)
+    train(Run(("experiment=digits_plain", "trainer.max_duration=2ba"), 0))
+
+
+def _result_of(future: Any, run: Run) -> Result:
+    try:
+        return future.result()
+    except Exception as error:
+        error.add_note(f"python -m runner {' '.join(run.arguments)} seed={run.seed}")
+        raise
+
+
+def _read(path: Path) -> dict[Run, Result]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {Run(tuple(one["arguments"]), one["seed"]): Result(one["error"], one["seconds"]) for one in lines}
+
+
+def _append(path: Path, run: Run, result: Result) -> None:
+    line: Mapping[str, Any] = {**asdict(run), **asdict(result)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,24 @@
+"""Torchvision's models by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from runner.torchvision_import import import_torchvision
+
+
+def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Module:
+    """Returns a classification model of torchvision with new weights: images ``(N, 3, H, W)`` -> logits ``(N, C)``.
+
+    Args:
+        name: what torchvision calls it, such as resnet18, resnet50 or convnext_tiny.
+        num_classes: C.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+        ValueError: it has no such model.
+    """
+    models = import_torchvision().models
+    if name not in (known := models.list_models(module=models)):
+        raise ValueError(f"name={name!r}: torchvision has no such model; it has {', '.join(known)}")
+    return models.get_model(name, weights=None, num_classes=num_classes)

@@ -1,0 +1,36 @@
+"""The one place that imports torchvision, also where its compiled operators do not load."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+
+def import_torchvision(name: str = "torchvision") -> ModuleType:
+    """Returns ``torchvision``, or one of its modules by its full name.
+
+    The usual wheel wants CUDA libraries for its operators and does not import beside a torch without them. Then the two
+    operators that it asks for are declared, not defined: all works but ``ops.nms`` and ``io.decode_image``.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("torchvision is missing: pip install torchvision", name="torchvision") from error
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for half_loaded in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:
+        del sys.modules[half_loaded]
+    for operator in ("nms", "qnms"):
+        _LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module(name)
+
+
+# What is declared is gone with the library that declares it.
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")

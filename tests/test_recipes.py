@@ -1,0 +1,63 @@
+"""The recipes of conf/experiment/ as a whole: each goes through every event once, and says what to expect of it."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from PIL import Image
+
+from runner import build
+from runner.composed import to_plain
+from runner.modes import trial
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+NOT_RUN = [name for name in RECIPES if name.startswith("imagefolder")]
+MEASURED = [name for name in RECIPES if name not in NOT_RUN]
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_plain(compose("config", [*overrides]))
+
+
+def header(name: str) -> str:
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
+    config = composed(f"experiment={name}")
+    build.check(config)
+    assert trial.try_out(config).doubts == []
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(40):
+            Image.new("RGB", (8, 8)).save(tmp_path / folder / f"{number}.png")
+    small = ("data.image_size=32", "data.batch_size=2", "trainer.precision=fp32", "model.module.name=resnet18")
+    config = composed(f"experiment={name}", f"data.path={tmp_path}", *small)
+    build.check(config)
+    assert trial.try_out(config).doubts == []
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_recipe_says_hardware_time_and_metric_with_spread(name: str):
+    assert re.search(r"Hardware: one CPU thread, \d+ s\. To expect: \w+ [\d.]+ (% )?\+- [\d.]+ ", header(name))
+    assert re.search(r"\(mean, spread; n=\d+\)", header(name))
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_recipe_that_was_not_run_says_so(name: str):
+    assert "Not run yet" in header(name)

@@ -187,8 +187,9 @@ def restore(state: State, path: str | Path) -> None:
 
 
 def _order(state: State) -> dict[str, Any]:
-    """Return what decides which samples make up a batch; nothing where the loader has no order of its own."""
-    order = getattr(state.train_dataloader, "order", None)
+    """Return what decides which samples make up a batch; nothing where the loader has no order, or not the data's."""
+    loader = state.train_dataloader
+    order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 

@@ -455,28 +455,27 @@ def test_a_failure_in_training_is_a_trace_and_exit_code_1(folder: Path, run_app:
     assert (run_dir / "config.yaml").exists()
 
 
-def test_neither_mlflow_nor_a_full_disk_ends_training(folder: Path, run_app: Any):
+def test_neither_mlflow_nor_a_full_disk_ends_training_but_a_lost_end_is_a_failure(folder: Path, run_app: Any):
     done = run_app(
         *(*SHORT, "+callbacks.full._target_=own.FullDisk", "callbacks.mlflow_logger.tracking_uri=nosuch://store"),
         "model.module.hidden=[1000]",
+        exit_code=1,
     )
     (run_dir,) = run_folders(folder)
     assert "WARNING: MLflow: " in done.stderr and "nosuch" in done.stderr
     assert done.stderr.count("WARNING: MLflow: ") == 1
-    assert "checkpoint" in done.stderr and "was not written" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "epoch 2/2" in done.stdout
+    assert done.stderr.count("WARNING: checkpoint ") == 1 and "epoch 2/2" in done.stdout
+    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in done.stderr
     assert not (run_dir / "checkpoints").exists() or list((run_dir / "checkpoints").iterdir()) == []
     assert list(run_dir.rglob("*.tmp")) == []
     assert query(folder, "select count(*) from runs") == [(0,)]
 
 
-def test_a_folder_that_cannot_be_written_while_saving_is_a_warning(folder: Path, run_here: Any):
+def test_a_folder_that_cannot_be_written_at_the_end_is_a_failure(folder: Path, run_here: Any):
     code, out, err = run_here(*SHORT, "+callbacks.mine._target_=own.NoFolder")
-    assert code == 0
-    assert "was not written" in err and "checkpoints" in err and "Traceback" not in err
-    assert "epoch 2/2" in out
-    assert query(folder, "select status from runs") == [("FINISHED",)]
+    assert code == 1 and "epoch 2/2" in out
+    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in err
+    assert query(folder, "select status from runs") == [("FAILED",)]
 
 
 def test_own_classes_and_own_configs(folder: Path, run_here: Any):

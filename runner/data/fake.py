@@ -29,6 +29,8 @@ class FakeLoader(OrderedLoader):
         TypeError, ValueError: what :class:`SampleOrder` refuses.
     """
 
+    stands_in = True  # for data of another order
+
     def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))
         self.make = make

@@ -65,6 +65,8 @@ class OneBatch:
         batch: what it yields.
     """
 
+    stands_in = True  # for data of another order
+
     def __init__(self, loader: Any, batch: Any) -> None:
         self.batch = batch
         self._loader = loader

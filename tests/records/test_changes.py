@@ -315,10 +315,11 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
 def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run")
     for change in ("data.batch_size=300", "data.seed=7"):
-        asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]", "mode=check")
+        asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]")
         refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
         assert "is of the middle of an epoch, after 400 samples" in refused.err
-        run_here("resume=run", *asked)  # at the end of an epoch it is the user's to decide
+        assert "samples" not in run_here("resume=run", *asked, "mode=check").err  # of it no data is read
+    run_here("resume=run", *asked)  # at the end of an epoch it is the user's to decide
 
 
 def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):

@@ -55,7 +55,7 @@ def explained(*overrides: str) -> str:
         ),
         (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, mlp, resnet8"),
         (["data=3"], "data=3: a group takes the name of a choice; allowed: digits, "),
-        (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_checkpointing, "),
+        (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
         (["nonsense"], "nonsense: cannot be read; write key=value"),
         (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
         (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -62,9 +63,14 @@ def alone():
     return contents(make_loader(num_workers=0, multiprocessing_context=None))
 
 
+def workers_of(loader) -> Any:
+    """The processes that read for a loader now."""
+    return loader._loader._iterator._workers
+
+
 def kill(loader, worker=0, number=signal.SIGKILL):
     """Kill a worker and wait for its end."""
-    victim = loader._loader._iterator._workers[worker]
+    victim = workers_of(loader)[worker]
     os.kill(victim.pid, number)
     victim.join(timeout=30)
     assert victim.exitcode == -number
@@ -113,14 +119,12 @@ def train(folder, event="batch_start", batches=frozenset(), **options):
 
 
 def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
-    class Cycle:
-        pass
-
     for persistent in (False, True):
-        cycle = Cycle()
-        cycle.itself, cycle.loader = cycle, make_loader(persistent_workers=persistent)
-        cycle.batches = iter(cycle.loader)
-        next(cycle.batches)
+        loader = make_loader(persistent_workers=persistent)
+        cycle: list[Any] = [loader, iter(loader)]
+        cycle.append(cycle)
+        del loader
+        next(cycle[1])
         started = time.monotonic()
         del cycle
         gc.collect()
@@ -138,7 +142,7 @@ def test_a_run_whose_workers_are_killed_is_the_same_to_the_bit(tmp_path, caplog,
     undisturbed = train(tmp_path, num_workers=0, multiprocessing_context=None)
     batches = {0, 1, 7, BATCHES - 1, BATCHES + 2}
     batches -= {0} if event == "before_dataloader" else set()  # no worker has been started there
-    disturbed = train(tmp_path, event, batches, persistent_workers=persistent)
+    disturbed = train(tmp_path, event, frozenset(batches), persistent_workers=persistent)
     assert disturbed[:2] == undisturbed[:2]
     assert disturbed[2] == len(batches)
     # A death after the last batch of an epoch costs nothing.
@@ -150,7 +154,7 @@ def test_the_log_says_which_worker_died_when_and_what_to_do(caplog):
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    pid = loader._loader._iterator._workers[1].pid
+    pid = workers_of(loader)[1].pid
     kill(loader, worker=1)
     next(batches)
     (message,) = restarts(caplog)
@@ -302,10 +306,10 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     loader = make_loader()
     batches = iter(loader)
     first = next(batches)
-    for worker in loader._loader._iterator._workers:
+    for worker in workers_of(loader):
         os.kill(worker.pid, signal.SIGINT)
     time.sleep(0.05)
-    assert all(worker.is_alive() for worker in loader._loader._iterator._workers)
+    assert all(worker.is_alive() for worker in workers_of(loader))
     assert contents([first, *batches]) == alone()
 
 
@@ -372,7 +376,7 @@ def test_workers_of_one_rank_killed_change_no_rank(run_ranks, tmp_path):
 
             def before_forward(self, state, logger):
                 if state.timestamp.batch in self.batches and os.environ["RANK"] == "1":
-                    os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
+                    os.kill(workers_of(loader)[0].pid, signal.SIGKILL)
                 self.losses.append(state.batch[0].sum().item())
 
         for batches in ([], [1, 5]):

@@ -357,6 +357,7 @@ def test_workers_of_one_rank_killed_change_no_rank(run_ranks, tmp_path):
         import os
         import signal
         import sys
+        from typing import Any
 
         import torch
 
@@ -376,7 +377,8 @@ def test_workers_of_one_rank_killed_change_no_rank(run_ranks, tmp_path):
 
             def before_forward(self, state, logger):
                 if state.timestamp.batch in self.batches and os.environ["RANK"] == "1":
-                    os.kill(workers_of(loader)[0].pid, signal.SIGKILL)
+                    iterator: Any = loader._loader._iterator
+                    os.kill(iterator._workers[0].pid, signal.SIGKILL)
                 self.losses.append(state.batch[0].sum().item())
 
         for batches in ([], [1, 5]):

@@ -35,7 +35,7 @@ class EventFile:
 
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder by their names, which therefore begin with the time.
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         self._file = (folder / name).open("ab", buffering=0)
         self._size = 0
         self._writing = threading.Lock()

@@ -5,6 +5,7 @@ Torch operations of our own do the work, on the batch's device: torchvision is n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy
@@ -21,7 +22,7 @@ PerChannel = float | Sequence[float]
 """One number for all channels, or one for each."""
 
 
-class Augmentation(Algorithm):
+class Augmentation(Algorithm, ABC):
     """Changes each training image by operations of its own; a subclass says which.
 
     Args:
@@ -44,9 +45,9 @@ class Augmentation(Algorithm):
         self.severity = severity
         self.input_key = input_key
 
+    @abstractmethod
     def augment(self, images: Tensor, generator: numpy.random.Generator) -> Tensor:
         """Return other images (N, C, H, W) in place of these, both in [0, 1]; draws come from the generator."""
-        raise NotImplementedError
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         images = get_images(state.batch, self.input_key, type(self).__name__)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from runner import State
+from algorithms._surgery import operate
+from runner import Algorithm, Logger, State
 
 log = logging.getLogger("runner")
 
@@ -36,9 +38,27 @@ def take_over(new: N, old: N) -> N:
     return new
 
 
-def warn_without_autocast(name: str, state: State) -> None:
-    """Say that an algorithm does nothing where there is no autocast."""
-    if not state.precision.value.startswith("amp"):
-        log.warning(
-            "%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16", name, state.precision.value
-        )
+class LowPrecisionNorm(Algorithm, ABC):
+    """Replaces norms of one class; a subclass says which, and by what.
+
+    Args:
+        allow_no_match: leave a model without such norms as it is, rather than refuse it.
+    """
+
+    runs_after = ("GatedLinearUnits", "QKNorm")  # which may put norms in
+    kind: ClassVar[type[nn.Module]]
+    """Class of the norms that are replaced; a subclass of it may do something else, and stays."""
+
+    def __init__(self, allow_no_match: bool = False) -> None:
+        self.allow_no_match = allow_no_match
+
+    @staticmethod
+    @abstractmethod
+    def replace(norm: Any, index: int) -> nn.Module:
+        """Return what is to stand in place of a norm."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        if not state.precision.value.startswith("amp"):
+            name, precision = type(self).__name__, state.precision.value
+            log.warning("%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16", name, precision)
+        operate(self, state, {self.kind: self.replace}, self.kind.__name__, self.allow_no_match)

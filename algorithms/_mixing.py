@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:
     return torch.lerp(values, partners, weight)
 
 
-class Mixing(Algorithm):
+class Mixing(Algorithm, ABC):
     """Trains on samples that are mixed with partners; a subclass says with what weight, and mixes the inputs.
 
     Args:
@@ -49,13 +50,13 @@ class Mixing(Algorithm):
         self._permutation = torch.empty(0, dtype=torch.int64)
         self._original: Any = None
 
+    @abstractmethod
     def draw(self, inputs: Tensor, seed: int) -> float:
         """Draw how this batch is mixed, and return the partners' weight in [0, 1]; the draw depends on `seed` alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mix(self, inputs: Tensor, partners: Tensor) -> Tensor:
         """Return the inputs (n, ...) of a microbatch mixed with their partners as `draw` said."""
-        raise NotImplementedError
 
     def init(self, state: State, logger: Logger) -> None:
         if self.interpolate_loss and any(type(one).__name__ == "LabelSmoothing" for one in state.algorithms):

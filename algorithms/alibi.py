@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from algorithms._arguments import check_range, check_whole
 from algorithms._batch import Key, get_item
 from algorithms._gpt import drop_positions
+from algorithms._sequences import cut_into_pieces
 from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
-from runner.batch import map_tensors, tensors
 from runner.models import GPT
 from runner.models.gpt import CausalAttention
 
@@ -116,14 +115,6 @@ class ALiBi(Algorithm):
     def after_dataloader(self, state: State, logger: Logger) -> None:
         if self.train_sequence_length_scaling < 1:
             whole = get_item(state.batch, self.input_key).shape[1]
-            state.batch = self._cut(state.batch, whole, round(whole * self.train_sequence_length_scaling))
-
-    def _cut(self, batch: Any, whole: int, length: int) -> Any:
-        uneven = [one.shape for one in tensors(batch) if one.ndim < 2 or one.shape[1] != whole]
-        if not length or whole % length or uneven:
-            raise ValueError(
-                f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}: cannot cut tensors of lengths "
-                f"{sorted({whole, *(shape[1] for shape in uneven if len(shape) > 1)})} into equal pieces of {length} "
-                "tokens; choose a fraction that comes out even, or 1 to leave sequences whole"
-            )
-        return map_tensors(batch, lambda one: one.reshape(-1, length, *one.shape[2:]))
+            asked = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
+            length, remedy = round(whole * self.train_sequence_length_scaling), "set 1 to leave sequences whole"
+            state.batch = cut_into_pieces(state.batch, whole, length, asked, remedy)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._low_precision import in_low_precision, take_over, warn_without_autocast
-from algorithms._surgery import operate
-from runner import Algorithm, Logger, State
+from algorithms._low_precision import LowPrecisionNorm, in_low_precision, take_over
 
 
 class _LowGroupNorm(nn.GroupNorm):
@@ -22,7 +20,7 @@ class _LowGroupNorm(nn.GroupNorm):
         return in_low_precision(normalize, input, self.weight, self.bias)
 
 
-class LowPrecisionGroupNorm(Algorithm):
+class LowPrecisionGroupNorm(LowPrecisionNorm):
     """Lets group norms run in the type that autocast computes in, which reads and writes half as much memory.
 
     Weights stay in 32 bits, under the names they had, and the sums inside a norm are in 32 bits too. Without autocast
@@ -39,16 +37,8 @@ class LowPrecisionGroupNorm(Algorithm):
         little coarser (compare MosaicML Composer, "Low Precision GroupNorm").
     """
 
-    runs_after = ("GatedLinearUnits", "QKNorm")  # which may put norms in
+    kind = nn.GroupNorm
 
-    def __init__(self, allow_no_match: bool = False) -> None:
-        self.allow_no_match = allow_no_match
-
-    def init(self, state: State, logger: Logger) -> None:
-        warn_without_autocast(type(self).__name__, state)
-        operate(self, state, {nn.GroupNorm: _replace}, "GroupNorm", self.allow_no_match)
-
-
-def _replace(norm: nn.Module, index: int) -> nn.Module:
-    assert isinstance(norm, nn.GroupNorm)
-    return take_over(_LowGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine), norm)
+    @staticmethod
+    def replace(norm: nn.GroupNorm, index: int) -> nn.Module:
+        return take_over(_LowGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine), norm)

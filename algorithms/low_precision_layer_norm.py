@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._low_precision import in_low_precision, take_over, warn_without_autocast
-from algorithms._surgery import operate
-from runner import Algorithm, Logger, State
+from algorithms._low_precision import LowPrecisionNorm, in_low_precision, take_over
 
 
 class _LowLayerNorm(nn.LayerNorm):
@@ -22,7 +20,7 @@ class _LowLayerNorm(nn.LayerNorm):
         return in_low_precision(normalize, input, self.weight, self.bias)
 
 
-class LowPrecisionLayerNorm(Algorithm):
+class LowPrecisionLayerNorm(LowPrecisionNorm):
     """Lets layer norms run in the type that autocast computes in, which reads and writes half as much memory.
 
     Weights stay in 32 bits, under the names they had, and the sums inside a norm are in 32 bits too. Without autocast
@@ -39,18 +37,9 @@ class LowPrecisionLayerNorm(Algorithm):
         little coarser (compare MosaicML Composer, "Low Precision LayerNorm").
     """
 
-    runs_after = ("GatedLinearUnits", "QKNorm")  # which may put norms in
+    kind = nn.LayerNorm
 
-    def __init__(self, allow_no_match: bool = False) -> None:
-        self.allow_no_match = allow_no_match
-
-    def init(self, state: State, logger: Logger) -> None:
-        warn_without_autocast(type(self).__name__, state)
-        operate(self, state, {nn.LayerNorm: _replace}, "LayerNorm", self.allow_no_match)
-
-
-def _replace(norm: nn.Module, index: int) -> nn.Module:
-    assert isinstance(norm, nn.LayerNorm)
-    return take_over(
-        _LowLayerNorm([*norm.normalized_shape], norm.eps, norm.elementwise_affine, norm.bias is not None), norm
-    )
+    @staticmethod
+    def replace(norm: nn.LayerNorm, index: int) -> nn.Module:
+        shape, has_bias = [*norm.normalized_shape], norm.bias is not None
+        return take_over(_LowLayerNorm(shape, norm.eps, norm.elementwise_affine, has_bias), norm)

@@ -6,8 +6,9 @@ from typing import Any
 
 from algorithms._arguments import check_range, check_whole
 from algorithms._batch import Key, get_item
+from algorithms._sequences import cut_into_pieces
 from runner import Algorithm, Logger, State
-from runner.batch import map_tensors, tensors
+from runner.batch import map_tensors
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:
@@ -35,21 +36,6 @@ def divisor_near(whole: int, length: int, shortest: int) -> int:
 def truncate(batch: Any, whole: int, length: int) -> Any:
     """Return a batch with the first `length` positions of its tensors (N, whole, ...); others stay as they are."""
     return map_tensors(batch, lambda one: one[:, :length] if one.ndim > 1 and one.shape[1] == whole else one)
-
-
-def cut_into_pieces(batch: Any, whole: int, length: int) -> Any:
-    """Return a batch whose tensors (N, whole, ...) are cut into pieces (N whole / length, length, ...), in order.
-
-    Raises:
-        ValueError: a tensor in it has another shape, so that it would no longer belong to the others.
-    """
-    for one in tensors(batch):
-        if one.ndim < 2 or one.shape[1] != whole:
-            raise ValueError(
-                f"truncate=False: a tensor of shape {tuple(one.shape)} cannot be cut into pieces as the inputs "
-                f"(N, {whole}) are; set truncate=True"
-            )
-    return map_tensors(batch, lambda one: one.reshape(-1, length, *one.shape[2:]))
 
 
 class SeqLengthWarmup(Algorithm):
@@ -116,4 +102,5 @@ class SeqLengthWarmup(Algorithm):
         if self.truncate:
             state.batch = truncate(state.batch, whole, length)
         else:
-            state.batch = cut_into_pieces(state.batch, whole, divisor_near(whole, length, shortest))
+            even = divisor_near(whole, length, shortest)
+            state.batch = cut_into_pieces(state.batch, whole, even, "truncate=False", "set truncate=True")

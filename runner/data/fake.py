@@ -35,9 +35,7 @@ class FakeLoader(OrderedLoader):
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))
         self.make = make
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        _, first = self._start()
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         for number in range(first, len(self.order)):
             start, stop = self.order.span(number)
             yield self.make(stop - start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -19,7 +20,7 @@ from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.randomness import stream_seed
 
 
-class OrderedLoader:
+class OrderedLoader(ABC):
     """What the loaders here share: a :class:`SampleOrder`, and the position at which the next iteration starts.
 
     Every ``iter()`` runs to the end of one epoch; without a :meth:`seek` in between, the next one starts the epoch
@@ -36,6 +37,10 @@ class OrderedLoader:
     def __len__(self) -> int:
         """Returns the number of batches in an epoch, the same on all ranks."""
         return len(self.order)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        return self._batches(*self._start())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Makes the next ``iter()`` start at a batch of an epoch; nothing before it is read.
@@ -55,7 +60,11 @@ class OrderedLoader:
 
     def first(self, count: int) -> Iterator[Any]:
         """Yields this rank's first batches of the first epoch, at most ``count``, beside any iteration under way."""
-        raise NotImplementedError
+        return islice(self._batches(0, 0), count)
+
+    @abstractmethod
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """Yields this rank's batches of an epoch from a given one on, beside any iteration under way."""
 
     def _start(self) -> tuple[int, int]:
         """Returns the (epoch, batch) to start at now, and moves on to the next epoch."""
@@ -108,13 +117,6 @@ class TensorLoader(OrderedLoader):
         """Moves the data to a device and returns this loader."""
         self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
         return self
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        return self._batches(*self._start())
-
-    def first(self, count: int) -> Iterator[Any]:
-        return islice(self._batches(0, 0), count)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order, tensors, transform = self.order, self.tensors, self.transform
@@ -208,9 +210,11 @@ class DatasetLoader(OrderedLoader):
         """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return BatchReader(self._loader, self._keys, *self._start())
 
-    def first(self, count: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: workers are busy with the iteration under way.
-        return (self._loader.dataset[key] for key in islice(BatchKeys(self.order), count))
+        keys = BatchKeys(self.order)
+        keys.start = epoch, first
+        return (self._loader.dataset[key] for key in keys)
 
 
 class _SeededBatches(Dataset[Any]):

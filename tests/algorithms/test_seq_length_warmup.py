@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from algorithms import SeqLengthWarmup
-from algorithms.seq_length_warmup import cut_into_pieces, divisor_near, scheduled_length, truncate
+from algorithms._sequences import cut_into_pieces
+from algorithms.seq_length_warmup import divisor_near, scheduled_length, truncate
 from runner import LanguageModel
 from runner.data import TensorLoader
 from runner.models import GPT
@@ -65,11 +66,11 @@ def test_truncating_keeps_the_first_tokens_and_leaves_other_tensors():
 
 def test_pieces_are_all_tokens_in_order():
     tokens = torch.arange(24).view(2, 12)
-    pieces, targets = cut_into_pieces((tokens, tokens + 1), 12, 4)
+    pieces, targets = cut_into_pieces((tokens, tokens + 1), 12, 4, "truncate=False", "set truncate=True")
     assert torch.equal(pieces, torch.arange(24).view(6, 4))
     assert torch.equal(targets, pieces + 1)
     with pytest.raises(ValueError, match="truncate=False"):
-        cut_into_pieces((tokens, torch.tensor([0, 1])), 12, 4)
+        cut_into_pieces((tokens, torch.tensor([0, 1])), 12, 4, "truncate=False", "set truncate=True")
 
 
 @pytest.mark.parametrize("truncating", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms._batch import Key, class_probabilities, get_item, with_item
-from runner import Algorithm, Logger, State
+from runner import Algorithm, LanguageModel, Logger, State
 
 
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
@@ -32,13 +32,15 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
 class LabelSmoothing(Algorithm):
     """Trains on smoothed targets; metrics and everyone after the loss see the true ones.
 
-    The model's outputs must be logits (N, K, ...), and its loss must accept probabilities, as torch's cross entropy
-    does. With `MixUp` targets are mixed first and smoothed second, which is the same as the other way round, because
-    both are linear.
+    The model's outputs must be logits, and its loss must accept probabilities in their shape, as torch's cross entropy
+    and the losses of the models here do. With `MixUp` targets are mixed first and smoothed second, which is the same
+    as the other way round, because both are linear.
 
     Args:
         smoothing: share of the probability that is spread evenly over all classes, in [0, 1].
         target_key: where the targets stand in a batch.
+        class_dim: dimension of the logits that counts classes; None: the last one, V of (N, T, V), with a
+            `LanguageModel`, else 1, K of (N, K, ...).
 
     Raises:
         ValueError: `smoothing` is out of range; while training, targets and outputs do not belong together.
@@ -51,21 +53,28 @@ class LabelSmoothing(Algorithm):
 
     runs_after = ("MixUp", "CutMix")
 
-    def __init__(self, smoothing: float = 0.1, target_key: Key = 1) -> None:
+    def __init__(self, smoothing: float = 0.1, target_key: Key = 1, class_dim: int | None = None) -> None:
         if not 0 <= smoothing <= 1:
             raise ValueError(f"smoothing={smoothing!r}: must be a number from 0 to 1")
         self.smoothing = smoothing
         self.target_key = target_key
+        self.class_dim = class_dim
         self._original: Any = None
+
+    def init(self, state: State, logger: Logger) -> None:
+        if self.class_dim is None:
+            self.class_dim = -1 if isinstance(state.unwrapped_model, LanguageModel) else 1
 
     def before_loss(self, state: State, logger: Logger) -> None:
         if not isinstance(state.outputs, Tensor):
-            raise TypeError(
-                f"outputs of type {type(state.outputs).__name__}: LabelSmoothing needs a tensor (N, K, ...)"
-            )
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: LabelSmoothing needs logits in a tensor")
+        assert self.class_dim is not None
         self._original = state.microbatch
-        targets = smooth_labels(get_item(state.microbatch, self.target_key), state.outputs, self.smoothing)
-        state.microbatch = with_item(state.microbatch, self.target_key, targets)
+        targets, dim = get_item(state.microbatch, self.target_key), self.class_dim
+        if targets.shape == state.outputs.shape:
+            targets = targets.movedim(dim, 1)
+        smoothed = smooth_labels(targets, state.outputs.movedim(dim, 1), self.smoothing).movedim(1, dim)
+        state.microbatch = with_item(state.microbatch, self.target_key, smoothed)
 
     def after_loss(self, state: State, logger: Logger) -> None:
         state.microbatch, self._original = self._original, None

@@ -198,7 +198,8 @@ class ClassificationModel(Model):
 class LanguageModel(Model):
     """A language model made of a plain module: the mean cross entropy of the next token.
 
-    Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out.
+    Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out. The loss also takes targets
+    that are probabilities ``(N, T, V)``, which algorithms put in their place.
 
     Args:
         module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. Where it has a method ``flops_per_token(context)``, the
@@ -217,8 +218,10 @@ class LanguageModel(Model):
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
         """Returns the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
-        targets = batch[1].reshape(-1)
         logits = outputs.reshape(-1, outputs.shape[-1])
+        if batch[1].is_floating_point():
+            return F.cross_entropy(logits, batch[1].reshape(logits.shape))
+        targets = batch[1].reshape(-1)
         total = F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="sum")
         # The built-in mean is NaN when no target is valid, and one such microbatch would spoil the whole batch.
         return total / self.loss_weight(batch).clamp(min=1)

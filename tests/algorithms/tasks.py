@@ -45,7 +45,7 @@ TEXT_ARGUMENTS: dict[str, dict[str, Any]] = {"stochastic_depth": {"target_block"
 # Those that one of the two tasks has nothing for; all others act on both.
 IMAGES_ONLY = {
     *("augmix", "batch_augment", "colout", "cutmix", "cutout", "mixup", "progressive_resizing", "rand_augment"),
-    *("trivial_augment", "label_smoothing", "info_batch"),
+    *("trivial_augment", "info_batch"),
     *("blurpool", "channels_last", "ghost_batch_norm", "low_precision_group_norm", "squeeze_excite"),
     "weight_standardization",
 }

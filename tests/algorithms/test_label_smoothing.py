@@ -6,7 +6,9 @@ import torch.nn.functional as F
 
 from algorithms import LabelSmoothing
 from algorithms.label_smoothing import smooth_labels
-from runner import Callback
+from runner import Callback, ClassificationModel, LanguageModel
+from runner.data import TensorLoader
+from runner.models import GPT
 
 GENERATOR = torch.Generator().manual_seed(1)
 LOGITS = torch.randn(6, 4, generator=GENERATOR, dtype=torch.float64)
@@ -51,6 +53,62 @@ def test_gradients_are_those_of_the_smoothed_loss(train, make_trainer, grad_accu
     gradients = train(LabelSmoothing(0.2), max_duration="1ba", grad_accum=grad_accum)
     model = make_trainer().state.unwrapped_model
     images, targets = gradients.batches[0]
+    F.cross_entropy(model.module(images), targets, label_smoothing=0.2).backward()
+    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+
+
+@pytest.mark.parametrize("length", [4, 5])  # 4 classes: the shapes alone do not tell which dimension counts them
+def test_a_language_model_is_smoothed_over_its_vocabulary(make_trainer, length: int):
+    class SmoothedByTorch(LanguageModel):
+        def loss(self, outputs, batch):
+            return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten(), label_smoothing=0.3)
+
+    generator = torch.Generator().manual_seed(0)
+    tokens, targets = torch.randint(4, (2, 6, length), generator=generator)
+    targets[0, 1] = targets[4, 0] = -100
+
+    def trained(algorithms: list, kind: type[LanguageModel], grad_accum: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = kind(GPT(vocab_size=4, context=length, d_model=8, n_layers=1, n_heads=2, dropout=0.0).double())
+        data = TensorLoader(tokens, targets, batch_size=6, shuffle=False)
+        trainer = make_trainer(
+            *algorithms,
+            model=model,
+            train_dataloader=data,
+            eval_dataloader=None,
+            max_duration="2ba",
+            grad_accum=grad_accum,
+        )
+        with trainer:
+            trainer.fit()
+        return list(model.parameters())
+
+    expected = trained([], SmoothedByTorch, 1)
+    torch.testing.assert_close(trained([LabelSmoothing(0.3)], LanguageModel, 1), expected)
+    torch.testing.assert_close(trained([LabelSmoothing(0.3)], LanguageModel, 3), expected)
+
+
+def test_a_model_of_one_s_own_says_which_dimension_counts_classes(train, make_trainer):
+    class Rows(ClassificationModel):
+        def forward(self, batch):
+            return super().forward(batch).unsqueeze(1)
+
+        def loss(self, outputs, batch):
+            return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten(0, 1))
+
+        def metrics(self, train):
+            return {}
+
+    def make_rows() -> Rows:
+        return Rows(make_trainer().state.unwrapped_model.module, 3)
+
+    loader = make_trainer().state.train_dataloader
+    images, targets = next(iter(loader))
+    data = TensorLoader(images, targets.unsqueeze(1), batch_size=len(images), shuffle=False)
+    smoothing = LabelSmoothing(0.2, class_dim=2)
+    arguments = {"model": make_rows(), "train_dataloader": data, "eval_dataloader": None, "max_duration": "1ba"}
+    gradients = train(smoothing, **arguments)
+    model = make_rows()
     F.cross_entropy(model.module(images), targets, label_smoothing=0.2).backward()
     torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -112,9 +113,18 @@ def _start_process() -> None:
     """Do before the first run what is done once in a process, so that no run's time holds it."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.path.insert(0, str(ROOT))  # in front of this folder, whose algorithms.py is another
     torch.set_num_threads(1)
     train(Run(("experiment=digits_plain", "trainer.max_duration=2ba"), 0))
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, however it did: nobody would wait for a result."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _result_of(future: Any, run: Run) -> Result:

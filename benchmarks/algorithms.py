@@ -83,6 +83,7 @@ LANGUAGE = """
 +algorithms=ema algorithms.ema.half_life=20ba
 +algorithms=factorize algorithms.factorize.min_features=64 algorithms.factorize.latent_features=0.5
 +algorithms=gated_linear_units
++algorithms=label_smoothing
 +algorithms=lawa algorithms.lawa.update_interval=10ba
 +algorithms=logit_softcap
 +algorithms=nan_guard

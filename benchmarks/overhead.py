@@ -186,7 +186,9 @@ def print_ratios(times: dict[str, list[float]]) -> bool:
         ratios = sorted(value / hand for value, hand in zip(values, base, strict=True))
         low, middle, high = statistics.quantiles(ratios, n=4)
         failed |= middle > LIMITS[key]
-        print(f"{key:>14}: {middle:.3f} times  (quartiles {low:.3f} to {high:.3f}; limit {LIMITS[key]:.2f})")
+        more = 1e6 * statistics.median(value - hand for value, hand in zip(values, base, strict=True))
+        limit = f"limit {LIMITS[key]:.2f}"
+        print(f"{key:>14}: {middle:.3f} times, {more:3.0f} us more  (quartiles {low:.3f} to {high:.3f}; {limit})")
     return failed
 
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from callbacks._clock import seconds_in, wait_and_read_clock
+from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from callbacks._peak_flops import find_peak
 from runner import Callback
 
@@ -18,8 +18,9 @@ log = logging.getLogger("runner")
 
 
 class SpeedMonitor(Callback):
-    """Logs the throughput over the last batches, and how much time was spent, at each batch.
+    """Logs the throughput over the last batches, and how much time was spent.
 
+    That is at each batch, or at some and the last where batches are shorter than 10 ms.
     Time counts from the moment a batch is asked for until its BATCH_END, so waiting for data does, and evaluations,
     checkpoints and what lies between epochs do not. Until the window is full, what there is of it is used. On a GPU
     the host runs ahead: what is still queued when an evaluation starts is waited for there and counted as training.
@@ -60,7 +61,8 @@ class SpeedMonitor(Callback):
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
         self._fit_started: float | None = None
-        self._asked = self._evaluation_started = 0.0
+        self._asked = self._evaluation_started = self._next = 0.0
+        self._logged = -1  # batch
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_world_size
@@ -76,34 +78,16 @@ class SpeedMonitor(Callback):
         self._asked = time.perf_counter()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self._train = train = self._train + time.perf_counter() - self._asked
-        now, ranks = state.timestamp, self._ranks
+        ended = time.perf_counter()
+        self._train += ended - self._asked
+        now = state.timestamp
         flops = state.unwrapped_model.flops_per_batch(state.batch)
         if flops is not None:
-            self._flops += flops * ranks
-        window = self._window
-        window.append((train, now.batch, now.sample, now.token, self._flops))
-        began, batch, sample, token, operations = window[0]
-        seconds = train - began
-        batches, samples = (now.batch - batch) / seconds, (now.sample - sample) / seconds
-        metrics = {
-            "throughput/batches_per_sec": batches,
-            "throughput/samples_per_sec": samples,
-            "throughput/device/batches_per_sec": batches / ranks,
-            "throughput/device/samples_per_sec": samples / ranks,
-            "time/train": train / self._unit,
-            "time/val": self._val / self._unit,
-            "time/total": self._seconds_in_total() / self._unit,
-        }
-        if now.token:
-            metrics["throughput/tokens_per_sec"] = tokens = (now.token - token) / seconds
-            metrics["throughput/device/tokens_per_sec"] = tokens / ranks
-        if flops is not None:
-            metrics["throughput/flops_per_sec"] = rate = (self._flops - operations) / seconds
-            metrics["throughput/device/flops_per_sec"] = rate / ranks
-            if self._peak is not None:
-                metrics["throughput/device/mfu"] = rate / ranks / self._peak
-        logger.hand_over(metrics)
+            self._flops += flops * self._ranks
+        self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
+        if ended >= self._next:
+            self._next = ended + SAMPLING
+            self._log(now.batch, logger)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         queued = time.perf_counter()
@@ -114,6 +98,8 @@ class SpeedMonitor(Callback):
         self._val += time.perf_counter() - self._evaluation_started
 
     def fit_end(self, state: State, logger: Logger) -> None:
+        if 0 <= self._logged < state.timestamp.batch:
+            self._log(state.timestamp.batch, logger)
         self._total, self._fit_started = self._seconds_in_total(), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,6 +115,25 @@ class SpeedMonitor(Callback):
         self._train, self._val, self._total = state["train"], state["val"], state["total"]
         self._flops = state["flops"]
         self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
+
+    def _log(self, at: int, logger: Logger) -> None:
+        self._logged = at
+        ranks, unit = self._ranks, self._unit
+        train, batch, sample, token, operations = self._window[-1]
+        began, *before = self._window[0]
+        seconds = train - began
+        counts = {"batches": batch - before[0], "samples": sample - before[1]}
+        if token:
+            counts["tokens"] = token - before[2]
+        if operations:
+            counts["flops"] = operations - before[3]
+        rates = {f"{name}_per_sec": count / seconds for name, count in counts.items()}
+        metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
+        metrics |= {f"throughput/device/{name}": rate / ranks for name, rate in rates.items()}
+        if operations and self._peak is not None:
+            metrics["throughput/device/mfu"] = rates["flops_per_sec"] / ranks / self._peak
+        times = {"train": self._train, "val": self._val, "total": self._seconds_in_total()}
+        logger.hand_over(metrics | {f"time/{name}": spent / unit for name, spent in times.items()})
 
     def _seconds_in_total(self) -> float:
         return self._total + (0.0 if self._fit_started is None else time.perf_counter() - self._fit_started)

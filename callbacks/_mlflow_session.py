@@ -86,11 +86,19 @@ class Session:
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
         """Record metrics, each with its step and its time in seconds; they begin the run."""
         self.begin()
-        if self._spool is not None:
-            try:
-                self._spool.append_metrics(records)
-            except OSError as error:
-                self._warn(f"metrics are lost ({error})")
+        if self._spool is None:
+            return
+        begun = self._spool.departed
+        try:
+            self._spool.append_metrics(records)
+        except OSError as error:
+            self._warn(f"metrics are lost ({error})")
+        if self._spool.departed != begun:
+            log.warning(
+                "MLflow: batch %d was trained before with another loss; from it on the run holds the values of both",
+                self._spool.departed,
+            )
+            self.append({"tags": {"runner.departed_at": str(self._spool.departed)}})
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
         """Record images of shape (N, H, W, C), uint8, in a file beside the spool; they begin the run."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 CHUNK = 1 << 20  # bytes of spool that are read, sent and marked as sent together
+LOSS = "loss/train/total"  # by which a batch that is trained again is compared
+SAME_LOSS = 1e-3  # as a share of it: on a GPU, or on other ranks, the same batch gives another rounding
 
 
 @dataclass
@@ -106,6 +109,9 @@ class Spool:
     Args:
         folder: made when it does not exist.
 
+    Attributes:
+        departed: the first batch that was trained again with another loss than an earlier session's; None: none was.
+
     Raises:
         OSError: the folder or the file cannot be made.
     """
@@ -118,7 +124,8 @@ class Spool:
         self._lock = threading.Lock()
         self._inherited = os.fstat(self._fd).st_size
         self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
-        self._written: dict[int, frozenset[str]] | None = None
+        self._written: dict[int, tuple[frozenset[str], float | None]] | None = None
+        self.departed: int | None = None
         with self.path.open("rb") as file:
             self.lines = sum(block.count(b"\n") for block in iter(lambda: file.read(CHUNK), b""))
 
@@ -150,15 +157,13 @@ class Spool:
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
         """Add metrics, each with its step and its time in seconds, without those that an earlier session wrote.
 
-        A resumed run trains the batches since its checkpoint again: their keys and steps are here already.
+        A resumed run trains the batches since its checkpoint again: their keys and steps are here already. Where they
+        come out otherwise, because something was changed, all that follow are added.
         """
         entries = []
         for metrics, step, seconds in records:
-            if self._inherited:
-                if self._written is None:
-                    self._written = self._read_written(step)
-                known = self._written.get(step, frozenset())
-                metrics = {key: value for key, value in metrics.items() if key not in known}
+            if self._inherited and self.departed is None:
+                metrics = self._not_written(metrics, step)
             if entries and entries[-1]["s"] == step and entries[-1]["m"].keys().isdisjoint(metrics):
                 entries[-1]["m"] = entries[-1]["m"] | metrics  # a batch's metrics come from several callbacks
             elif metrics:
@@ -174,14 +179,29 @@ class Spool:
             if self._alive is not None:
                 self._alive.close()
 
-    def _read_written(self, first_step: int) -> dict[int, frozenset[str]]:
-        """The keys that an earlier session wrote, by step, from a step on."""
-        written: dict[int, frozenset[str]] = {}
+    def _not_written(self, metrics: dict[str, float], step: int) -> dict[str, float]:
+        """Return those of a step that no earlier session wrote; all, where this one departs from it."""
+        if self._written is None:
+            self._written = self._read_written(step)
+        keys, loss = self._written.get(step, (frozenset(), None))
+        if loss is not None and LOSS in metrics and not _is_same(metrics[LOSS], loss):
+            self.departed = step
+            return metrics
+        return {key: value for key, value in metrics.items() if key not in keys}
+
+    def _read_written(self, first_step: int) -> dict[int, tuple[frozenset[str], float | None]]:
+        """Return the keys that earlier sessions wrote and the last one's loss, by step, from a step on."""
+        written: dict[int, tuple[frozenset[str], float | None]] = {}
         shared: dict[frozenset[str], frozenset[str]] = {}  # most steps have the same keys: one set serves them all
         for entry, end in read_entries(self.path, limit=None):
             if end > self._inherited:
                 break
             if entry is not None and "m" in entry and entry["s"] >= first_step:
-                keys = written.get(entry["s"], frozenset()).union(entry["m"])
-                written[entry["s"]] = shared.setdefault(keys, keys)
+                keys, loss = written.get(entry["s"], (frozenset(), None))
+                keys = keys.union(entry["m"])
+                written[entry["s"]] = shared.setdefault(keys, keys), entry["m"].get(LOSS, loss)
         return written
+
+
+def _is_same(loss: float, before: float) -> bool:
+    return math.isclose(loss, before, rel_tol=SAME_LOSS) or (math.isnan(loss) and math.isnan(before))

@@ -32,8 +32,8 @@ _COUNT = re.compile(f"([0-9]+)(iter|ep|ba|sp|tok)|({_NUMBER})(dur|sec)")
 _CLOCK = re.compile(f"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?")
 _TYPED = re.compile(r"-?\s*([0-9]*[.]?[0-9]+(?:e-?[0-9]{1,2})?)\s*([a-z%]*)")
 _ALLOWED = (
-    "a whole number with a unit ('10ep', '100ba'; also iter, sp, tok), "
-    "a fraction of max_duration from 0 to 1 ('0.5dur'), or wall-clock time ('90s', '1h30m')"
+    "a whole number with a unit ('10ep', '100ba'; also iter, sp, tok), a fraction of max_duration from 0 to 1 "
+    "('0.5dur'), or wall-clock time ('90s', '1h30m')"
 )
 _UNIT_OF_WORD = {word: unit.value for unit in TimeUnit for word in (unit.value, unit.name.lower())}
 _UNIT_OF_WORD |= {"%": "dur", "step": "ba", "h": "h", "hour": "h", "m": "m", "minute": "m", "s": "s"}
@@ -258,7 +258,7 @@ class Interval:
     """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never."""
 
     time: Time
-    _period: tuple[Time | None, int, int, int] | None = field(compare=False, repr=False)
+    _period: tuple[Time | None, int, int, int] | None = field(compare=False, repr=False)  # for a max_duration
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
         object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
@@ -271,10 +271,10 @@ class Interval:
         """
         if not self.time.value:
             return False
-        if self._period is None or self._period[0] is not max_duration:
-            unit = max_duration.unit if max_duration and self.time.unit is TimeUnit.DURATION else self.time.unit
-            ratio, _ = convert(self.time, unit, max_duration, None).as_integer_ratio(), now.count(unit)  # which it has
-            # Kept for this max_duration: every interval is asked after every batch.
+        if self._period is None or self._period[0] is not max_duration:  # asked after every batch, made once
+            counted = max_duration.unit if max_duration else TimeUnit.BATCH  # where there is none, converting raises
+            unit = counted if self.time.unit is TimeUnit.DURATION else self.time.unit
+            ratio = convert(self.time, unit, max_duration, None).as_integer_ratio()
             object.__setattr__(self, "_period", (max_duration, _FIELD_OF_UNIT[unit], *ratio))
         _, count, numerator, denominator = self._period  # type: ignore[misc]
         return now[count] * denominator // numerator > previous[count] * denominator // numerator

@@ -265,6 +265,33 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
     assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
 
 
+def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What an earlier session logged is the truth of batches that are trained again, until their loss is another."""
+
+    def log_losses(losses: dict[int, float], speed: float) -> None:
+        with logging_to(MLflowLogger(), "r") as (state, logger):
+            for step, loss in losses.items():
+                state.timestamp = Timestamp(batch=step)
+                logger.log_metrics({"loss/train/total": loss, "speed": speed})
+
+    log_losses({1: 9.0, 2: 8.0, 3: math.nan, 4: 6.0, 5: 5.0}, speed=1.0)
+    log_losses({2: 8.0 + 1e-6, 3: math.nan, 4: 6.0, 5: 5.0, 6: 4.0}, speed=2.0)
+    assert not caplog.records
+    log_losses({3: math.nan, 4: 7.0, 5: 5.0, 6: 3.0, 7: 2.0}, speed=3.0)
+    assert [record.message for record in caplog.records] == [
+        "MLflow: batch 4 was trained before with another loss; from it on the run holds the values of both"
+    ]
+    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # of the newer future, not of the older
+    assert len(caplog.records) == 1
+    assert points("speed") == [
+        *((step, 1.0) for step in (1, 2, 3)),
+        *((4, 1.0), (4, 3.0), (5, 1.0), (5, 3.0), (6, 2.0), (6, 3.0), (7, 3.0), (8, 4.0)),
+    ]
+    found = [point for point in points("loss/train/total") if point[0] != 3]
+    assert found == [(1, 9), (2, 8), (4, 6), (4, 7), (5, 5), (5, 5), (6, 3), (6, 4), (7, 2), (8, 1)]
+    assert query("select value from tags where key = 'runner.departed_at'") == [("4",)]
+
+
 def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

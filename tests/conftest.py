@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
@@ -175,6 +176,35 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
         return finished
 
     return run
+
+
+class Ended(NamedTuple):
+    """What came of a command: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., Ended]]:
+    """Runs `python -m runner ARGUMENTS` in this very process, in `tmp_path`; `code` is the exit code it must have."""
+    from runner.__main__ import main  # here, so that collecting other tests does not wait for it
+
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, code: int | None = None) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["runner", *arguments])
+        ended = Ended(main(), *capfd.readouterr())
+        assert code in (None, ended.code), ended.err
+        return ended
+
+    yield run
+    root.handlers[:], root.level = before  # Hydra sets up logging for the process that it takes for its own
+    sys.modules.pop("own", None)
 
 
 # Comes after a program that did all it should: an error before it ends the process as ever. It leaves as the command

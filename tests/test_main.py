@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
-
-from runner.__main__ import main
 
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")  # 6 batches
 STEPS = list(range(1, 7))
@@ -97,30 +93,6 @@ def artifacts(folder: Path) -> set[str]:
     """Paths of all artifacts, without experiment and run."""
     (root,) = (folder / "outputs" / "mlartifacts").glob("*/artifacts")
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Any]:
-    """Runs a command line in this very process, in the working directory `folder`."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["runner", *arguments])
-        code = main()
-        return Ended(code, *capfd.readouterr())
-
-    yield run
-    root.handlers[:], root.level = before  # Hydra sets up logging for the process that it takes for its own
-    sys.modules.pop("own", None)
 
 
 # What is wrong, and what the message must hold: the fault as typed, and what to write in its place.

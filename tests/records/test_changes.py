@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
 
-from runner.__main__ import main
 from runner.composed import GROUPS, KEYS, OF_THE_COMMAND
 from runner.records.changes import ABSENT, SAFE, Change, check_changes, find_changes
 
@@ -169,31 +165,6 @@ class Fails(Callback):
 """
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Any]:
-    """Runs a command line in this very process, in the working directory `tmp_path`."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, code: int = 0) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["runner", *arguments])
-        ended = Ended(main(), *capfd.readouterr())
-        assert ended.code == code, ended.err
-        return ended
-
-    yield run
-    root.handlers[:], root.level = before
-    sys.modules.pop("own", None)
-
-
 def rates(run: Path) -> list[float]:
     """The learning rates of the last batch and its base, in a run's newest checkpoint."""
     saved = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
@@ -207,7 +178,7 @@ def weights(run: Path) -> bytes:
 
 def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tmp_path: Path):
     run = tmp_path / "run"
-    run_here(*SHORT, *QUIET, "scheduler=constant", "hydra.run.dir=run")
+    run_here(*SHORT, *QUIET, "scheduler=constant", "hydra.run.dir=run", code=0)
     shutil.copytree(run, tmp_path / "plain", symlinks=True)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
@@ -224,15 +195,17 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
     command = ("resume=run", LONGER, "optimizer.lr=0.3", "data.eval_batch_size=100", "resume_allow=[optimizer.lr]")
-    assert sorted(run_here(*command).err.splitlines()) == [
+    assert sorted(run_here(*command, code=0).err.splitlines()) == [
         "INFO: data.eval_batch_size: 300 -> 100",
         "INFO: optimizer.lr: 0.1 -> 0.3 (resume_allow)",
         "INFO: trainer.max_duration: 2ep -> 3ep",
     ]
     assert rates(run) == [0.3, 0.3]
-    run_here("resume=plain", LONGER)
+    run_here("resume=plain", LONGER, code=0)
     assert rates(tmp_path / "plain") == [0.1, 0.1] and weights(tmp_path / "plain") != weights(run)
-    assert run_here(*command, "trainer.max_duration=4ep").err == "INFO: trainer.max_duration: 3ep -> 4ep\n"  # again
+    assert (
+        run_here(*command, "trainer.max_duration=4ep", code=0).err == "INFO: trainer.max_duration: 3ep -> 4ep\n"
+    )  # again
     assert rates(run) == [0.3, 0.3]
 
 
@@ -254,7 +227,7 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
 def test_what_a_checkpoint_cannot_take_up_is_an_error(
     run_here: Any, tmp_path: Path, start: tuple[str, ...], change: tuple[str, ...], part: str
 ):
-    run_here(*SHORT, *QUIET, "hydra.run.dir=run", *start)
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", *start, code=0)
     result = (tmp_path / "run" / "result.json").read_text()
     refused = run_here("resume=run", LONGER, *change, code=2)
     assert part in refused.err and refused.err.count("error: ") == 1
@@ -262,33 +235,33 @@ def test_what_a_checkpoint_cannot_take_up_is_an_error(
 
 
 def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_path: Path):
-    run_here(*SHORT, *QUIET, "hydra.run.dir=run", "scheduler=none")
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", "scheduler=none", code=0)
     shutil.copytree(tmp_path / "run" / "checkpoints" / "ep1-ba3", tmp_path / "a" / "b" / "lone")
     same = (*SHORT, *QUIET, "scheduler=none", "resume=a/b/lone", "hydra.run.dir=new")
     refused = run_here(*same, "data.batch_size=300", "run_name=x", code=2)
     assert "\n  data.batch_size: 400 -> 300\n" in refused.err and "run_name" not in refused.err
-    assert run_here(*same).err == ""
+    assert run_here(*same, code=0).err == ""
     assert weights(tmp_path / "new") == weights(tmp_path / "run")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"b"}
     (tmp_path / "a" / "b" / "lone" / "config.json").unlink()  # of the Python API, or made before there was one
     manifest = json.loads((tmp_path / "a" / "b" / "lone" / "manifest.json").read_text())
     del manifest["files"]["config.json"]
     (tmp_path / "a" / "b" / "lone" / "manifest.json").write_text(json.dumps(manifest))
-    run_here(*same, "data.batch_size=300", "hydra.run.dir=newer")
+    run_here(*same, "data.batch_size=300", "hydra.run.dir=newer", code=0)
 
 
 def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
-    run_here(*SHORT, *QUIET, "hydra.run.dir=run")
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     fork = ("-m", "resume=run", LONGER, "optimizer.lr=0.1,0.3", "hydra.sweep.dir=forks")
     refused = run_here(*fork, code=2)
     assert refused.err.count("error: ") == 1 and "\n  optimizer.lr: 0.1 -> 0.3\n" in refused.err
-    run_here(*fork, "resume_allow=[optimizer.lr]")
+    run_here(*fork, "resume_allow=[optimizer.lr]", code=0)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     one, other = (tmp_path / "forks" / f"digits-lr{lr}" for lr in (0.1, 0.3))
     assert rates(one)[1] == 0.1 and rates(other)[1] == 0.3 and weights(one) != weights(other)
     assert yaml.safe_load((other / "config.yaml").read_text())["resume"] == str(tmp_path / "run")
-    run_here("resume=run", LONGER)
+    run_here("resume=run", LONGER, code=0)
     assert weights(tmp_path / "run") == weights(one)
 
 
@@ -299,7 +272,7 @@ def checkpoints(run: Path) -> list[str]:
 def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(FAILS)
     own = ("+callbacks.own._target_=own.Fails", "resume_allow=[optimizer.lr]", "optimizer.lr=0.5")
-    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.keep=-1", "hydra.run.dir=run", LONGER)
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.keep=-1", "hydra.run.dir=run", LONGER, code=0)
     run = tmp_path / "run"
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
     again = run_here("resume=run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
@@ -307,22 +280,22 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
     assert checkpoints(run) == ["ep1-ba3"] and not (run / "checkpoints" / "latest").is_symlink()
     aside = run / "sessions" / "1" / "checkpoints"
     assert sorted(path.name for path in aside.iterdir()) == ["ep2-ba6", "ep3-ba9"]
-    done = run_here("resume=run", "~callbacks.own")
+    done = run_here("resume=run", "~callbacks.own", code=0)
     assert "optimizer.lr: 0.1 -> 0.5, in the run's record since that checkpoint was saved" in done.err
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
 
 
 def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
-    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run")
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     for change in ("data.batch_size=300", "data.seed=7"):
         asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]")
         refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
         assert "is of the middle of an epoch, after 400 samples" in refused.err
-        assert "samples" not in run_here("resume=run", *asked, "mode=check").err  # of it no data is read
-    run_here("resume=run", *asked)  # at the end of an epoch it is the user's to decide
+        assert "samples" not in run_here("resume=run", *asked, "mode=check", code=0).err  # of it no data is read
+    run_here("resume=run", *asked, code=0)  # at the end of an epoch it is the user's to decide
 
 
 def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):
-    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run")
+    run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run", code=0)
     for resume in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):
-        run_here(f"resume={resume}", LONGER, "mode=check")
+        run_here(f"resume={resume}", LONGER, "mode=check", code=0)

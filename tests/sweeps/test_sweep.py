@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -12,13 +11,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-
-from runner.__main__ import main
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=2ep")  # 6 batches
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
@@ -52,34 +49,11 @@ class Watch(Callback):
 '''
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A working directory with the user's `own.py`."""
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path
-
-
-@pytest.fixture
-def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Any]:
-    """Runs a command line in this very process, in the working directory `folder`."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["runner", *arguments])
-        return Ended(main(), *capfd.readouterr())
-
-    yield run
-    root.handlers[:], root.level = before
-    sys.modules.pop("own", None)
 
 
 def sweeps(folder: Path) -> list[Path]:

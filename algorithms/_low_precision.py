@@ -61,4 +61,5 @@ class LowPrecisionNorm(Algorithm, ABC):
         if not state.precision.value.startswith("amp"):
             name, precision = type(self).__name__, state.precision.value
             log.warning("%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16", name, precision)
-        operate(self, state, {self.kind: self.replace}, self.kind.__name__, self.allow_no_match)
+        wanted = f"{self.kind.__name__} of torch's own, not derived from it,"
+        operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)

@@ -76,8 +76,10 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
     """
     name = type(algorithm).__name__
     if not names and not allow_no_match:
+        classes = ", ".join(sorted({type(one).__name__ for one in state.unwrapped_model.modules()}))
         raise ValueError(
-            f"allow_no_match=False: {name} found no {wanted} in the model; remove {name} or set allow_no_match=True"
+            f"allow_no_match=False: {name} found no {wanted} in the model, which is made of {classes}; "
+            f"remove {name} or set allow_no_match=True"
         )
     if get_global_rank() == 0:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from algorithms._surgery import LAYER_SURGERY, operate
 from runner import Algorithm, Logger, State
-from runner.batch import map_tensors, tensors
+from runner.batch import tensors
 
 
 class _Constant(nn.Module):
@@ -37,15 +38,15 @@ class _Constant(nn.Module):
         if self._module:
             with torch.no_grad():
                 outputs = self._module.pop().eval()(*args, **kwargs)
-            self._outputs = map_tensors(outputs, lambda one: torch.empty_like(one, device="meta"))
+            self._outputs = tree_map_only(Tensor, lambda one: torch.empty_like(one, device="meta"), outputs)
             self._inputs = shape
 
         def fill(like: Tensor) -> Tensor:
             common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(like.shape, self._inputs, strict=False))])
-            filled = self.value.expand(*shape[:common], *like.shape[common:])
+            filled = self.value.expand((*shape[:common], *like.shape[common:]))
             return filled if like.is_floating_point() else filled.to(like.dtype)
 
-        return map_tensors(self._outputs, fill)
+        return tree_map_only(Tensor, fill, self._outputs)
 
 
 class NoOpModel(Algorithm):

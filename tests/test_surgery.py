@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from runner import Algorithm, ClassificationModel, Trainer, replace_modules
 from runner.models import GPT, MLP, ResNet8
+from runner.torchvision_import import import_torchvision
 
 
 class Doubled(nn.Linear):
@@ -254,8 +256,9 @@ def test_the_shipped_models(model: nn.Module, inputs: torch.Tensor, kind: type[n
 
 
 def test_models_of_torchvision():
-    torchvision = pytest.importorskip("torchvision")
-    model = torchvision.models.resnet18().eval()
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    model = import_torchvision().models.resnet18().eval()
     inputs = torch.randn(1, 3, 32, 32)
     expected = model(inputs)
     assert len(replace_modules(model, {nn.Conv2d: wrap, nn.BatchNorm2d: wrap})) == 40

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 
 def run_python(code: str) -> str:
@@ -20,6 +21,23 @@ def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_importe
         "print(scipy.signal.convolve([1, 2], [1, 1]).tolist(), scipy.signal is sys.modules['scipy.signal'])\n"
     )
     assert out.splitlines() == ["False False", "[1, 3, 2] True"]
+
+
+def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path):
+    """As the usual wheel beside a torch for the CPU: it registers something for operators that are not there."""
+    for name, content in {
+        "": "import torch\n@torch.library.register_fake('torchvision::nms')\ndef fake(dets, scores, threshold): ...\n",
+        "models": "def __getattr__(name): return None\n",
+        "transforms": "",
+    }.items():
+        (tmp_path / "torchvision" / name).mkdir()
+        (tmp_path / "torchvision" / name / "__init__.py").write_text(content)
+    out = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from runner.torchmetrics_import import import_torchmetrics\n"
+        "print(import_torchmetrics().MeanMetric()(2.0).item(), sys.modules['torchvision'].fake.__name__)\n"
+    )
+    assert out == "2.0 fake"
 
 
 def test_a_real_scipy_signal_that_is_loaded_already_stays():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,23 @@ def test_samples_and_tokens_are_those_of_each_input():
     constant = _Constant(GPT(vocab_size=7, context=8, d_model=4, n_layers=1, n_heads=1))
     for shape in ((2, 8), (3, 5)):
         assert constant(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 7)
+
+
+class WithLoss(nn.Linear):
+    """Returns a loss beside its outputs, and an object, as models of transformers do."""
+
+    def forward(self, inputs: Tensor) -> dict:  # pyright: ignore
+        outputs = super().forward(inputs)
+        return {"loss": outputs.mean(), "logits": outputs, "cache": Counter()}
+
+
+def test_a_loss_and_an_object_among_the_outputs():
+    constant = _Constant(WithLoss(4, 3))
+    for samples in (5, 2):
+        outputs = constant(torch.randn(samples, 4))
+        assert outputs["loss"].shape == () and outputs["logits"].shape == (samples, 3) and outputs["cache"] == {}
+    outputs["loss"].backward()
+    assert constant.value.grad == 1
 
 
 class Counted(nn.Module):

@@ -21,7 +21,8 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("torchvision is missing: pip install torchvision", name="torchvision") from error
+        message = "torchvision is not installed here: pip install -e '.[vision]'"
+        raise ModuleNotFoundError(message, name="torchvision") from error
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from callbacks import InMemoryLogger, SpeedMonitor
+from callbacks._clock import SAMPLING
 from callbacks._peak_flops import find_peak
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
@@ -94,6 +95,18 @@ def test_rates_are_those_of_another_clock():
     for last in (35, 39):
         assert rates[last] == pytest.approx(30 / (watch.ended[last] - watch.ended[last - 30]), rel=0.02)
     assert series["throughput/samples_per_sec"][-1] == pytest.approx(4 * rates[-1])
+
+
+def test_short_batches_are_not_all_logged_but_the_last_is():
+    batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 500
+    memory = InMemoryLogger()
+    arguments: dict[str, Any] = {"train_dataloader": batches, "eval_dataloader": None, "max_duration": "500ba"}
+    model = ClassificationModel(nn.Linear(3, 2), 2)
+    _, trainer, seconds = fit(SpeedMonitor(window_size=500), model=model, loggers=[memory], **arguments)
+    steps, rates = memory.get_timeseries("throughput/batches_per_sec")
+    assert len(set(steps)) == len(steps) <= 2 + seconds / SAMPLING
+    assert steps[0] == 1 and steps[-1] == 500
+    assert rates[-1] == pytest.approx(500 / seconds, rel=0.5)  # of all batches, not of those that were logged
 
 
 def test_rates_are_of_one_window():

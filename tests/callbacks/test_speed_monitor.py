@@ -102,11 +102,11 @@ def test_short_batches_are_not_all_logged_but_the_last_is():
     memory = InMemoryLogger()
     arguments: dict[str, Any] = {"train_dataloader": batches, "eval_dataloader": None, "max_duration": "500ba"}
     model = ClassificationModel(nn.Linear(3, 2), 2)
-    _, trainer, seconds = fit(SpeedMonitor(window_size=500), model=model, loggers=[memory], **arguments)
+    _, _, seconds = fit(SpeedMonitor(window_size=500), model=model, loggers=[memory], **arguments)
     steps, rates = memory.get_timeseries("throughput/batches_per_sec")
     assert len(set(steps)) == len(steps) <= 2 + seconds / SAMPLING
     assert steps[0] == 1 and steps[-1] == 500
-    assert rates[-1] == pytest.approx(500 / seconds, rel=0.5)  # of all batches, not of those that were logged
+    assert rates[-1] >= 500 / seconds  # of all batches, not of those that were logged
 
 
 def test_rates_are_of_one_window():

@@ -42,10 +42,16 @@ class MetricChoice(NamedTuple):
         return lower_is_better(self.name, metrics.get(self.name))
 
 
-def choose_metric(state: State, monitor: str, argument: str = "monitor") -> MetricChoice:
+def choose_metric(state: State, monitor: str, argument: str = "monitor", label: str | None = None) -> MetricChoice:
     """Return the metric that `monitor` names: 'MulticlassAccuracy', or 'eval/MulticlassAccuracy' with its label.
 
-    Without a label it is an evaluator's. Every evaluator has a 'loss'. A message names the argument that held it.
+    Every evaluator has a 'loss'.
+
+    Args:
+        state: at FIT_START or later.
+        monitor: the name.
+        argument: that held it, to tell the user.
+        label: of what it is a metric, 'train' or an evaluator; None: of the only evaluator that has one of that name.
 
     Raises:
         ValueError: there is no such metric, or several; those that there are get listed.
@@ -54,10 +60,12 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor") -> Metr
     for evaluator in state.evaluators:
         names = dict.fromkeys(["loss", *state.eval_metrics.get(evaluator.label, {})])
         choices += [MetricChoice(evaluator.label, name) for name in names]
-    named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
-    named = named or [one for one in choices if monitor == one.name and one.label != "train"]
+    asked = [one for one in choices if one.label == label or (label is None and one.label != "train")]
+    named = [one for one in choices if monitor == f"{one.label}/{one.name}" and one.label == (label or one.label)]
+    named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
         trouble = "is the name of several metrics" if named else "is no metric of this run"
         listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
-        raise ValueError(f"{argument}={monitor!r} {trouble}; there are {listed}")
+        asked_for = f"{argument}={monitor!r}" + ("" if label is None else f" of {label!r}")
+        raise ValueError(f"{asked_for} {trouble}; there are {listed}")
     return named[0]

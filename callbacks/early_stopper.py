@@ -56,7 +56,7 @@ class EarlyStopper(Callback):
         self._best_count: int | float = 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._metric = choose_metric(state, f"{self.dataloader_label}/{self.monitor}")
+        self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

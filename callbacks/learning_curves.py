@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from callbacks._disk import disk_errors_reported, write_whole
 from runner import LoggerDestination, Record
 
 if TYPE_CHECKING:
@@ -59,10 +61,11 @@ class LearningCurves(LoggerDestination):
         logger.flush()  # the intended host-device sync, once per fit
         if not self._curves:
             return
-        state.run_dir.mkdir(parents=True, exist_ok=True)
-        path = state.run_dir / self.filename
-        draw(self._curves).savefig(path)
-        logger.log_artifact(path, "plots")
+        picture, path = io.BytesIO(), state.run_dir / self.filename
+        draw(self._curves).savefig(picture, format=path.suffix[1:])
+        with disk_errors_reported(self.config_key):
+            write_whole(path, picture.getvalue())
+            logger.log_artifact(path, "plots")
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:

@@ -38,7 +38,7 @@ class LoadCheckpoint(Callback):
 
     Raises:
         ValueError: an argument is out of range; at the event, there is no checkpoint, weights are missing, unexpected
-            or of another shape, or a pattern matches none.
+            or of another shape, none is left to load, or a pattern matches none.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class LoadCheckpoint(Callback):
             ) from None
         model = state.unwrapped_model
         found, own = read_file(path, "model.pt"), model.state_dict()
-        ignored = _matching([*found, *own], self.ignore_keys)
+        ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found, kept = ({key: one for key, one in each.items() if key not in ignored} for each in (found, own))
         differences = _differences(found, kept)
-        if OTHER_SHAPE in differences or (self.strict and differences):
+        if OTHER_SHAPE in differences or (self.strict and differences) or not found.keys() & kept:
             raise ValueError(
-                f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: {_read_out(differences)}. "
-                "ignore_keys leaves some out"
+                f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
+                f"{_read_out(differences) or 'none is left to load'}. ignore_keys leaves some out"
             )
         loaded = {key: one for key, one in found.items() if key in kept}
         model.load_state_dict(loaded, strict=False)

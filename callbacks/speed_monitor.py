@@ -20,7 +20,7 @@ log = logging.getLogger("runner")
 class SpeedMonitor(Callback):
     """Logs the throughput over the last batches, and how much time was spent.
 
-    That is at each batch, or at some and the last where batches are shorter than 10 ms.
+    That is at each batch, or at some and the last where batches are shorter than 10 ms; time once more at FIT_END.
     Time counts from the moment a batch is asked for until its BATCH_END, so waiting for data does, and evaluations,
     checkpoints and what lies between epochs do not. Until the window is full, what there is of it is used. On a GPU
     the host runs ahead: what is still queued when an evaluation starts is waited for there and counted as training.
@@ -62,7 +62,7 @@ class SpeedMonitor(Callback):
         self._train = self._val = self._total = self._flops = 0.0
         self._fit_started: float | None = None
         self._asked = self._evaluation_started = self._next = 0.0
-        self._logged = -1  # batch
+        self._logged: int | None = None  # batch
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_world_size
@@ -87,7 +87,8 @@ class SpeedMonitor(Callback):
         self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
         if ended >= self._next:
             self._next = ended + SAMPLING
-            self._log(now.batch, logger)
+            self._logged = now.batch
+            logger.hand_over(self._rates() | self._times())
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         queued = time.perf_counter()
@@ -98,8 +99,9 @@ class SpeedMonitor(Callback):
         self._val += time.perf_counter() - self._evaluation_started
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if 0 <= self._logged < state.timestamp.batch:
-            self._log(state.timestamp.batch, logger)
+        if self._logged is not None:  # what came after the last batch, its evaluation as a rule, counts too
+            rates = {} if self._logged == state.timestamp.batch else self._rates()
+            logger.hand_over(rates | self._times())
         self._total, self._fit_started = self._seconds_in_total(), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,9 +118,8 @@ class SpeedMonitor(Callback):
         self._flops = state["flops"]
         self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
 
-    def _log(self, at: int, logger: Logger) -> None:
-        self._logged = at
-        ranks, unit = self._ranks, self._unit
+    def _rates(self) -> dict[str, float]:
+        ranks = self._ranks
         train, batch, sample, token, operations = self._window[-1]
         began, *before = self._window[0]
         seconds = train - began
@@ -132,8 +133,11 @@ class SpeedMonitor(Callback):
         metrics |= {f"throughput/device/{name}": rate / ranks for name, rate in rates.items()}
         if operations and self._peak is not None:
             metrics["throughput/device/mfu"] = rates["flops_per_sec"] / ranks / self._peak
+        return metrics
+
+    def _times(self) -> dict[str, float]:
         times = {"train": self._train, "val": self._val, "total": self._seconds_in_total()}
-        logger.hand_over(metrics | {f"time/{name}": spent / unit for name, spent in times.items()})
+        return {f"time/{name}": spent / self._unit for name, spent in times.items()}
 
     def _seconds_in_total(self) -> float:
         return self._total + (0.0 if self._fit_started is None else time.perf_counter() - self._fit_started)

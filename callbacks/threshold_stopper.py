@@ -61,7 +61,7 @@ class ThresholdStopper(Callback):
         self._lower = comp == "lt"
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._metric = choose_metric(state, f"{self.dataloader_label}/{self.monitor}")
+        self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +48,11 @@ class Logger:
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log parameters of the run: a nested mapping of plain values."""
-        for destination in self.destinations:
-            destination.log_hyperparameters(hyperparameters)
+        self._give(lambda one: one.log_hyperparameters(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Log names under which the run is found again."""
-        for destination in self.destinations:
-            destination.log_tags(tags)
+        self._give(lambda one: one.log_tags(tags))
 
     def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
         """Log numbers or zero-dimensional tensors on any device, without a host-device sync.
@@ -91,22 +89,19 @@ class Logger:
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int | None = None
     ) -> None:
         """Log a table of plain values; a later one of the same name replaces it."""
-        step = self._state.timestamp.batch if step is None else step
-        for destination in self.destinations:
-            destination.log_table(columns, rows, name, step)
+        at = self._state.timestamp.batch if step is None else step
+        self._give(lambda one: one.log_table(columns, rows, name, at))
 
     def log_images(
         self, images: Any, name: str, step: int | None = None, captions: Sequence[str] | None = None
     ) -> None:
         """Log images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
-        step = self._state.timestamp.batch if step is None else step
-        for destination in self.destinations:
-            destination.log_images(images, name, step, captions)
+        at = self._state.timestamp.batch if step is None else step
+        self._give(lambda one: one.log_images(images, name, at, captions))
 
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
         """Log a file that is complete at `path`."""
-        for destination in self.destinations:
-            destination.log_artifact(Path(path), name)
+        self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
         """Wait until everything logged so far has reached the destinations.
@@ -138,15 +133,25 @@ class Logger:
             if not records:
                 return
             read_back(records)
-            for destination in self.destinations:
-                try:
-                    destination.log_records(records)
-                except OSError as error:
-                    if id(destination) not in self._warned:
-                        self._warned.add(id(destination))
-                        log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
-                except Exception as error:
-                    self._error = self._error or error
+            try:
+                self._give(lambda one: one.log_records(records))
+            except Exception as error:
+                self._error = self._error or error
+
+    def _give(self, log_to: Callable[[LoggerDestination], None]) -> None:
+        """Log to each destination, whatever another one raises; a disk that is full or gone is only reported."""
+        raised: Exception | None = None
+        for destination in self.destinations:
+            try:
+                log_to(destination)
+            except OSError as error:
+                if id(destination) not in self._warned:
+                    self._warned.add(id(destination))
+                    log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
+            except Exception as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
 
 
 def _keep(key: str, value: Tensor | Number) -> Tensor | float:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -155,6 +156,41 @@ def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(c
     assert [r.getMessage() for r in caplog.records] == [
         "full cannot write ([Errno 28] No space left on device): training goes on without it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("log_hyperparameters", ({"a": 1},)),
+        ("log_tags", ({"a": "b"},)),
+        ("log_table", (["a"], [[1]], "t")),
+        ("log_images", (np.zeros((1, 2, 2, 3), np.uint8), "i")),
+        ("log_artifact", ("file",)),
+    ],
+)
+def test_so_it_is_with_all_that_is_logged(method: str, arguments: tuple, caplog):
+    class Full(LoggerDestination):
+        def __init__(self, error: Exception):
+            self.error = error
+
+    reached: list[str] = []
+
+    def refuse(self: Full, *given: object) -> None:
+        reached.append(method)
+        raise self.error
+
+    setattr(Full, method, refuse)
+    with (
+        caplog.at_level(logging.WARNING, "runner"),
+        make_trainer(Full(OSError(28, "full")), InMemoryLogger()) as trainer,
+    ):
+        for _ in range(2):
+            getattr(trainer.logger, method)(*arguments)
+    assert len(reached) >= 2 and [r.getMessage() for r in caplog.records] == [
+        "full cannot write ([Errno 28] full): training goes on without it"
+    ]
+    with pytest.raises(KeyError, match="mine"), make_trainer(Full(KeyError("mine"))) as trainer:
+        getattr(trainer.logger, method)(*arguments)
 
 
 def test_a_defect_of_a_destination_ends_the_run_as_itself():

@@ -132,7 +132,19 @@ def test_two_of_them_keep_apart_what_was_best_over_a_resume(cut: int, tmp_path):
     assert second.state.timestamp.epoch == whole.state.timestamp.epoch
 
 
-@pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"monitor": "loss", "dataloader_label": "test"}])
+@pytest.mark.parametrize("monitor", ["loss", "eval/loss"])
+def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str):
+    assert epochs_run([3.0, 2.0, 9.0] + [4.0] * 9, EarlyStopper(monitor)) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"monitor": "Accuracy"},
+        {"monitor": "loss", "dataloader_label": "test"},
+        {"monitor": "eval/loss", "dataloader_label": "train"},
+    ],
+)
 def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
     with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):
         epochs_run([1.0] * 12, EarlyStopper(**arguments))

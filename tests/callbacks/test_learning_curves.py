@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import matplotlib.image
@@ -10,7 +11,7 @@ from torch import nn
 
 from callbacks import InMemoryLogger, LearningCurves, LRMonitor
 from callbacks.learning_curves import MAX_POINTS, draw
-from runner import ClassificationModel, Record, Timestamp, Trainer, save_checkpoint
+from runner import Callback, ClassificationModel, Record, Timestamp, Trainer, save_checkpoint
 from runner.data import TensorLoader
 
 
@@ -47,6 +48,23 @@ def test_the_picture_is_in_the_runs_folder_and_logged(tmp_path):
     assert pixels.shape[:2] == (340, 1350)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
     assert [(str(where), folder) for where, folder in memory.artifacts] == [(str(path), "plots")]
+
+
+def test_on_a_full_disk_there_is_no_picture_and_the_run_has_trained(tmp_path, caplog):
+    class FullDisk(Callback):
+        def epoch_end(self, state, logger):
+            if state.timestamp.epoch == 10:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with make_trainer(tmp_path, FullDisk(), LearningCurves()) as trainer:
+            trainer.fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("learning_curves cannot write ([Errno 27] ")
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_the_curves_are_what_was_logged(tmp_path):

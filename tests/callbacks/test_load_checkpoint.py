@@ -99,7 +99,13 @@ def test_some_are_left_as_they_are(other):
         (lambda: Network(3, "trunk"), {}, "missing module.trunk.weight, module.trunk.bias; unexpected module.body"),
         (lambda: Network(4), {}, r"of another shape module.head.weight \(3, 4\) into \(4, 4\)"),
         (lambda: Network(4), {"strict": False}, "of another shape"),
-        (lambda: Network(3), {"ignore_keys": ["module.haed.*"]}, "ignore_keys='module.haed.*': .* near: module.head"),
+        (
+            lambda: Network(3),
+            {"ignore_keys": ["module.haed.*"]},
+            r"ignore_keys='module.haed.*': .* near: (module.head.\w+), (?!\1)module.head",
+        ),
+        (lambda: nn.Sequential(nn.Linear(5, 3)), {"strict": False}, "missing module.0.weight, .* unexpected"),
+        (lambda: Network(3), {"ignore_keys": ["*"]}, "do not fit the model: none is left to load"),
         (
             lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)),
             {},

@@ -54,8 +54,8 @@ def test_the_run_ends_at_the_first_loss_that_is_not_finite(value: float, batch: 
         make_trainer(count, NaNMonitor(), model=Spoilt(batch - 1, value)) as one,
     ):
         one.fit()
-    epoch = (batch - 1) // BATCHES
-    assert f"the loss is {value} on rank 0, epoch {epoch} (from 0), batch {batch} (from 1)" in str(caught.value)
+    epoch = 1 + (batch - 1) // BATCHES
+    assert f"the loss is {value} on rank 0, epoch {epoch}, batch {batch} (both from 1)" in str(caught.value)
     assert count.batches == batch
 
 
@@ -80,7 +80,7 @@ def test_a_resumed_run_names_the_batch_of_the_whole_one(tmp_path):
         first.fit(duration="8ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
     again = make_trainer(NaNMonitor(), model=Spoilt(2, float("nan")), resume_path=tmp_path / "checkpoint")
-    with pytest.raises(FloatingPointError, match="epoch 1 .from 0., batch 11 "), again as second:
+    with pytest.raises(FloatingPointError, match="epoch 2, batch 11 "), again as second:
         second.fit()
 
 
@@ -108,7 +108,7 @@ def test_the_rank_where_it_began_is_named(run_ranks):
 
     for one in run_ranks(program, check=False):
         assert one.returncode
-        assert "FloatingPointError: the loss is nan on rank 1, epoch 0 (from 0), batch 4 (from 1)" in one.stderr
+        assert "FloatingPointError: the loss is nan on rank 1, epoch 1, batch 4 (both from 1)" in one.stderr
 
 
 @pytest.mark.gpu

@@ -58,8 +58,8 @@ class LowPrecisionNorm(Algorithm, ABC):
         """Return what is to stand in place of a norm."""
 
     def init(self, state: State, logger: Logger) -> None:
+        wanted = f"{self.kind.__name__} of torch's own, not derived from it,"
+        operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)
         if not state.precision.value.startswith("amp"):
             name, precision = type(self).__name__, state.precision.value
             log.warning("%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16", name, precision)
-        wanted = f"{self.kind.__name__} of torch's own, not derived from it,"
-        operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)

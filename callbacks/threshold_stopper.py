@@ -66,7 +66,7 @@ class ThresholdStopper(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.stop_on_batch:
-            self._judge(state, float(state.train_metrics[self.monitor].compute()))  # The sync that was asked for.
+            self._judge(state, float(state.train_metrics[self._metric.name].compute()))  # The sync that was asked for.
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self.dataloader_label == "train":

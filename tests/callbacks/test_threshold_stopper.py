@@ -108,11 +108,12 @@ def test_an_evaluation_outside_training_stops_nothing(caplog):
     assert caplog.messages == ["stopped: eval/loss is 2, past the threshold of 3"]
 
 
+@pytest.mark.parametrize("monitor", ["Mean", "train/Mean"])
 @pytest.mark.parametrize(("stop_on_batch", "expected"), [(False, 8), (True, 7)])
-def test_a_metric_of_training(stop_on_batch: bool, expected: int):
+def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
     # Two batches an epoch; means by epoch 1, 2, 2, 4: the fourth epoch's first batch has passed 4 alone.
     model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
-    stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=stop_on_batch)
+    stopper = ThresholdStopper(monitor, 4, "train", stop_on_batch=stop_on_batch)
     assert batches_run(model, stopper, eval_dataloader=None) == expected
 
 

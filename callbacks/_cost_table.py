@@ -1,44 +1,86 @@
-"""What each callback costs, as a table."""
+"""What each callback costs, as a table: in a step of training, and outside of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.terminal import make_console
+from runner import Event
 
-COLUMNS = ("callback", "event", "calls", "ms", "us per call", "us per batch", "share")
-MAX_PRINTED = 20  # rows
+COLUMNS = ("callback", "event", "calls", "ms", "us per call", "us per step", "share of step", "share of run")
+MAX_PRINTED = 12  # rows of each part
+
+_EVENTS = [*Event]  # in the order in which they fire
+IN_STEP = frozenset(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_CHECKPOINT) + 1])
+"""The events of one batch of training. An evaluation after it is no part of the step."""
 
 
-def make_rows(costs: Mapping[tuple[str, str], Sequence[int]], batches: int, rest: int) -> list[list[Any]]:
-    """Return the rows of `COLUMNS`, the costliest first, with one for everything else; the shares add up to 1.
+def make_rows(
+    costs: Mapping[tuple[str, str], Sequence[int]], steps: int, rest_in_steps: int, rest_outside: int
+) -> list[list[Any]]:
+    """Return the rows of `COLUMNS`: first what runs in each step, then the others, in both parts the costliest first.
+
+    Each part has a row for everything else. The shares of the step add up to 1, and so do those of the run. What does
+    not apply is None: a step's numbers outside of steps, calls of everything else there.
 
     Args:
         costs: calls and nanoseconds by callback and event.
-        batches: that were trained meanwhile.
-        rest: nanoseconds in which no callback ran.
+        steps: batches that were trained meanwhile.
+        rest_in_steps: nanoseconds of steps in which no callback ran.
+        rest_outside: nanoseconds of fit, evaluation and prediction outside of steps in which no callback ran.
     """
-    costs = {**costs, ("everything else", ""): (batches, rest)}
-    total = sum(spent for _, spent in costs.values())
+    inside = {key: cost for key, cost in costs.items() if key[1] in IN_STEP}
+    outside = {key: cost for key, cost in costs.items() if key[1] not in IN_STEP}
+    inside["everything else", "in steps"] = (steps, rest_in_steps)
+    outside["everything else", "outside of steps"] = (0, rest_outside)
+    in_steps = sum(spent for _, spent in inside.values())
+    total = in_steps + sum(spent for _, spent in outside.values())
+
+    def row(key: tuple[str, str], calls: int, spent: int) -> list[Any]:
+        of_call = [calls, spent / 1e6, spent / 1e3 / calls] if calls else [None, spent / 1e6, None]
+        of_step = [spent / 1e3 / max(1, steps), spent / in_steps] if key in inside else [None, None]
+        return [*key, *of_call, *of_step, spent / total]
+
     return [
-        [*key, calls, spent / 1e6, *(spent / 1e3 / max(1, count) for count in (calls, batches)), spent / total]
-        for key, (calls, spent) in sorted(costs.items(), key=lambda item: -item[1][1])
+        row(key, calls, spent)
+        for part in (inside, outside)
+        for key, (calls, spent) in sorted(part.items(), key=lambda item: -item[1][1])
         if spent
     ]
 
 
-def print_rows(rows: Sequence[Sequence[Any]]) -> None:
-    """Print the costliest rows, and what the others cost together."""
+def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
+    """Print the costliest rows of each part, and what the others cost together.
+
+    Args:
+        rows: as `make_rows` returns them.
+        steps: as it was given.
+    """
+    inside = [row for row in rows if row[6] is not None]
+    outside = [row for row in rows if row[6] is None]
+    if steps:
+        title = f"a step of training takes {sum(row[5] for row in inside):.1f} us, the mean of {steps}:"
+        _print_part(title, inside, (2, 4, 5, 6))
+    if outside:
+        title = f"what is outside of steps takes {sum(row[-1] for row in outside):.1%} of the run:"
+        _print_part(title, outside, (2, 4, 3, 7))
+
+
+def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int]) -> None:
     from rich.table import Table
 
+    from runner.terminal import make_console
+
+    *_, share = numbers
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
-    for owner, event, calls, *times, share in rows[:MAX_PRINTED]:
-        table.add_row(owner, event, str(calls), *(f"{one:.1f}" for one in times), f"{share:.1%}")
+    for column in (0, 1, *numbers):
+        table.add_column(COLUMNS[column], justify="left" if column < 2 else "right")
+    for row in rows[:MAX_PRINTED]:
+        cells = ("" if row[index] is None else f"{row[index]:.1f}" for index in numbers[1:-1])
+        table.add_row(row[0], row[1], str(row[2] or ""), *cells, f"{row[share]:.1%}")
     console = make_console()
+    console.print(title)
     console.print(table)
     if len(rows) > MAX_PRINTED:
-        others = sum(row[-1] for row in rows[MAX_PRINTED:])
+        others = sum(row[share] for row in rows[MAX_PRINTED:])
         console.print(f"and {len(rows) - MAX_PRINTED} more with {others:.1%}, in the table that was logged")

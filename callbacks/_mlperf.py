@@ -18,6 +18,7 @@ from callbacks._disk import disk_errors_reported
 if TYPE_CHECKING:
     from runner import State
 
+log = logging.getLogger("runner")
 ROOT = Path(__file__).resolve().parent.parent
 
 # In a result, and in the description of a system.
@@ -102,6 +103,7 @@ class Result(logging.Handler):
         self._open: list[tuple[str, dict[str, Any]]] = []  # names and metadata of intervals, the inner ones last
         self._owner = ""
         self._path: Path | None = None
+        self._accepted = self._doubted = False
         channel = logging.Logger("mlperf", logging.INFO)  # of its own, so that nobody else's settings matter
         channel.addHandler(self)
         self._mllog = MLLogger(channel, root_dir=str(ROOT), default_stack_offset=2)
@@ -125,27 +127,44 @@ class Result(logging.Handler):
             one, metadata = self._open.pop()
             self._mllog.end(f"{one}_stop", None, {**metadata, **(more if one == name else {})})
 
+    def add_accuracy(self, value: float, name: str, **metadata: Any) -> None:
+        """Add what an evaluation has found; say so if the compliance checker would refuse it, see `doubt`."""
+        self._mllog.event("eval_accuracy", value, metadata)
+        self._accepted |= value < 1.0
+        if not self._accepted:
+            self.doubt(f"{name} is {value:.4g}")
+
+    def doubt(self, reason: str) -> None:
+        """Say once, on rank 0, why the compliance checker will refuse the result, or may."""
+        if self._path is not None and not self._doubted:
+            text = "%s: %s; the compliance checker refuses a result without an eval_accuracy below 1.0"
+            log.warning(text, self._owner, reason)
+            self._doubted = True
+
     def open(self, path: Path, owner: str) -> None:
         """Write the lines so far to a file, in place of what it held, and the others as they come.
 
         Args:
             path: of the file.
             owner: who writes, a config key.
+
+        Raises:
+            OSError: the disk refuses. Later it is only reported, once.
         """
-        self._owner = owner
-        with disk_errors_reported(owner):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{line}\n" for line in self.lines))
-            self._path = path
+        self._owner, self._path = owner, None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in self.lines))
+        self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add one line; this is how MLPerf's library hands it over."""
         self.lines.append(record.getMessage())
         path, self._path = self._path, None  # where the disk refuses one line, no other is tried
         if path is not None:
-            with disk_errors_reported(self._owner), path.open("a") as file:
-                file.write(f"{self.lines[-1]}\n")
-                self._path = path
+            with disk_errors_reported(self._owner):
+                with path.open("a") as file:
+                    file.write(f"{self.lines[-1]}\n")
+                self._path = path  # not before it is closed: only then is the disk asked
 
     def state_dict(self) -> dict[str, Any]:
         """Return all there is to go on from."""
@@ -155,6 +174,8 @@ class Result(logging.Handler):
         """Take back what `state_dict` returned; the file, if it is open, stays as it is."""
         self.lines = [*state["lines"]]
         self._open = [(name, metadata) for name, metadata in state["open"]]
+        events = (json.loads(line.partition(" ")[2]) for line in self.lines)
+        self._accepted = any(one["key"] == "eval_accuracy" and one["value"] < 1.0 for one in events)
 
 
 def describe_system(state: State) -> dict[str, str]:
@@ -232,11 +253,14 @@ def _sizes(loader: Any) -> tuple[int | None, int | None]:
     return samples, None if batch_size is None else batch_size * get_world_size()
 
 
-def write_json(path: Path, content: dict[str, str], owner: str) -> None:
-    """Write a description of a system; where the disk refuses, that is said."""
-    with disk_errors_reported(owner):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=4) + "\n")
+def write_json(path: Path, content: dict[str, str]) -> None:
+    """Write a description of a system.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=4) + "\n")
 
 
 def _read_processors() -> Sequence[dict[str, str]]:

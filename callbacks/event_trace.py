@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from runner import Logger, State
     from runner.hooks import Handler, Hooks
 
-# From the first event of a pair to the second, what no handler takes is counted as the rest.
-_WORK = {
-    Event.FIT_START: Event.FIT_END,
-    Event.EVAL_STANDALONE_START: Event.EVAL_STANDALONE_END,
-    Event.PREDICT_START: Event.PREDICT_END,
+# Where what no handler takes is counted, from one of these events to the next.
+_IN_STEPS, _OUTSIDE, _NOWHERE = range(3)
+_TURNS = {
+    Event.FIT_START: _OUTSIDE,
+    Event.BEFORE_DATALOADER: _IN_STEPS,
+    Event.EVAL_BEFORE_ALL: _OUTSIDE,
+    Event.EPOCH_END: _OUTSIDE,
+    Event.FIT_END: _NOWHERE,
+    Event.EVAL_STANDALONE_START: _OUTSIDE,
+    Event.EVAL_STANDALONE_END: _NOWHERE,
+    Event.PREDICT_START: _OUTSIDE,
+    Event.PREDICT_END: _NOWHERE,
 }
-_WORKING = dict.fromkeys(_WORK, True) | dict.fromkeys(_WORK.values(), False)
 
 
 class EventTrace(Callback):
@@ -36,7 +42,8 @@ class EventTrace(Callback):
     When the run closes, also after an error, each rank writes a timeline to `event_trace/rank{rank}-ba{batch}.json` in
     the run's folder, `batch` being where this process began. It is in Chrome's trace format, for ui.perfetto.dev:
     ranges (epoch, batch, forward, ...) enclose events, and events those who ran. Rank 0's is logged as an artifact in
-    the folder 'event_trace'. A resumed run has a timeline of its own, and its table covers the whole run.
+    the folder 'event_trace'. A resumed run has a timeline of its own, and its table covers the whole run. Folder and
+    table are called as it is in the config: 'event_trace' is the default's name.
 
     Args:
         max_spans: calls that the timeline holds, at least 0, the first ones; about 130 bytes each in the file.
@@ -46,9 +53,11 @@ class EventTrace(Callback):
         ValueError: `max_spans` is negative.
 
     Logs:
-        event_trace: a table with a row per callback and event, the costliest first: calls, milliseconds in all,
-            microseconds per call and per batch trained, and the share of the time that was spent in fit, evaluation
-            and prediction, in [0, 1]. The row 'everything else' is model, optimizer, data and the engine.
+        event_trace: a table with a row per callback and event: calls, milliseconds in all, microseconds per call. First
+            come the events of a batch of training, with microseconds per step and their share of the step's time; then
+            those of epochs, evaluation, prediction, start and end. All have their share of the run, which is the time
+            of fit, evaluation and prediction, and of handlers before them. Both parts begin with the costliest and have
+            a row 'everything else': model, optimizer, data and the engine. Each kind of share adds up to 1.
     """
 
     def __init__(self, max_spans: int = 20_000, print_table: bool = False) -> None:
@@ -59,8 +68,9 @@ class EventTrace(Callback):
         self._names: list[tuple[str, Event]] = []
         self._costs: dict[tuple[str, str], list[int]] = {}  # calls and nanoseconds, by callback and event
         self._spans = array("q")  # index in `_names`, begin and end in nanoseconds, and so on
-        self._batches = self._rest = self._ended = 0  # the latter two in nanoseconds
-        self._working = False
+        self._rest = [0, 0, 0]  # nanoseconds
+        self._counted = _NOWHERE
+        self._batches = self._ended = 0  # the latter in nanoseconds
         self._first_batch: int | None = None
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
@@ -74,15 +84,14 @@ class EventTrace(Callback):
                 now = clock()
                 spans.extend((index, now, now))
 
-        if owner is self and event is not Event.BATCH_END and event not in _WORKING:
+        if owner is self and event is not Event.BATCH_END and event not in _TURNS:
             return noted  # the timeline shows events to which nobody else listens; that is all it does there
         cost = self._costs.setdefault((owner.config_key, event.value), [0, 0])
 
         @functools.wraps(handler)
         def timed(state: State, logger: Logger) -> None:
             began = clock()
-            if self._working:
-                self._rest += began - self._ended
+            self._rest[self._counted] += began - self._ended
             try:
                 handler(state, logger)
             finally:
@@ -98,7 +107,7 @@ class EventTrace(Callback):
         if event is Event.BATCH_END:
             self._batches += 1
         else:
-            self._working = _WORKING[event]
+            self._counted = _TURNS[event]
             if self._first_batch is None:
                 self._first_batch = state.timestamp.batch
 
@@ -107,22 +116,29 @@ class EventTrace(Callback):
             return
         from runner import get_global_rank
 
-        rank, rows = get_global_rank(), make_rows(self._costs, self._batches, self._rest)
-        path = state.run_dir / "event_trace" / f"rank{rank}-ba{self._first_batch}.json"
+        rank = get_global_rank()
+        path = state.run_dir / self.config_key / f"rank{rank}-ba{self._first_batch}.json"
         with disk_errors_reported(self.config_key):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"traceEvents": list(draw(self._calls(), rank))}))
-            logger.log_artifact(path, "event_trace")
-        logger.log_table(COLUMNS, rows, "event_trace")
+            logger.log_artifact(path, self.config_key)
+        rows = make_rows(self._costs, self._batches, self._rest[_IN_STEPS], self._rest[_OUTSIDE])
+        logger.log_table(COLUMNS, rows, self.config_key)
         if self.print_table and rank == 0:
-            print_rows(rows)
+            print_rows(rows, self._batches)
 
     def state_dict(self) -> dict[str, Any]:
         costs = [[*key, *cost] for key, cost in self._costs.items()]
-        return {"costs": costs, "batches": self._batches, "rest": self._rest}
+        return {
+            "costs": costs,
+            "batches": self._batches,
+            "rest": self._rest[_IN_STEPS],
+            "rest_outside": self._rest[_OUTSIDE],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches, self._rest = state["batches"], state["rest"]
+        self._batches = state["batches"]
+        self._rest = [state["rest"], state.get("rest_outside", 0), 0]  # older checkpoints have only one
         for owner, event, calls, nanoseconds in state["costs"]:
             cost = self._costs.setdefault((owner, event), [0, 0])
             cost[0] += calls

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callbacks import _mlperf
+from callbacks._disk import disk_errors_reported
 from callbacks._extra import require
 from callbacks._metric_choice import MetricChoice, choose_metric
 from runner import Callback, TimeUnit
@@ -33,7 +34,8 @@ class MLPerfCallback(Callback):
         benchmark: 'bert', 'dlrm_dcnv2', 'gnn', 'resnet', 'ssd' or 'unet3d'.
         target: value of the metric to reach.
         division: only 'open' is known.
-        metric_name: what is reported as accuracy; where less of it is better, the target is reached from above.
+        metric_name: what is reported as accuracy; where less of it is better, the target is reached from above, and
+            the checker accepts only a result in which it falls below 1.0.
         metric_label: label of the evaluator.
         submitter: who submits the result.
         system_name: None: made of nodes and devices.
@@ -76,12 +78,11 @@ class MLPerfCallback(Callback):
         require("MLPerfCallback", "mlperf", "mlperf_logging")
         self.folder, self.index, self.benchmark = Path(root_folder), index, benchmark
         self.target, self.metric_label, self.metric_name = target, metric_label, metric_name
-        self.cache_clear_cmd, self.exit_at_target = cache_clear_cmd, exit_at_target
-        self._status = status
+        self.cache_clear_cmd, self.exit_at_target, self._status = cache_clear_cmd, exit_at_target, status
         self._system = {"submitter": submitter, "division": division, "status": _mlperf.STATUSES[status]}
         self._system |= {"system_name": system_name} if system_name is not None else {}
-        sockets = host_processors_per_node
-        self._system |= {"host_processors_per_node": str(sockets)} if sockets is not None else {}
+        if host_processors_per_node is not None:
+            self._system["host_processors_per_node"] = str(host_processors_per_node)
         self._metric = MetricChoice(metric_label, metric_name)
         self._result = _mlperf.Result()  # on all ranks; rank 0's becomes a file
         self._training = False
@@ -97,15 +98,14 @@ class MLPerfCallback(Callback):
         result.event("cache_clear", self.cache_clear_cmd is not None)
         result.start("init")
         result.event("submission_benchmark", self.benchmark)
-        result.event("submission_division", self._system["division"])
-        result.event("submission_org", self._system["submitter"])
-        result.event("submission_platform", self._system["system_name"])
+        for key, name in (("division", "division"), ("org", "submitter"), ("platform", "system_name")):
+            result.event(f"submission_{key}", self._system[name])
         result.event("submission_status", self._status)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
-        self._metric = choose_metric(state, f"{self.metric_label}/{self.metric_name}", "metric_name")
+        self._metric = choose_metric(state, self.metric_name, "metric_name", self.metric_label)
         self._training = True
         if self._result.is_in("init"):
             for key, value in _mlperf.describe_data(state, self.metric_label).items():
@@ -113,11 +113,13 @@ class MLPerfCallback(Callback):
             self._result.end("init")
             self._result.start("run")
         if get_global_rank() == 0:
-            name = self._system["system_name"]
-            folder = state.run_dir / self.folder
-            _mlperf.write_json(folder / "systems" / f"{name}.json", self._system, self.config_key)
-            path = folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
-            self._result.open(path, self.config_key)
+            folder, name = state.run_dir / self.folder, self._system["system_name"]
+            with disk_errors_reported(self.config_key):
+                _mlperf.write_json(folder / "systems" / f"{name}.json", self._system)
+                results = folder / "results" / name / self.benchmark
+                self._result.open(results / f"result_{self.index}.txt", self.config_key)
+            if self._metric.lower_is_better(state):
+                self._result.doubt(f"less of metric_name={self.metric_name!r} is better, so it is no accuracy")
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         if self._result.is_in("run"):
@@ -136,7 +138,7 @@ class MLPerfCallback(Callback):
             return
         value = self._metric.read(state)
         assert value is not None  # it has just been evaluated
-        self._result.event("eval_accuracy", value, epoch_num=float(state.progress.elapsed_in(TimeUnit.EPOCH)))
+        self._result.add_accuracy(value, self._metric.name, epoch_num=float(state.progress.elapsed_in(TimeUnit.EPOCH)))
         self._result.end("eval")
         if value <= self.target if self._metric.lower_is_better(state) else value >= self.target:
             self._result.end("run", status="success")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from callbacks._disk import disk_errors_reported
-from callbacks._event_ranges import CLOSED_AT, OPENED_AT
+from callbacks._torch_profile import TorchProfile, is_profiled, write_profile
 from runner import Callback, Event
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class TorchProfiler(Callback):
     has as ranges what happens between events ('forward', 'backward', ...) and each handler ('batch_end: ema').
 
     Batches count from where this process began: a resumed run is profiled anew. Where training ends within a cycle,
-    what was recorded is written.
+    what was recorded is written. torch runs one profiler at a time: a cycle is left out while another one records.
 
     Args:
         skip_first: batches before the first cycle, which are not typical, at least 0.
@@ -43,7 +42,7 @@ class TorchProfiler(Callback):
         with_flops: whether to estimate floating-point operations of matrix products and convolutions.
 
     Raises:
-        ValueError: a number of batches is out of range.
+        ValueError: a number of batches is out of range; at FIT_START, there is a second TorchProfiler.
     """
 
     def __init__(
@@ -66,9 +65,8 @@ class TorchProfiler(Callback):
         what = {"record_shapes": record_shapes, "profile_memory": profile_memory}
         self._options: dict[str, Any] = what | {"with_stack": with_stack, "with_flops": with_flops}
         self._trained = 0  # batches, by this process
-        self._profile: Any = None
-        self._record: Any = None  # torch.profiler.record_function, while there is a profile
-        self._ranges: dict[str, Any] = {}
+        self._profile: TorchProfile | None = None
+        self._given_up = False
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         name = f"{event}: {owner.config_key}"
@@ -78,7 +76,7 @@ class TorchProfiler(Callback):
             if self._profile is None:
                 handler(state, logger)
             else:
-                with self._record(name):
+                with self._profile.range(name):
                     handler(state, logger)
 
         @functools.wraps(handler)
@@ -91,18 +89,13 @@ class TorchProfiler(Callback):
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if self._profile is not None:
-            if event in CLOSED_AT:
-                self._leave(CLOSED_AT[event])
-            if event in OPENED_AT:
-                name = OPENED_AT[event]
-                self._leave(name)  # with a training_step of the model's own no event closes it
-                self._ranges[name] = self._record(name).__enter__()
+            self._profile.pass_event(event)
         if event is Event.BATCH_CHECKPOINT:
             self._trained += 1
-            if self._profile is not None:
-                self._profile.step()
-                if self._profile.step_num == self.warmup + self.active:
-                    self._stop()
+            if self._profile is not None and self._profile.step():
+                self._stop()
+        if event is Event.FIT_START:
+            self._refuse_others(state)
         if event is Event.FIT_END:
             self._stop()
         elif event in _TURNING:
@@ -112,49 +105,44 @@ class TorchProfiler(Callback):
         from runner import get_global_rank
 
         self._stop()
-        if state.timestamp < state.max_duration or get_global_rank() != 0:
-            return  # nobody asks for a profile of a run that was cut off
-        if 0 < self._trained < (needed := self.skip_first + self.wait + self.warmup + 1):
-            log.warning("torch_profiler recorded nothing: it needs %d batches, of %d", needed, self._trained)
+        missing = self.skip_first + self.wait + self.warmup + 1 - self._trained
+        if state.error is None and self._trained and missing > 0 and get_global_rank() == 0:
+            now = state.timestamp.batch
+            text = "%s recorded nothing: it would have begun with batch %d, and training ended with batch %d"
+            log.warning(text, self.config_key, now + missing, now)
+
+    def _refuse_others(self, state: State) -> None:
+        keys = [one.config_key for one in state.callbacks if isinstance(one, TorchProfiler)]
+        if len(keys) > 1:
+            raise ValueError(f"callbacks={keys!r}: must be a single TorchProfiler; its `repeat` gives more cycles")
 
     def _begin_cycle(self, state: State, logger: Logger) -> None:
         """Start the profiler where the warm-up of a cycle begins."""
         cycle, batch = divmod(self._trained - self.skip_first, self.wait + self.warmup + self.active)
-        if not (0 <= cycle < self.repeat and batch == self.wait):
+        if not (0 <= cycle < self.repeat and batch == self.wait) or self._given_up:
             return
-        from torch import profiler
-
         from runner import get_global_rank
 
         first = state.timestamp.batch + self.warmup + 1
+        if is_profiled():
+            last = first + self.active - 1
+            log.warning("%s leaves out batches %d to %d: another profiler records", self.config_key, first, last)
+            return
 
         def write(profile: Any) -> None:
             if (last := state.timestamp.batch) < first:
                 return
+            self._given_up = True  # where the disk refuses one file, no other is tried
             with disk_errors_reported(self.config_key):
                 path = state.run_dir / "torch_profiler" / f"rank{get_global_rank()}-ba{first}-ba{last}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                profile.export_chrome_trace(str(path))
+                write_profile(profile, path)
                 logger.log_artifact(path, "torch_profiler")
+                self._given_up = False
 
-        gpu = [profiler.ProfilerActivity.CUDA] if state.device.type == "cuda" else []
-        schedule = profiler.schedule(wait=0, warmup=self.warmup, active=self.active, repeat=1)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
-        self._record = profiler.record_function
-        # A profiler for each cycle: one that is used again warns that it forgets the cycle before.
-        self._profile = profiler.profile(
-            activities=[profiler.ProfilerActivity.CPU, *gpu], schedule=schedule, on_trace_ready=write, **self._options
-        )
-        self._profile.start()
-
-    def _leave(self, name: str) -> None:
-        """Close a range and those that were opened within it."""
-        while name in self._ranges:
-            self._ranges.popitem()[1].__exit__(None, None, None)
+        # A profile for each cycle: one that is used again warns that it forgets the cycle before.
+        self._profile = TorchProfile(state.device, self.warmup, self.active, self._options, write)
 
     def _stop(self) -> None:
         if self._profile is not None:
-            for name in [*self._ranges]:
-                self._leave(name)
             self._profile.stop()
             self._profile = None

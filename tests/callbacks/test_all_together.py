@@ -69,8 +69,9 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]]) -> None:
 
     counts = logged(folder)
     assert {key for key, _ in counts} == fill(table, names)
-    twice = {key for (key, _), count in counts.items() if count > 1}
-    assert twice <= {"time/remaining_estimate"}  # after the last batch, and at the end
+    twice = {one for one, count in counts.items() if count > 1}
+    assert {key for key, _ in twice} <= {"time/remaining_estimate", "time/train", "time/val", "time/total"}
+    assert {step for _, step in twice} <= {max(step for _, step in counts)}  # after the last batch, and at the end
     lines = [json.loads(line) for line in (run_folder(folder) / "metrics.jsonl").read_text().splitlines()]
     in_lines = {(key, line["step"]) for line in lines for key in line.get("metrics", {})}
     events = event_accumulator.EventAccumulator(str(run_folder(folder) / "tensorboard"), {"scalars": 0}).Reload()
@@ -140,7 +141,7 @@ def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app:
     )
     ranks = ("launch.nproc_per_node=2", "launch.threads=1")
     done = run_app(*GIVEN, metric, "experiment=stdlib_lm_plain", *tiny, *ranks)
-    check_stderr(done.stderr, "image_visualizer", "memory_snapshot", "oom_observer")
+    check_stderr(done.stderr, "image_visualizer", "memory_snapshot", "mlperf_callback", "oom_observer")
     keys = {key for key, _ in logged(tmp_path)}
     names = {
         "name": {"BitsPerByte"},

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,31 @@ class Slow(Callback):
         self.heard.append(event)
         if event is Event.BATCH_END:
             time.sleep(SLEEP)
+
+
+class SlowOutside(Callback):
+    """Sleeps where no batch is trained."""
+
+    def fit_start(self, state, logger):
+        time.sleep(10 * SLEEP)
+
+    def epoch_start(self, state, logger):
+        time.sleep(10 * SLEEP)
+
+    eval_batch_end = epoch_end = epoch_checkpoint = fit_end = epoch_start
+
+
+class Clock(Callback):
+    """Measures steps from outside: from the request for a batch until all is done that belongs to it."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def before_dataloader(self, state, logger):
+        self.began = time.perf_counter()
+
+    def batch_end(self, state, logger):
+        self.seconds += time.perf_counter() - self.began
 
 
 class Nothing(Algorithm):
@@ -61,6 +88,15 @@ def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:
     return {(row[0], row[1]): dict(zip(table["columns"][2:], row[2:], strict=True)) for row in table["rows"]}
 
 
+Rows = dict[tuple[str, str], dict[str, float]]
+
+
+def parts(found: Rows) -> tuple[Rows, Rows]:
+    """The rows of what runs in a step, and the others."""
+    inside = {key: row for key, row in found.items() if row["share of step"] is not None}
+    return inside, {key: row for key, row in found.items() if key not in inside}
+
+
 def slices(path: Path, category: str) -> list[dict[str, Any]]:
     """Those of one category by the time at which they begin."""
     events = json.loads(path.read_text())["traceEvents"]
@@ -91,14 +127,68 @@ def test_the_table_says_what_a_callback_costs(tmp_path: Path):
     slow = found["slow", "batch_end"]
     assert slow["calls"] == 12
     assert 12e3 * SLEEP <= slow["ms"] < 24e3 * SLEEP
-    assert slow["us per call"] == slow["us per batch"] == pytest.approx(slow["ms"] * 1e3 / 12)
+    assert slow["us per call"] == slow["us per step"] == pytest.approx(slow["ms"] * 1e3 / 12)
     assert found["slow", "eval_batch_end"]["calls"] == 12
-    assert found["slow", "eval_batch_end"]["us per batch"] < 1e6 * SLEEP / 10
     assert {event for owner, event in found if owner == "nothing"} == {"batch_start"}
-    costs = [one["ms"] for one in found.values()]
-    assert costs == sorted(costs, reverse=True)
-    assert sum(one["share"] for one in found.values()) == pytest.approx(1.0)
-    assert sum(costs) == pytest.approx(seconds * 1e3, rel=0.05)  # handlers and the rest make up the whole
+    inside, outside = parts(found)
+    assert [*found.values()] == [*inside.values(), *outside.values()]
+    for part in (inside, outside):
+        costs = [one["ms"] for one in part.values()]
+        assert costs == sorted(costs, reverse=True)
+    assert sum(one["share of run"] for one in found.values()) == pytest.approx(1.0)
+    assert sum(one["ms"] for one in found.values()) == pytest.approx(seconds * 1e3, rel=0.05)
+
+
+def test_shares_are_of_the_step_and_what_is_outside_of_steps_is_apart(tmp_path: Path):
+    memory = InMemoryLogger()
+    with make_trainer(tmp_path, clock := Clock(), SlowOutside(), Slow(), EventTrace(), loggers=[memory]) as trainer:
+        trainer.fit()
+    inside, outside = parts(rows(memory))
+    in_step = {"before_dataloader", "after_dataloader", "batch_start", "batch_end", "batch_checkpoint", "in steps"}
+    assert in_step <= {event for _, event in inside}
+    assert {event for _, event in outside} >= {
+        "init",
+        "fit_start",
+        "epoch_start",
+        "epoch_end",
+        "eval_batch_end",
+        "fit_end",
+    }
+    assert sum(one["share of step"] for one in inside.values()) == pytest.approx(1.0)
+    milliseconds = sum(one["ms"] for one in inside.values())
+    assert milliseconds == pytest.approx(clock.seconds * 1e3 + inside["slow", "batch_end"]["ms"], rel=0.2)
+    assert sum(one["us per step"] for one in inside.values()) == pytest.approx(milliseconds * 1e3 / 12)
+    assert inside["slow", "batch_end"]["share of step"] > 0.5
+    assert outside["everything else", "outside of steps"]["ms"] < 1e3 * SLEEP * 10
+    assert outside["slow_outside", "eval_batch_end"]["ms"] >= 12 * 10e3 * SLEEP
+
+
+class SlowToStart:
+    """A loader that takes its time at the beginning of an epoch, as those do that start workers or open files."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self.batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))] * 4
+
+    def seek(self, epoch: int, batch: int) -> None:
+        time.sleep(self.seconds)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@pytest.mark.parametrize("slow", ["train", "eval"])
+def test_the_start_of_an_epoch_and_evaluation_within_one_are_no_part_of_steps(tmp_path: Path, slow: str):
+    memory = InMemoryLogger()
+    loader = {f"{slow}_dataloader": SlowToStart(20 * SLEEP)}
+    with make_trainer(tmp_path, EventTrace(), loggers=[memory], eval_interval="2ba", **loader) as trainer:
+        trainer.fit()
+    inside, outside = parts(rows(memory))
+    assert sum(one["ms"] for one in inside.values()) < 20e3 * SLEEP
+    assert outside["everything else", "outside of steps"]["ms"] > 3 * 20e3 * SLEEP
 
 
 def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Path):
@@ -189,11 +279,33 @@ def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
     found = rows(memory)
     assert found["slow", "batch_end"]["calls"] == 12
     assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < 24e3 * SLEEP
-    assert found["slow", "batch_end"]["us per batch"] == found["slow", "batch_end"]["us per call"]
-    assert sum(one["share"] for one in found.values()) == pytest.approx(1.0)
+    assert found["slow", "batch_end"]["us per step"] == found["slow", "batch_end"]["us per call"]
+    assert found["slow", "batch_end"]["share of step"] > 0.5
+    assert found["everything else", "in steps"]["calls"] == 12
+    for share, part in (("share of step", parts(found)[0]), ("share of run", found)):
+        assert sum(one[share] for one in part.values()) == pytest.approx(1.0)
     assert len(slices(tmp_path / "event_trace" / "rank0-ba0.json", "callback")) > 50
     later = slices(tmp_path / "event_trace" / "rank0-ba5.json", "range")
     assert sum(one["name"] == "batch" for one in later) == 7
+
+
+def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
+    memory, other = InMemoryLogger(), EventTrace()
+    other.config_key = "second"
+    with make_trainer(tmp_path, EventTrace(), other, loggers=[memory]) as trainer:
+        trainer.fit()
+    paths = [tmp_path / name / "rank0-ba0.json" for name in ("event_trace", "second")]
+    assert memory.artifacts == [(str(path), path.parent.name) for path in paths]
+    assert [sum(one["name"] == "batch" for one in slices(path, "range")) for path in paths] == [12, 12]
+    assert memory.tables.keys() >= {"event_trace", "second"}
+
+
+def test_a_checkpoint_whose_rest_is_one_number_is_taken(tmp_path: Path):
+    trace = EventTrace()
+    trace.load_state_dict({"costs": [["slow", "batch_end", 3, 4000]], "batches": 3, "rest": 6000})
+    state = trace.state_dict()
+    assert (state["costs"], state["batches"]) == ([["slow", "batch_end", 3, 4000]], 3)
+    assert (state["rest"], state["rest_outside"]) == (6000, 0)
 
 
 def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
@@ -204,7 +316,8 @@ def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
         trainer.predict([(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))])
     found = rows(memory)
     assert found["in_memory_logger", "init"]["calls"] == 1
-    assert 0 < found["everything else", ""]["ms"] < 150
+    assert 0 < found["everything else", "outside of steps"]["ms"] < 150
+    assert parts(found)[0] == {}
     names = {one["name"] for one in slices(tmp_path / "event_trace" / "rank0-ba0.json", "range")}
     assert names == {"evaluation", "eval batch", "eval forward", "prediction", "predict batch", "predict forward"}
 
@@ -213,10 +326,16 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
     with make_trainer(tmp_path, Slow(), EventTrace(print_table=True)) as trainer:
         trainer.fit()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["callback", "event", "calls"]
-    assert lines[1].split()[:3] == ["slow", "batch_end", "12"]
-    assert lines[1].rstrip().endswith("%")
-    assert "more with" in lines[21]
+    assert re.fullmatch(r"a step of training takes \d+\.\d us, the mean of 12: *", lines[0])
+    assert re.split(" {2,}", lines[1].strip())[2:] == ["calls", "us per call", "us per step", "share of step"]
+    assert lines[2].split()[:3] == ["slow", "batch_end", "12"]
+    assert lines[2].rstrip().endswith("%")
+    between = next(index for index, line in enumerate(lines) if line.startswith("what is outside of steps takes "))
+    assert "more with" in lines[between - 1]
+    assert re.split(" {2,}", lines[between + 1].strip())[2:] == ["calls", "us per call", "ms", "share of run"]
+    assert "slow batch_end" in " ".join(lines[2].split())
+    assert "slow batch_end" not in " ".join("".join(lines[between:]).split())
+    assert "everything else outside of steps" in " ".join("".join(lines[between:]).split())
 
 
 def program() -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchmetrics import Metric
 
 from callbacks import CheckpointSaver, InMemoryLogger, MLPerfCallback
 from callbacks.mlperf_callback import BENCHMARKS
@@ -24,6 +27,7 @@ SUBMISSION = [f"submission_{one}" for one in ("benchmark", "division", "org", "p
 BEGIN = ["cache_clear", "init_start", *SUBMISSION, "seed", "global_batch_size", "train_samples", "eval_samples"]
 BEGIN += ["init_stop", "run_start"]
 EPOCH = ["block_start", "epoch_start", "epoch_stop", "block_stop"]
+REFUSAL = "the compliance checker refuses a result without an eval_accuracy below 1.0"
 EVALUATION = ["eval_start", "eval_accuracy", "eval_stop"]
 
 
@@ -73,6 +77,15 @@ def check(path: Path, folder: Path) -> None:
     assert "SUCCESS" in done.stderr
 
 
+def is_accepted(path: Path) -> bool:
+    """Asks it in this process; the working folder must be one to write to."""
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    checker = mlp_compliance.make_checker("training", "4.0.0", False, True)
+    valid, *_ = mlp_compliance.main(str(path), "training_4.0.0/common.yaml", checker)
+    return valid
+
+
 def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
     from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
@@ -95,14 +108,9 @@ def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_the_checker_accepts_each_benchmark(benchmark: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from mlperf_logging.compliance_checker import mlp_compliance
-
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, benchmark, target=2.0)) as trainer:
         trainer.fit()
-    (path,) = tmp_path.glob(f"mlperf/results/*/{benchmark}/result_0.txt")
-    checker = mlp_compliance.make_checker("training", "4.0.0", False, True)
-    valid, *_ = mlp_compliance.main(str(path), "training_4.0.0/common.yaml", checker)
-    assert valid, (checker.overwritable, checker.not_overwritable)
+    assert is_accepted(*tmp_path.glob(f"mlperf/results/*/{benchmark}/result_0.txt"))
 
 
 def test_what_is_written_and_in_which_order(tmp_path: Path):
@@ -147,10 +155,54 @@ def test_reaching_the_target_ends_the_result_and_training_if_asked(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("target", "status"), [(100.0, "success"), (0.0, "aborted")])
-def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path):
-    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name="loss")) as trainer:
+def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path, caplog):
+    name = "loss" if target else "eval/loss"
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name=name)) as trainer:
         trainer.fit()
     assert read(tmp_path)[-1]["metadata"] == {"status": status}
+    doubt = f"mlperf_callback: less of metric_name={name!r} is better, so it is no accuracy; {REFUSAL}"
+    assert caplog.messages == [doubt]
+
+
+class Reports(ClassificationModel):
+    """Gives these values for accuracies, one at each evaluation."""
+
+    def __init__(self, *values: float):
+        super().__init__(nn.Linear(3, 2), 2)
+        self.values = iter(values)
+
+    def metrics(self, train):
+        return {} if train else {"MulticlassAccuracy": Given(self.values)}
+
+
+class Given(Metric):
+    def __init__(self, values: Iterator[float]):
+        super().__init__()
+        self.given = values
+
+    def update(self, outputs, targets):
+        pass
+
+    def compute(self):
+        return torch.tensor(next(self.given))
+
+
+@pytest.mark.parametrize("values", [(70, 80, 80), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0), (1.0, 0.5, 1.0)], ids=str)
+def test_what_the_checker_would_refuse_is_said_once_at_the_first_evaluation(
+    values: tuple[float, ...], tmp_path: Path, caplog, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for begin, end in ((0, 1), (1, 3)):  # a resumed run knows what the first one has reported
+        arguments = {"model": Reports(*values[begin:]), "max_duration": f"{end}ep"}
+        arguments |= {"resume_path": tmp_path / "checkpoint"} if begin else {}
+        caplog.clear()
+        with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=99.0), **arguments) as trainer:
+            trainer.fit()
+            save_checkpoint(trainer.state, tmp_path / "checkpoint")
+        accepted = min(values[:end]) < 1.0
+        doubt = f"mlperf_callback: MulticlassAccuracy is {values[begin]:.4g}; {REFUSAL}"
+        assert caplog.messages == ([] if accepted else [doubt])
+        assert is_accepted(*tmp_path.glob("mlperf/results/*/resnet/result_0.txt")) is accepted
 
 
 def test_other_evaluators_are_not_its_concern(tmp_path: Path):
@@ -257,8 +309,23 @@ def test_a_disk_that_refuses_does_not_end_training(tmp_path: Path, caplog):
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0)) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 6
-    assert all("mlperf_callback cannot write" in message for message in caplog.messages)
-    assert 1 <= len(caplog.messages) <= 2
+    (message,) = caplog.messages
+    assert message.startswith("mlperf_callback cannot write (")
+
+
+def test_a_disk_that_is_full_is_reported_once(tmp_path: Path, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0)) as trainer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))  # bytes: enough for what comes before training
+        try:
+            trainer.fit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert trainer.state.timestamp.batch == 6
+    (message,) = caplog.messages
+    assert message.startswith("mlperf_callback cannot write (")
+    (path,) = tmp_path.glob("mlperf/results/*/*/result_0.txt")
+    assert "run_start" in path.read_text()
 
 
 def program() -> None:
@@ -294,7 +361,7 @@ def test_ranks_stop_together_and_write_one_result(run_ranks, tmp_path: Path):
 
 
 def test_a_metric_that_does_not_exist_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="metric_name='eval/F1' is no metric of this run; there are .*Accuracy"):
+    with pytest.raises(ValueError, match="metric_name='F1' of 'eval' is no metric of this run; there are .*Accuracy"):
         make_trainer(tmp_path, MLPerfCallback("mlperf", 0, metric_name="F1")).fit()
 
 

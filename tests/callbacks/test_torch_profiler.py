@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +95,7 @@ def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
                 assert around(one, events) == {range_name, "batch"}
 
 
-def test_it_changes_no_number_and_leaves_no_range_open(tmp_path: Path):
+def test_it_changes_no_number_and_ends(tmp_path: Path):
     losses = []
     for profiler in ([], [TorchProfiler(skip_first=3, active=5)]):
         torch.manual_seed(0)
@@ -102,7 +105,7 @@ def test_it_changes_no_number_and_leaves_no_range_open(tmp_path: Path):
         with make_trainer(tmp_path, *profiler, model=model, loggers=[memory]) as trainer:
             trainer.fit()
             losses.append(memory.get_timeseries("loss/train/total"))
-        assert not any(one._ranges for one in profiler)
+    assert not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
     assert losses[0] == losses[1]
 
 
@@ -113,7 +116,48 @@ def test_a_run_that_ends_early_has_what_was_recorded(tmp_path: Path, caplog):
     with make_trainer(tmp_path / "short", TorchProfiler(skip_first=2), max_duration="3ba") as trainer:
         trainer.fit()
     assert files(tmp_path / "short") == []
-    assert caplog.messages == ["torch_profiler recorded nothing: it needs 4 batches, of 3"]
+    nothing = "torch_profiler recorded nothing: it would have begun with batch 4, and training ended with batch 3"
+    assert caplog.messages == [nothing]
+
+
+class Stops(Callback):
+    def batch_end(self, state, logger):
+        state.stop_training()
+
+
+def test_training_that_stops_before_anything_was_recorded_says_so(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, max_duration="6ba") as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+    with make_trainer(tmp_path, TorchProfiler(), Stops(), resume_path=tmp_path / "checkpoint") as trainer:
+        trainer.fit()
+    nothing = "torch_profiler recorded nothing: it would have begun with batch 18, and training ended with batch 7"
+    assert caplog.messages == [nothing]
+
+
+@pytest.mark.parametrize("skip_first", [0, 12])
+def test_a_second_one_is_refused(tmp_path: Path, skip_first: int):
+    message = r"callbacks=\['torch_profiler', 'torch_profiler_2'\]: must be a single TorchProfiler"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, TorchProfiler(), TorchProfiler(skip_first=skip_first)).fit()
+
+
+class RecordsToo(Callback):
+    """Has a profiler of its own from the end of the third batch to that of the fifth."""
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 3:
+            self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self.profile.start()
+        elif state.timestamp.batch == 5:
+            self.profile.stop()
+
+
+def test_a_cycle_that_meets_another_profiler_is_left_out(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, TorchProfiler(skip_first=3, active=3, repeat=2), RecordsToo()) as trainer:
+        trainer.fit()
+    assert caplog.messages == ["torch_profiler leaves out batches 5 to 7: another profiler records"]
+    assert files(tmp_path) == ["rank0-ba9-ba11.json"]
 
 
 class OwnStep(ClassificationModel):
@@ -166,6 +210,28 @@ def test_a_disk_that_refuses_is_reported(tmp_path: Path, caplog):
         assert trainer.state.timestamp.batch == 20
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("torch_profiler cannot write (")
+
+
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    """Inside, no file can grow beyond 20 KB: torch meets what it meets on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_reported_once_and_nothing_is_left(tmp_path: Path, caplog):
+    with make_trainer(tmp_path, profiler := TorchProfiler(active=2, repeat=2), Calculates(profiler)) as trainer:
+        with small_files():
+            trainer.fit()
+        assert trainer.state.timestamp.batch == 20
+    (message,) = caplog.messages
+    assert message.startswith("torch_profiler cannot write (torch could not finish ")
+    assert message.endswith("rank0-ba12-ba13.json; is the disk full?): training goes on without it")
+    assert files(tmp_path) == []
 
 
 def test_a_resumed_run_is_profiled_anew(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from algorithms._arguments import check_range, check_whole
 from algorithms._batch import Key, get_item
+from algorithms._first_batch import first_batch
 from algorithms._gpt import drop_positions
 from algorithms._sequences import cut_into_pieces
 from algorithms._surgery import operate
@@ -37,6 +39,12 @@ def alibi(n_heads: int, length: int, device: torch.device, dtype: torch.dtype) -
     return biases.masked_fill(distances > 0, -math.inf).to(dtype)
 
 
+def refuse_longer(length: int, max_length: int) -> None:
+    """Raise a ValueError where a sequence is longer than the model takes, both in tokens."""
+    if length > max_length:
+        raise ValueError(f"a sequence of {length} tokens is longer than max_sequence_length={max_length!r}")
+
+
 class _FadingAttention(nn.Module):
     """`CausalAttention` with `alibi` added to its scores.
 
@@ -53,8 +61,7 @@ class _FadingAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return what the heads gather, (N, H, T, D / H) as queries, keys and values."""
         n_heads, length = q.shape[1:3]
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than max_sequence_length={self.max_length!r}")
+        refuse_longer(length, self.max_length)
         dropout = self.dropout if self.training else 0.0
         bias = alibi(n_heads, length, q.device, q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
@@ -75,8 +82,8 @@ class ALiBi(Algorithm):
         allow_no_match: leave another model as it is, rather than refuse it.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no such attention; while training, sequences
-            cannot be cut evenly, or are longer than `max_sequence_length`.
+        ValueError: an argument is out of range; at INIT, the model has no such attention; at FIT_START, or later where
+            data do not lie in memory, sequences cannot be cut evenly, or are longer than `max_sequence_length`.
 
     Evidence:
         Strong for longer sequences in evaluation than in training (Press et al. 2022, "Train Short, Test Long",
@@ -110,11 +117,24 @@ class ALiBi(Algorithm):
             gpt.context = self.max_sequence_length
 
         policies = {GPT: lengthen, CausalAttention: fade}
-        operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match)
+        self._fades = bool(operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match))
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        batch = first_batch(state.train_dataloader)
+        if batch is not None:
+            self._cut(batch)
+        for evaluator in state.evaluators:
+            batch = first_batch(evaluator.dataloader)
+            if self._fades and evaluator.is_owed(state) and batch is not None:
+                refuse_longer(get_item(batch, self.input_key).shape[1], self.max_sequence_length)
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        if self.train_sequence_length_scaling < 1:
-            whole = get_item(state.batch, self.input_key).shape[1]
-            asked = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
-            length, remedy = round(whole * self.train_sequence_length_scaling), "set 1 to leave sequences whole"
-            state.batch = cut_into_pieces(state.batch, whole, length, asked, remedy)
+        state.batch = self._cut(state.batch)
+
+    def _cut(self, batch: Any) -> Any:
+        if self.train_sequence_length_scaling == 1:
+            return batch
+        whole = get_item(batch, self.input_key).shape[1]
+        asked = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
+        length, remedy = round(whole * self.train_sequence_length_scaling), "set 1 to leave sequences whole"
+        return cut_into_pieces(batch, whole, length, asked, remedy)

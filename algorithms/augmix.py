@@ -68,8 +68,8 @@ class AugMix(Augmentation):
         input_key: where the images (N, C, H, W) stand in a batch.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no images, or not of as many channels as
-            `mean` and `std`.
+        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
+            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
 
     Evidence:
         Strong for robustness against corrupted images (Hendrycks et al. 2020, arXiv:1912.02781), with the second loss;

@@ -43,7 +43,9 @@ class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes of it; names of weights stay.
 
     Blocks of one class and shape share their compiled code. Compilation happens in the first batches, again in the
-    first evaluation, and again for a batch of another size. Results differ from those without it by rounding.
+    first evaluation, and again for a batch of another shape. Results differ from those without it by rounding, and code
+    for a shape may round otherwise after other shapes than alone: where shapes vary, results depend on those that came
+    before, and a resumed run equals the whole one up to rounding only.
 
     Args:
         mode: 'default', 'reduce-overhead' (CUDA graphs), 'max-autotune', or 'max-autotune-no-cudagraphs'.
@@ -57,6 +59,8 @@ class Compile(Algorithm):
         Strong for speed on GPUs, where a whole model of equal blocks takes several times as long to compile; on a CPU
         a small gain that takes minutes of training to pay; the model that is trained is the same.
     """
+
+    runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery comes at INIT, which is before in any case
 
     def __init__(self, mode: str = "default", regional: bool = True) -> None:
         if mode not in MODES:

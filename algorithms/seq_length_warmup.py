@@ -6,6 +6,7 @@ from typing import Any
 
 from algorithms._arguments import check_range, check_whole
 from algorithms._batch import Key, get_item
+from algorithms._first_batch import first_batch
 from algorithms._sequences import cut_into_pieces
 from runner import Algorithm, Logger, State
 from runner.batch import map_tensors
@@ -54,8 +55,8 @@ class SeqLengthWarmup(Algorithm):
         input_key: where the tokens (N, T) stand in a batch; all tensors (N, T, ...) are cut like them.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no token numbers (N, T), or with
-            `truncate=False` the batch holds tensors without T.
+        ValueError: an argument is out of range; at FIT_START, or while training where data do not lie in memory, inputs
+            are no token numbers (N, T), or with `truncate=False` the batch holds tensors without T.
 
     Evidence:
         Some: stable training with large batches and learning rates (Li et al. 2022, "The Stability-Efficiency Dilemma",
@@ -88,19 +89,25 @@ class SeqLengthWarmup(Algorithm):
         self.truncate = truncate
         self.input_key = input_key
 
+    def fit_start(self, state: State, logger: Logger) -> None:
+        batch = first_batch(state.train_dataloader)
+        if batch is not None:
+            self._shorten(batch, state.get_elapsed_duration().value)
+
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        tokens = get_item(state.batch, self.input_key)
+        state.batch = self._shorten(state.batch, state.get_elapsed_duration().value)
+
+    def _shorten(self, batch: Any, progress: float) -> Any:
+        tokens = get_item(batch, self.input_key)
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise ValueError(
                 f"inputs of shape {tuple(tokens.shape)} and {tokens.dtype}: SeqLengthWarmup needs tokens (N, T)"
             )
         whole = tokens.shape[1]
-        progress = state.get_elapsed_duration().value
         longest = min(self.max_seq_length, whole)
         shortest = min(self.min_seq_length, longest)
         length = scheduled_length(progress, self.duration, shortest, longest, self.step_size)
         if self.truncate:
-            state.batch = truncate(state.batch, whole, length)
-        else:
-            even = divisor_near(whole, length, shortest)
-            state.batch = cut_into_pieces(state.batch, whole, even, "truncate=False", "set truncate=True")
+            return truncate(batch, whole, length)
+        even = divisor_near(whole, length, shortest)
+        return cut_into_pieces(batch, whole, even, "truncate=False", "set truncate=True")

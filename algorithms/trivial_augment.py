@@ -41,8 +41,8 @@ class TrivialAugment(Augmentation):
         input_key: where the images (N, C, H, W) stand in a batch.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no images, or not of as many channels as
-            `mean` and `std`.
+        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
+            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
 
     Evidence:
         Strong for natural images with many epochs (Müller and Hutter 2021, arXiv:2103.10158), as good as searched

@@ -158,13 +158,7 @@ def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raised = [
-            match[1] for note in getattr(error, "__notes__", []) if (match := re.match(r"raised by '(\w+)'", note))
-        ]
-        sections = {**(config.get("callbacks") or {}), **(config.get("algorithms") or {})}
-        if raised and raised[0] in sections:
-            group = "callbacks" if raised[0] in (config.get("callbacks") or {}) else "algorithms"
-            _note_section(error, f"{group}.{raised[0]}", sections[raised[0]], {})
+        _note_hook(error, config)
         raise
 
 
@@ -174,8 +168,20 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         yield
     except Exception as error:
         cause = error.__cause__ if type(error).__name__ == "InstantiationException" and error.__cause__ else error
-        _note_section(cause, path, section, config)
+        if not _note_hook(cause, config):
+            _note_section(cause, path, section, config)
         raise cause from None
+
+
+def _note_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
+    """Note the section of the callback or algorithm that raised an error at an event; return whether one did."""
+    raised = [match[1] for note in getattr(error, "__notes__", []) if (match := re.match(r"raised by '(\w+)'", note))]
+    for group in ("callbacks", "algorithms"):
+        sections = config.get(group) or {}
+        if raised and raised[0] in sections:
+            _note_section(error, f"{group}.{raised[0]}", sections[raised[0]], config)
+            return True
+    return False
 
 
 def _note_section(error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any]) -> None:

@@ -30,6 +30,10 @@ class Witness(Callback):
     def warm_up(cls) -> None:
         MADE.append("warm")
 
+    def init(self, state: Any, logger: Any) -> None:
+        if self.name.endswith("at once"):
+            raise ValueError("size is refused" if "plain" in self.name else "size=1: is refused")
+
     def fit_start(self, state: Any, logger: Any) -> None:
         if self.name == "refuses":
             raise ValueError("name='refuses' is refused")
@@ -138,6 +142,15 @@ def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
     with pytest.raises(ValueError) as raised, build.naming_hooks(config), trainer:
         trainer.fit()
     assert "in callbacks.second.name (built_here.Witness)" in raised.value.__notes__
+
+
+@pytest.mark.parametrize(("name", "key"), [("at once", "second.size"), ("plain, at once", "second")])
+def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: str, config: Any, tmp_path: Path):
+    config["callbacks"]["first"]["size"] = config["callbacks"]["second"]["size"] = 1  # of the second it is told
+    config["callbacks"]["second"]["name"] = name
+    with pytest.raises(ValueError) as raised:
+        build.build(config, tmp_path, "")
+    assert f"in callbacks.{key} (built_here.Witness)" in raised.value.__notes__
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ def _fake(
     _check_sizes(image_size, eval_image_size)
     train, evaluation = _folders(path)
     classes = sum(one.is_dir() for one in train.iterdir())
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
 
     def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
         def make(samples: int) -> tuple[Tensor, Tensor]:
+            images = (torch.rand(samples, 3, size, size) - mean) / std
             # The largest label, so that a model with too few classes is found.
-            return torch.randn(samples, 3, size, size), torch.full((samples,), classes - 1)
+            return images, torch.full((samples,), classes - 1)
 
         count = sum(file.suffix.lower() in SUFFIXES for file in folder.glob("*/**/*"))
         return FakeLoader(make, count, batch_size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import random
 import warnings
 from abc import ABC, abstractmethod
@@ -18,6 +21,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from runner.data.order import SampleOrder
 from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.randomness import stream_seed
+
+log = logging.getLogger("runner")
 
 
 class OrderedLoader(ABC):
@@ -154,7 +159,7 @@ class DatasetLoader(OrderedLoader):
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
         seed: of the order and of the augmentation, at least 0.
-        num_workers: processes that read on each rank; 0 reads in this process.
+        num_workers: processes that read on each rank; 0 reads in this process. More than there are cores are warned of.
         collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
@@ -191,9 +196,13 @@ class DatasetLoader(OrderedLoader):
         super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size))
         self.dataset = dataset
         self._keys = BatchKeys(self.order)
+        if self.order.rank == 0:
+            _warn_of_too_many(num_workers)
         with warnings.catch_warnings():
             # torchdata 0.11 calls it whenever a loader is made, and users can do nothing about it.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+            # Said for each loader on each rank, and below at each epoch: once is enough, and done above.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = StatefulDataLoader(
                 _SeededBatches(dataset, collate_fn or default_collate, seed),
                 batch_size=None,  # one item of _SeededBatches is a whole batch
@@ -205,6 +214,7 @@ class DatasetLoader(OrderedLoader):
                 generator=torch.Generator().manual_seed(seed),
                 **loader_options,
             )
+        vars(self._loader)["check_worker_number_rationality"] = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
         """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
@@ -252,6 +262,13 @@ class _SeededBatches(Dataset[Any]):
         except Exception as error:
             error.add_note(f"raised by dataset[{index}]")
             raise
+
+
+@functools.cache  # once a process, however many loaders there are
+def _warn_of_too_many(num_workers: int) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_workers > cores:
+        log.warning("num_workers=%d, on %d cores: more processes than cores seldom read faster", num_workers, cores)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.optim.selective_decay import decay_groups
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
 RESTS = ("adamw", "sgd")
 
@@ -82,6 +84,7 @@ class Muon(Optimizer):
         rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
         rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
         rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+        weight_decay_on: of the rest: 'all', or 'matrices' to spare norms and biases, which are then the last group.
 
     Raises:
         ValueError: an argument is out of range, or there is no matrix.
@@ -100,6 +103,7 @@ class Muon(Optimizer):
         rest_betas: tuple[float, float] = (0.9, 0.95),
         rest_momentum: float = 0.9,
         rest_weight_decay: float = 0.0,
+        weight_decay_on: str = "all",
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
             if not value >= 0:
@@ -118,12 +122,14 @@ class Muon(Optimizer):
         group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None
+        groups = decay_groups(others, weight_decay_on)
         if others and rest == "adamw":
-            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay)
+            self._rest = torch.optim.AdamW(groups, rest_lr, rest_betas, weight_decay=rest_weight_decay)
         elif others:
-            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
+            self._rest = torch.optim.SGD(groups, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
         if self._rest is not None:
-            self.add_param_group(self._rest.param_groups[0])
+            for one in self._rest.param_groups:
+                self.add_param_group(one)
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +142,7 @@ class Muon(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the optimizer of the rest work on group 1 and its state as they stand here."""
+        """Let the optimizer of the rest work on its groups and their state as they stand here."""
         if self._rest is not None:
             self._rest.state, self._rest.param_groups = self.state, self.param_groups[1:]
 

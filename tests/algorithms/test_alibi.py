@@ -8,7 +8,8 @@ from torch import Tensor
 
 from algorithms import ALiBi
 from algorithms.alibi import alibi, slopes
-from runner import Callback, LanguageModel
+from runner import Callback, Evaluator, LanguageModel
+from runner.data import TensorLoader
 from runner.models.gpt import GPT, Attention
 
 
@@ -116,6 +117,31 @@ def test_a_batch_with_other_tensors_is_refused(train, language):
     batches = [(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(2, 11, dtype=torch.int64))]
     with pytest.raises(ValueError, match=r"cannot cut tensors of shapes \(2, 12\), \(2, 11\) into pieces of 3 tokens"):
         train(ALiBi(12), **{**language, "train_dataloader": batches})
+
+
+def refusal_at_the_start(train, *algorithms, **arguments) -> str:
+    with pytest.raises(ValueError, match="tokens") as caught:
+        train(*algorithms, **arguments)
+    assert any("at FIT_START" in note for note in caught.value.__notes__)
+    return str(caught.value)
+
+
+def test_sequences_that_do_not_fit_are_refused_before_a_batch_is_trained(train, language):
+    assert "12 tokens is longer than max_sequence_length=6" in refusal_at_the_start(train, ALiBi(6), **language)
+    assert "into pieces of 5 tokens" in refusal_at_the_start(train, ALiBi(12, 0.4), **language)
+    long, short = language["eval_dataloader"], TensorLoader(*torch.zeros(2, 8, 6).long(), batch_size=8, shuffle=False)
+    several = {**language, "eval_dataloader": [Evaluator("short", short), Evaluator("long", long)]}
+    assert "12 tokens is longer" in refusal_at_the_start(train, ALiBi(6), **several)
+
+
+def test_what_is_never_evaluated_may_be_longer(train, language):
+    train(ALiBi(6), **language, eval_interval=0)
+    evaluators = [Evaluator("long", language["eval_dataloader"], eval_interval=0)]
+    train(ALiBi(6), **{**language, "eval_dataloader": evaluators})
+
+
+def test_a_model_that_was_left_as_it_is_has_no_longest_sequence(train, make_trainer):
+    train(ALiBi(1, 1.0, allow_no_match=True), max_duration="1ba")
 
 
 def test_microbatches_change_nothing(train, language):

@@ -156,6 +156,7 @@ ORDERS = (
     [LAYER_SURGERY, ("StochasticDepth",), ("ActivationCheckpointing", "ChannelsLast"), ("NoOpModel",)],
     [("BlurPool",), ("SqueezeExcite",), ("Factorize",), ("WeightStandardization",)],
     [("GatedLinearUnits", "LogitSoftcap"), ("Factorize",)],
+    [("EMA", "LAWA", "SWA", "ScheduleFree"), ("Compile",)],
     [("GatedLinearUnits", "QKNorm"), ("LowPrecisionGroupNorm", "LowPrecisionLayerNorm")],
 )
 
@@ -181,7 +182,7 @@ def test_averages_exclude_one_another(key: str, other: str):
 
 
 def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_place():
-    """Surgery is done at INIT; averages take the parameters at AFTER_LOAD, where Compile changes none of them."""
+    """Surgery is done at INIT; averages take the parameters at AFTER_LOAD, before Compile, which changes none."""
     late = all_of(["compile", "ema", "lawa", "schedule_free", "swa"])
     assert not any(overrides(one, Event.INIT) for one in late)
     surgery = [one for one in all_of([*CLASSES]) if overrides(one, Event.INIT)]

@@ -3,10 +3,13 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
 
-from algorithms import RandAugment
+from algorithms import AugMix, RandAugment, TrivialAugment
 from algorithms._image_operations import ALL
 from algorithms.rand_augment import rand_augment
+from runner.data import DatasetLoader, TensorLoader
 
 IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -34,13 +37,13 @@ def test_no_operation_changes_nothing():
 
 
 def test_batches_are_changed_each_in_its_way(train):
-    changed = train(RandAugment(), max_duration="2ep", shuffle=False).batches
+    changed = train(RandAugment(mean=0.5, std=0.2), max_duration="2ep", shuffle=False).batches
     assert all(images.shape == (8, 2, 4, 4) for images, _ in changed)
     assert not torch.equal(changed[0][0], changed[3][0])  # the same samples, an epoch later
 
 
 def test_microbatches_change_nothing(train):
-    whole, split = train(RandAugment()), train(RandAugment(), grad_accum=4)
+    whole, split = (train(RandAugment(mean=0.5, std=0.2), grad_accum=count) for count in (1, 4))
     torch.testing.assert_close(split.seen, whole.seen)
 
 
@@ -52,4 +55,50 @@ def test_arguments_are_checked(arguments: dict):
 
 
 def test_resume(check_resume):
-    check_resume(lambda: [RandAugment(depth=1)])
+    check_resume(lambda: [RandAugment(depth=1, mean=0.5, std=0.2)])
+
+
+PHOTOS = torch.rand(24, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+CLASSES = torch.arange(24) % 3
+
+
+def loader(images: torch.Tensor, in_memory: bool = True) -> TensorLoader | DatasetLoader:
+    if in_memory:
+        return TensorLoader(images, CLASSES, batch_size=8, shuffle=False)
+    return DatasetLoader(TensorDataset(images, CLASSES), batch_size=8, shuffle=False)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("kind", [RandAugment, AugMix, TrivialAugment])
+@pytest.mark.parametrize("mean", [0.5, [0.1, 0.9]], ids=["one", "per channel"])
+def test_images_that_are_still_normalized_are_refused(train, kind, mean, in_memory: bool):
+    normalized = loader((PHOTOS - torch.tensor(mean).view(-1, 1, 1)) / 0.25, in_memory)
+    train(kind(mean=mean, std=0.25), train_dataloader=normalized)
+    with pytest.raises(ValueError, match=r"mean=\[0.0\], std=\[1.0\].*not between -.* set both") as caught:
+        train(kind(), train_dataloader=normalized)
+    event = "FIT_START" if in_memory else "AFTER_DATALOADER"
+    assert any(f"at {event}, epoch 0, batch 0" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("scale", [255.0, 2.0])
+def test_images_of_another_scale_are_refused(train, scale: float):
+    with pytest.raises(ValueError, match="set both"):
+        train(RandAugment(), train_dataloader=loader(PHOTOS * scale))
+    train(RandAugment(std=1 / scale), train_dataloader=loader(PHOTOS * scale))
+
+
+def test_only_the_first_batch_is_looked_at(train):
+    images = torch.cat([PHOTOS[:16], PHOTOS[16:] + 3])
+    train(RandAugment(), train_dataloader=loader(images, in_memory=False))
+    with pytest.raises(ValueError, match="set both"):
+        train(RandAugment(), train_dataloader=loader(images.flip(0), in_memory=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rounding_and_interpolation_are_no_reason_to_refuse(train, resnet, dtype: torch.dtype):
+    """Black and white at random, enlarged by what overshoots most."""
+    enlarged = F.interpolate((PHOTOS > 0.5).double(), scale_factor=5, mode="bicubic")
+    assert enlarged.min() < -0.2
+    assert enlarged.max() > 1.2
+    normalized = ((enlarged - 0.45) / 0.22).to(dtype).double()
+    train(RandAugment(mean=0.45, std=0.22), build=resnet, train_dataloader=loader(normalized), max_duration="1ba")

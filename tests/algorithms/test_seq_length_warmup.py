@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from algorithms import SeqLengthWarmup
+from algorithms._first_batch import first_batch
 from algorithms._sequences import cut_into_pieces
 from algorithms.seq_length_warmup import divisor_near, scheduled_length, truncate
 from runner import LanguageModel
-from runner.data import TensorLoader
+from runner.data import DatasetLoader, TensorLoader
 from runner.models import GPT
 
 CONTEXT = 16
@@ -129,6 +130,47 @@ def test_what_are_no_sequences_is_refused(train):
         train(SeqLengthWarmup(input_key=1))
     with pytest.raises(ValueError, match=r"needs tokens \(N, T\)"):
         train(SeqLengthWarmup())
+
+
+def test_data_in_memory_are_refused_before_a_batch_is_trained(train, arguments):
+    with pytest.raises(ValueError, match="needs tokens") as caught:
+        train(SeqLengthWarmup())
+    assert any("at FIT_START" in note for note in caught.value.__notes__)
+    tokens, _ = make_tokens()
+    arguments["train_dataloader"] = TensorLoader(tokens, tokens[:, 0], batch_size=8, shuffle=True)
+    with pytest.raises(ValueError, match="truncate=False: cannot cut") as caught:
+        train(SeqLengthWarmup(truncate=False), **arguments)
+    assert any("at FIT_START" in note for note in caught.value.__notes__)
+
+
+def test_looking_at_the_first_batch_changes_no_draw(train, arguments):
+    drawn = []
+
+    def drop_tokens(batch):
+        drawn.append(torch.rand(8, 1))
+        return tuple(part * (drawn[-1] < 0.5) for part in batch)
+
+    data = TensorLoader(*make_tokens(), batch_size=8, shuffle=True, transform=drop_tokens)
+    before = torch.get_rng_state()
+    assert first_batch(data)[0].shape == (8, CONTEXT)
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn.clear()
+    train(SeqLengthWarmup(), **arguments | {"train_dataloader": data})
+    looking, drawn[:] = drawn[1:], []
+    train(**arguments | {"train_dataloader": data})
+    torch.testing.assert_close(looking, drawn, rtol=0, atol=0)
+
+
+def test_data_that_take_long_to_read_are_not_read_twice():
+    class Unread:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            raise AssertionError("is not to be read")
+
+    assert first_batch(DatasetLoader(Unread(), batch_size=4, shuffle=False)) is None
+    assert first_batch(iter(())) is None
 
 
 @pytest.mark.parametrize("truncating", [True, False])

@@ -97,6 +97,8 @@ def test_the_stand_in_has_the_shapes_and_numbers_of_the_real_loaders(folder: Pat
         assert len(one) == len(other)
         for batch, made_up in zip(one, other, strict=True):
             assert [(x.shape, x.dtype) for x in batch] == [(x.shape, x.dtype) for x in made_up]
+            images = made_up[0] * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+            assert -1e-6 < images.min() < 0.1 and 0.9 < images.max() < 1 + 1e-6  # normalized as the real ones are
 
 
 def test_folders_with_other_classes_are_refused(folder: Path, torchvision: ModuleType):

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from runner.data import DatasetLoader, SampleOrder, TensorLoader
+from runner.data.loaders import _warn_of_too_many
 
 
 class Augmented(Dataset):
@@ -278,6 +279,20 @@ def test_an_error_in_a_data_set_comes_through_unchanged():
     with pytest.raises(OSError, match="sample 0 cannot be read"):
         list(DatasetLoader(Broken(), 4, shuffle=False))
     assert random.getstate() == state
+
+
+@with_workers
+def test_more_workers_than_cores_are_warned_of_once(monkeypatch, caplog):
+    """By us, and by torch neither when a loader is made nor when an epoch begins."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
+    _warn_of_too_many.cache_clear()
+    options = {"batch_size": 12, "shuffle": False, "world_size": 2, "multiprocessing_context": "fork"}
+    for rank in (1, 0):
+        for workers in (1, 2, 2):
+            loader = DatasetLoader(Augmented(), num_workers=workers, rank=rank, **options)
+            assert len([*loader]) == 2
+        assert len(caplog.messages) == (rank == 0)
+    assert caplog.messages == ["num_workers=2, on 1 cores: more processes than cores seldom read faster"]
 
 
 def test_what_is_no_map_style_data_set_is_refused():

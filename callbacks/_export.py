@@ -1,25 +1,90 @@
-"""Modules as files for inference, and back: one function of each kind for each format."""
+"""Modules as files for inference, and back: for each format a function that saves and one that loads."""
 
 from __future__ import annotations
 
 import copy
+import io
 import logging
+import os
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from runner.batch import map_tensors, tensors
+from runner.batch import count_samples, map_tensors, tensors
+
+if TYPE_CHECKING:
+    from runner import State
 
 Run = Callable[[Any], Any]
 
 
+def check_sample(sample_input: Any) -> None:
+    """Raise where something is no batch of samples.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        works = count_samples(map_tensors(sample_input, lambda one: one)) > 0
+    except TypeError:
+        works = False
+    if not works:
+        allowed = "a tensor, or a tuple, list or mapping of tensors, with at least one sample along dimension 0"
+        raise ValueError(f"sample_input={sample_input!r}: must be {allowed}")
+
+
+def last_or_first_batch(state: State) -> Any:
+    """Return the last training batch; where this process trained none, the first that a dataloader gives.
+
+    Raises:
+        RuntimeError: none gives one.
+    """
+    if hasattr(state, "batch"):
+        return state.batch
+    loaders: list[Any] = [state.train_dataloader, *(one.dataloader for one in state.evaluators)]
+    for loader in loaders:
+        for batch in loader.first(1) if hasattr(loader, "first") else loader:
+            return state.precision.cast(batch)
+    raise RuntimeError("no batch was trained here, and the dataloaders give none to export with: set sample_input")
+
+
+def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> bool:
+    """Write a file, read it back, and return whether the module's outputs are finite; they are the file's.
+
+    Args:
+        save_format: one of the keys of `_FORMATS`.
+        module: on the CPU, in evaluation mode.
+        inputs: what it is called with.
+        path: of the file, with the format's suffix.
+        dynamic_batch: whether the file takes any number of samples.
+
+    Raises:
+        OSError: the disk is full.
+        RuntimeError: the file's outputs are not the module's, or the format cannot hold them.
+    """
+    samples = [inputs]
+    if dynamic_batch:
+        # Two samples, for torch takes a size of one for a constant; and one, to see that it did not.
+        two = map_tensors(inputs, lambda one: torch.cat([one[:2], one[:2]])[:2] if one.ndim else one)
+        samples = [two, map_tensors(two, lambda one: one[:1] if one.ndim else one)]
+    save, load = _FORMATS[save_format]
+    with torch.no_grad():
+        save(module, samples[0], path, dynamic_batch)
+        run = load(path, module)
+        are_finite = [_agree(run(sample), module(sample)) for sample in samples]
+    return all(are_finite)
+
+
 def save_torch_export(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
     """Save what torch.export makes of a module; `torch.export.load(path).module()` runs it, without its source."""
-    torch.export.save(_program(module, inputs, dynamic_batch), path)
+    content = io.BytesIO()  # on a full disk torch's own writer ends the process
+    torch.export.save(_program(module, inputs, dynamic_batch), content)
+    path.write_bytes(content.getbuffer())
 
 
 def load_torch_export(path: Path, module: nn.Module) -> Run:
@@ -42,7 +107,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
 
 
 def load_onnx(path: Path, module: nn.Module) -> Run:
-    """Return what runs the file in onnxruntime, on the CPU."""
+    """Return what runs the file in onnxruntime, on the CPU; its outputs get the names that the module's have."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -51,7 +116,7 @@ def load_onnx(path: Path, module: nn.Module) -> Run:
     def run(inputs: Any) -> Any:
         given = {name: one.numpy() for name, one in zip(names, tensors(inputs), strict=True)}
         found = [torch.from_numpy(one) for one in session.run(None, given)]
-        return found[0] if len(found) == 1 else tuple(found)
+        return dict(zip(by_name(module(inputs)), found, strict=True))
 
     return run
 
@@ -60,7 +125,16 @@ def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: 
     """Save a trace of a module, which `torch.jit.load` runs also from C++; branches are those of these inputs."""
     with warnings.catch_warnings():  # torch says that it is deprecated, and what it does not follow: it is checked
         warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.trace(module, (inputs,)), str(path))
+        try:
+            traced: Any = torch.jit.trace(module, (inputs,), strict=False)  # which takes a dict of tensors as output
+        except RuntimeError as error:
+            if not re.search("infer type|understood by the tracer|output from traced", str(error)):
+                raise
+            raise RuntimeError(
+                "save_format='torchscript' takes and gives tensors, tuples of them, and dicts whose values are all "
+                "tensors; this model's inputs or outputs are others: use 'torch_export'"
+            ) from None
+    path.write_bytes(traced.save_to_buffer())  # on a full disk torch's own writer ends the process
 
 
 def load_torchscript(path: Path, module: nn.Module) -> Run:
@@ -72,9 +146,16 @@ def load_torchscript(path: Path, module: nn.Module) -> Run:
 
 def save_safetensors(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
     """Save the weights alone; shared ones once."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
-    save_model(module, str(path))
+    try:
+        save_model(module, str(path))
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 def load_safetensors(path: Path, module: nn.Module) -> Run:
@@ -89,6 +170,49 @@ def load_safetensors(path: Path, module: nn.Module) -> Run:
     return other
 
 
+def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a module's outputs, in order, under the keys and positions that lead to them.
+
+    Raises:
+        TypeError: something in them is neither a tensor, tuple, list nor mapping, nor a plain value.
+    """
+    if isinstance(outputs, Tensor):
+        return {name or "output": outputs}
+    if outputs is None or isinstance(outputs, str | bytes | bool | int | float):
+        return {}
+    if not isinstance(outputs, Mapping | tuple | list):
+        kind = type(outputs).__name__
+        raise TypeError(f"the model returns a {kind}: it must return tensors, or a tuple, list or mapping of tensors")
+    entries = outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs)
+    named = [by_name(value, f"{name}.{key}" if name else str(key)) for key, value in entries]
+    return {key: one for part in named for key, one in part.items()}
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    """Return whether all values are finite, once what a file gives was seen to be what the module gives.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    values = by_name(expected)
+    try:
+        torch.testing.assert_close(by_name(found), values, rtol=1e-3, atol=1e-4, equal_nan=True, check_stride=False)
+    except AssertionError as error:
+        raise RuntimeError(f"the file's outputs are not the model's: {error}") from None
+    return all(bool(one.isfinite().all()) for one in values.values())
+
+
 def _program(module: nn.Module, inputs: Any, dynamic_batch: bool) -> torch.export.ExportedProgram:
-    shapes = map_tensors(inputs, lambda _: {0: torch.export.Dim.DYNAMIC}) if dynamic_batch else None
-    return torch.export.export(module, (inputs,), dynamic_shapes=None if shapes is None else (shapes,))
+    shapes = torch.export.ShapesCollection()
+    for one in tensors(inputs) if dynamic_batch else ():
+        shapes[one] = {0: torch.export.Dim.DYNAMIC}
+    dynamic = shapes.dynamic_shapes(module, (inputs,)) if dynamic_batch else None
+    return torch.export.export(module, (inputs,), dynamic_shapes=dynamic)
+
+
+_FORMATS = {
+    "torch_export": (save_torch_export, load_torch_export),
+    "onnx": (save_onnx, load_onnx),
+    "torchscript": (save_torchscript, load_torchscript),
+    "safetensors": (save_safetensors, load_safetensors),
+}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from algorithms import EMA
-from callbacks import ExportForInference, InMemoryLogger
-from callbacks._export import load_onnx
-from runner import ClassificationModel, LanguageModel, Model, Trainer, evaluation_weights
+from callbacks import CheckpointSaver, ExportForInference, InMemoryLogger
+from runner import ClassificationModel, Evaluator, LanguageModel, Model, Trainer, evaluation_weights
+from runner.data import TensorLoader
 from runner.models import GPT
 
 
@@ -41,17 +42,33 @@ class Branches(nn.Module):
 
 
 class Regression(Model):
-    """Takes and uses a dict of tensors."""
+    """Takes and uses a dict of tensors, and plain values beside them."""
 
     def __init__(self):
         super().__init__()
         self.net = nn.Linear(2, 1)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.net(batch["x"]) + batch["offset"]
+    def forward(self, batch: dict[str, Any]) -> Any:
+        return self.net(batch["x"]) + batch["offset"] * batch.get("scale", 1.0) * batch.get("times", 1)
 
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, outputs: Any, batch: dict[str, Any]) -> Tensor:
         return (outputs - batch["y"]).square().mean()
+
+
+class Named(Regression):
+    """Returns a dict, with another in it where asked."""
+
+    def __init__(self, nested: bool):
+        super().__init__()
+        self.nested = nested
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        mean = super().forward(batch)
+        outputs = {"zero": mean * 0, "mean": mean}
+        return {"both": (outputs, mean + 1), "none": None} if self.nested else outputs
+
+    def loss(self, outputs: dict[str, Any], batch: dict[str, Any]) -> Tensor:
+        return super().loss(outputs["both"][0]["mean"] if self.nested else outputs["mean"], batch)
 
 
 def make_trainer(run_dir: Path, export: ExportForInference, **arguments: Any) -> Trainer:
@@ -108,14 +125,27 @@ def test_a_file_gives_the_models_outputs(save_format: str, algorithms: tuple[str
             assert (live - expected).abs().max() > 0.01
 
 
-def test_onnx(tmp_path: Path, caplog):
+def run_onnx(path: Path, *inputs: Tensor) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(one) for one in session.run(None, given)]
+
+
+def require_onnx() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"needs the package {package}")
+
+
+def test_onnx(tmp_path: Path, caplog):
+    require_onnx()
     with make_trainer(tmp_path, ExportForInference("onnx"), algorithms=[EMA("4ba")]) as trainer:
         trainer.fit()
         inputs = torch.randn(7, 3)
         expected = evaluated(trainer, inputs)
-    torch.testing.assert_close(load_onnx(tmp_path / "model.onnx", Network())(inputs), expected, rtol=1e-4, atol=1e-5)
+    (found,) = run_onnx(tmp_path / "model.onnx", inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not [one for one in caplog.records if one.name.startswith("torch.onnx") and one.levelno >= logging.WARNING]
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
@@ -152,6 +182,202 @@ def test_another_model_is_exported_itself_and_takes_a_batch(tmp_path: Path):
         more = {key: torch.cat([value, value]) for key, value in batch.items()}
         expected = model(more)
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(more), expected.detach())
+
+
+def named_batch() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    x, offset, y = (torch.randn(4, size, generator=generator) for size in (2, 1, 1))
+    return {"x": x, "offset": offset, "y": y}
+
+
+def test_a_batch_may_hold_scalars_and_plain_values(tmp_path: Path):
+    batch = {**named_batch(), "scale": torch.tensor(2.0), "times": 3, "name": None}
+    with make_trainer(tmp_path, ExportForInference(), model=Regression(), train_dataloader=[batch]) as trainer:
+        trainer.fit()
+        more = {**batch, "x": torch.randn(7, 2), "offset": torch.randn(7, 1), "y": torch.randn(7, 1)}
+        expected = trainer.state.unwrapped_model(more).detach()
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(more), expected)
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
+def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
+    if save_format == "onnx":
+        require_onnx()
+    export = ExportForInference(save_format)
+    batch = named_batch()
+    with make_trainer(tmp_path, export, model=Named(nested=False), train_dataloader=[batch]) as trainer:
+        trainer.fit()
+        expected = {name: one.detach() for name, one in trainer.state.unwrapped_model(batch).items()}
+    path = tmp_path / export.save_path
+    if save_format == "onnx":
+        torch.testing.assert_close(run_onnx(path, *batch.values()), [*expected.values()])
+    elif save_format == "torch_export":
+        torch.testing.assert_close(torch.export.load(path).module()(batch), expected)
+    elif save_format == "torchscript":
+        torch.testing.assert_close(torch.jit.load(str(path))(batch), expected)
+    else:
+        assert {*load_file(path)} == {"net.weight", "net.bias"}
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "onnx"])
+def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: Path):
+    batch = {"y": torch.zeros(4, 1), "x": torch.randn(4, 2), "offset": torch.randn(4, 1)}
+    if save_format == "onnx":
+        require_onnx()
+    export = ExportForInference(save_format)
+    with make_trainer(tmp_path, export, model=Named(nested=True), train_dataloader=[batch]) as trainer:
+        if save_format == "torchscript":
+            with pytest.raises(RuntimeError, match="^save_format='torchscript' takes and gives tensors, tup"):
+                trainer.fit()
+            assert [*tmp_path.iterdir()] == []
+            return
+        trainer.fit()
+        (named, more), _ = trainer.state.unwrapped_model(batch).values()
+    if save_format == "onnx":
+        torch.testing.assert_close(
+            run_onnx(tmp_path / "model.onnx", *batch.values()), [one.detach() for one in (*named.values(), more)]
+        )
+    else:
+        found = torch.export.load(tmp_path / "model.pt2").module()(batch)
+        torch.testing.assert_close(found["both"], (named, more))
+
+
+class Record:
+    """An output of a type that nobody knows."""
+
+
+class Odd(Network):
+    def forward(self, inputs: Tensor) -> Any:
+        return super().forward(inputs) if self.training else Record()
+
+
+def test_outputs_that_nobody_can_compare_are_refused(tmp_path: Path):
+    trainer = make_trainer(tmp_path, ExportForInference("safetensors"), model=ClassificationModel(Odd(), 2))
+    with pytest.raises(TypeError, match="^the model returns a Record: it must return tensors, or a tuple, list or map"):
+        trainer.fit()
+    assert [*tmp_path.iterdir()] == []
+
+
+class Diverged(Network):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * torch.tensor([float("nan"), 1.0])
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
+def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: str, tmp_path: Path, caplog):
+    if save_format == "onnx":
+        require_onnx()
+    export = ExportForInference(save_format)
+    with make_trainer(tmp_path, export, model=ClassificationModel(Diverged(), 2)) as trainer:
+        trainer.fit()
+    messages = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert messages == ["export_for_inference: the model's outputs are not finite"]
+    assert [one.name for one in tmp_path.iterdir()] == [str(export.save_path)]
+
+
+def finished_run(folder: Path) -> Path:
+    """A run that ended with its last checkpoint, as a kill leaves it."""
+    saver = CheckpointSaver()
+    with make_trainer(folder, ExportForInference(), callbacks=[saver]) as trainer:
+        trainer.fit()
+    assert saver.latest is not None
+    return saver.latest
+
+
+class Loader:
+    """Gives a number of batches, and counts how often it was read."""
+
+    def __init__(self, batches: int):
+        self.batches = batches
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        self.reads += 1
+        for _ in range(self.batches):
+            yield torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("train_dataloader", ["ours", "another's", "none"])
+def test_a_resumed_run_that_trains_no_batch_exports(train_dataloader: str, tmp_path: Path):
+    checkpoint = finished_run(tmp_path)
+    tensors = torch.randn(12, 3), torch.zeros(12, dtype=torch.int64)
+    evaluator = Evaluator("eval", Loader(1), eval_interval=0)
+    data = TensorLoader(*tensors, batch_size=4, shuffle=True) if train_dataloader == "ours" else Loader(1)
+    if train_dataloader == "none":
+        data = Loader(0)
+    arguments = {"train_dataloader": data, "eval_dataloader": evaluator, "resume_path": checkpoint}
+    with make_trainer(tmp_path, ExportForInference(), **arguments) as trainer:
+        trainer.fit(may_be_over=True)
+        assert not hasattr(trainer.state, "batch")
+        inputs = torch.randn(7, 3)
+        expected = evaluated(trainer, inputs)
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(inputs), expected)
+
+
+def test_a_sample_of_ones_own_needs_no_batch(tmp_path: Path):
+    data = Loader(1)
+    export = ExportForInference(sample_input=torch.zeros(5, 3))
+    with make_trainer(tmp_path, export, train_dataloader=data, resume_path=finished_run(tmp_path)) as trainer:
+        trainer.fit(may_be_over=True)
+    assert (tmp_path / "model.pt2").exists()
+    assert data.reads == 0
+
+
+def test_a_run_without_any_batch_says_so(tmp_path: Path):
+    export, checkpoint = ExportForInference(), finished_run(tmp_path)
+    with make_trainer(tmp_path, export, train_dataloader=Loader(0), resume_path=checkpoint) as trainer:
+        message = "no batch was trained here, and the dataloaders give none to export with: set sample_input"
+        with pytest.raises(RuntimeError, match=f"(?m)^{message}$"):
+            trainer.fit(may_be_over=True)
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, caplog):
+    if save_format == "onnx":
+        require_onnx()
+    memory = InMemoryLogger()
+    model = ClassificationModel(nn.Sequential(nn.Linear(3, 100_000), nn.Linear(100_000, 2)), 2)
+    export = ExportForInference(save_format)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with make_trainer(tmp_path, export, model=model, loggers=[memory]) as trainer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limit[1]))
+        try:
+            trainer.fit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    path = tmp_path / export.save_path
+    (message,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert message == f"training is done; the export failed: {path} cannot be written (File too large)"
+    assert [*tmp_path.iterdir()] == []
+    assert memory.artifacts == []
+
+
+@pytest.mark.parametrize("place", ["file/model.pt2", "folder.pt2"])
+def test_a_path_that_cannot_be_written_is_refused_before_training(place: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.pt2").mkdir()
+    with make_trainer(tmp_path, ExportForInference(save_path=place)) as trainer:
+        with pytest.raises(
+            ValueError, match=rf"(?m)^save_path='{place}': cannot be written \(.+\); give another path$"
+        ):
+            trainer.fit()
+        assert trainer.state.timestamp.batch == 0
+
+
+@pytest.mark.parametrize("transforms", [(), [lambda module: nn.Sequential(nn.Flatten(), module)]])
+def test_a_sample_that_the_model_cannot_take_is_refused_before_training(transforms: Any, tmp_path: Path):
+    export = ExportForInference(sample_input=torch.zeros(5, 4), transforms=transforms)
+    with make_trainer(tmp_path, export, algorithms=[EMA("4ba")]) as trainer:
+        with pytest.raises(
+            ValueError, match=r"(?m)^sample_input: the model cannot take it \(mat1 and mat2 shapes.+\)$"
+        ):
+            trainer.fit()
+        assert trainer.state.timestamp.batch == 0
 
 
 def test_the_batch_can_be_fixed_and_the_sample_ones_own(tmp_path: Path):
@@ -224,7 +450,18 @@ def test_rank_0_exports(tmp_path: Path, run_ranks):
     assert torch.export.load(tmp_path / "run" / "model.pt2").module()(torch.ones(5, 3)).shape == (5, 2)
 
 
-@pytest.mark.parametrize("arguments", [{"save_format": "pickle"}, {"save_path": "model.onnx"}, {"transforms": [3]}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"save_format": "pickle"},
+        {"save_path": "model.onnx"},
+        {"transforms": [3]},
+        {"sample_input": [1, 2]},
+        {"sample_input": {"x": torch.zeros(0, 3)}},
+        {"sample_input": torch.tensor(1.0)},
+        {"sample_input": object()},
+    ],
+)
 def test_arguments_are_checked(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -12,10 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from algorithms._arguments import check_whole
-from runner import Algorithm, Logger, State, get_world_size
+from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.randomness import ForwardStream
 from runner.schedulers import ScheduledRates
+from runner.time import convert
+
+log = logging.getLogger("runner")
 
 
 def wide_copy(tensor: Tensor) -> Tensor:
@@ -53,6 +59,66 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
         yield
     finally:
         copy_all(live, trained)
+
+
+def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
+    """Return how many multiples of an interval, above 0, lie from `start` to `end`; infinity where nobody knows.
+
+    Args:
+        state: links the units, where they are linked: `dur` through max_duration, epochs and batches.
+        interval: above 0.
+        start: the first moment that counts.
+        end: the last one.
+    """
+
+    def in_intervals(time: Time) -> Fraction:
+        return convert(time, interval.unit, state.max_duration, state.train_dataloader_len) / interval.exact
+
+    try:
+        return max(0, math.floor(in_intervals(end)) - max(1, math.ceil(in_intervals(start))) + 1)
+    except ValueError:
+        return math.inf
+
+
+class TimedAverage(Algorithm):
+    """An average that is updated at an interval, and warns where it never is: once, on rank 0.
+
+    It does so as training starts where the units of its times are linked, else when training ends by itself. That is no
+    error: the run may go on, with another `fit` or a longer max_duration.
+    """
+
+    start: Time
+    end = Time(1, TimeUnit.DURATION)
+    update_interval: Interval
+    _average: dict[str, Tensor]
+    _warned = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        super().fit_start(state, logger)
+        if not self._count_until(state.max_duration, state):
+            self._warn(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if not state.stop_requested:
+            self._warn(state)
+
+    def _is_updated(self) -> bool:
+        return bool(self._average)
+
+    def _count_until(self, end: Time, state: State) -> float:
+        return count_updates(state, self.update_interval.time, self.start, end)
+
+    def _warn(self, state: State) -> None:
+        if not self._is_updated() and not self._warned and get_global_rank() == 0:
+            log.warning("%s averages nothing, %s", self.config_key, self._without_update(state))
+        self._warned = True
+
+    def _without_update(self, state: State) -> str:
+        """Return what is said where no update comes."""
+        return (
+            f"update_interval={str(self.update_interval.time)!r}: no update falls between start={str(self.start)!r} "
+            f"and end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update earlier or more often"
+        )
 
 
 class WeightAverage(Algorithm):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runner import Model, State
 from runner.batch import map_tensors
+from runner.distributed import broadcast_buffers
 from runner.loss import total_of
 
 
@@ -33,8 +34,13 @@ def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
 
 @torch.no_grad()
 def evaluate_losses(state: State, batch: Any) -> Tensor:
-    """Return the loss of each sample of a batch (N,) in evaluation mode; nothing of the model is changed."""
+    """Return the loss of each sample of this rank's batch (N,) in evaluation mode. All ranks.
+
+    Nothing of the model is changed, but that all ranks have rank 0's buffers afterwards. Running statistics of the
+    other ranks are their own, and are lost in each evaluation and each resume: losses must not depend on them.
+    """
     model = state.unwrapped_model
+    broadcast_buffers(model)
     modes = {one: one.training for one in model.modules()}
     try:
         model.eval()

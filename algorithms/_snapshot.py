@@ -43,7 +43,7 @@ def take_snapshot(state: State, buffers: dict[str, Tensor]) -> dict[str, Any]:
     """Return a copy of the trained weights and of the optimizers' state, with the given buffers, on the same device."""
     parameters = state.unwrapped_model.named_parameters()
     return {
-        "timestamp": state.timestamp.state_dict(),
+        "batch": state.timestamp.batch,
         "weights": {name: one.detach().clone() for name, one in parameters if one.requires_grad} | buffers,
         "optimizers": [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in state.optimizers],
     }

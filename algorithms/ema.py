@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms._averaging import copy_all, move_towards, swapped_in, wide_copy
-from runner import Algorithm, Interval, Logger, State, Time, TimeUnit
+from algorithms._averaging import TimedAverage, copy_all, move_towards, swapped_in, wide_copy
+from runner import Interval, Logger, State, Time, TimeUnit
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:
@@ -34,12 +34,13 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
     move_towards(averages, values, 1 - smoothing)
 
 
-class EMA(Algorithm):
+class EMA(TimedAverage):
     """Keeps an exponential moving average of parameters and floating-point buffers; other buffers are copied.
 
     Training goes on with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, through
     a context that puts the training weights back whatever happens inside. The average starts from the weights at
     `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for exactness.
+    Warns where no update comes, as training starts or, where that is not known then, ends.
 
     Args:
         half_life: time after which a weight counts half, in batches or epochs ('1000ba', '2ep'); None with `smoothing`.
@@ -82,6 +83,7 @@ class EMA(Algorithm):
         self.update_interval = Interval(interval, "update_interval")
         self.smoothing = smoothing_of(life.value, interval.value) if life is not None else smoothing or 0.0
         self._average: dict[str, Tensor] = {}
+        self._updated = False
         self._live: dict[str, Tensor] = {}
         self._floating: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -118,15 +120,19 @@ class EMA(Algorithm):
             self._swapped = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"average": self._average} if self._average else {}
+        return {"average": self._average, "updated": self._updated} if self._average else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average = dict(state["average"])
+        self._average, self._updated = dict(state["average"]), state["updated"]
+
+    def _is_updated(self) -> bool:
+        return self._updated
 
     def _update(self, state: State) -> None:
         if self._average and state.is_due(self.update_interval):
             update_average(*self._floating, self.smoothing)
             copy_all(*self._others)
+            self._updated = True
 
     def _keep(self, average: dict[str, Tensor]) -> None:
         self._average = average

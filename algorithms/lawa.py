@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from algorithms._arguments import check_whole
-from algorithms._averaging import WeightAverage, wide_copy
+from algorithms._averaging import TimedAverage, WeightAverage, wide_copy
 from runner import Interval, Logger, State, Time
 
 
@@ -23,13 +23,13 @@ def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([one[name] for one in snapshots]).mean(dim=0) for name in snapshots[0]}
 
 
-class LAWA(WeightAverage):
+class LAWA(TimedAverage, WeightAverage):
     """Keeps the parameters at the last updates, and their mean.
 
     Training goes on with its own weights. From the first update on, evaluations, exports and a checkpoint's `model.pt`
     see the mean, with batch norm's statistics estimated for it, see `bn_batches`. Weights in 16 bits are averaged in
     32. Takes `window + 1` times the memory of the weights, on their device and in each checkpoint. The mean is the
-    same on all ranks.
+    same on all ranks. Warns where no update comes, as training starts or, where that is not known then, ends.
 
     Args:
         window: how many of the latest updates count, at least 1.
@@ -67,7 +67,7 @@ class LAWA(WeightAverage):
 
     def after_load(self, state: State, logger: Logger) -> None:
         super().after_load(state, logger)
-        self._snapshots.extend([self._placed(one) for one in [*self._snapshots]])
+        self._snapshots = deque(map(self._placed, self._snapshots), maxlen=self.window)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self._update(state)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
 from torch import nn
 
-from runner import Algorithm, Logger, State, get_world_size
+from runner import Algorithm, Logger, State, TimeUnit, get_global_rank, get_world_size
+
+log = logging.getLogger("runner")
 
 
 def frozen_fraction(elapsed: float, freeze_start: float, freeze_level: float) -> float:
@@ -31,7 +35,8 @@ class LayerFreezing(Algorithm):
     A layer is a module with parameters of its own, and what it shares with one that learns goes on learning. Frozen
     parameters get no gradient, so that optimizers leave them alone, weight decay included; batch norm goes on to follow
     its batches. On one rank nothing is computed for them. With many ranks DDP waits for all gradients that it has seen
-    once, so these are computed and dropped: weights are the same, and time is saved in the optimizer only.
+    once, so these are computed and dropped: weights are the same, and time is saved in the optimizer only. Warns where
+    no epoch has a frozen layer, as training starts or, where epochs are not known then, ends.
 
     Args:
         freeze_start: fraction of training after which freezing begins, in [0, 1).
@@ -60,6 +65,7 @@ class LayerFreezing(Algorithm):
         self.freeze_start = freeze_start
         self.freeze_level = freeze_level
         self._count = 0
+        self._acted = self._warned = False
         self._frozen: list[nn.Parameter] = []
         self._dropped: list[nn.Parameter] = []
 
@@ -67,6 +73,16 @@ class LayerFreezing(Algorithm):
         if len(layers_of(state.unwrapped_model)) < 2:
             raise ValueError("LayerFreezing needs a model of two layers or more; remove it")
         self._freeze(state)
+        self._acted |= self._count > 0
+        if self._most_frozen(state) == 0:
+            self._warn(state)
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        self._acted |= self._count > 0
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if not state.stop_requested:
+            self._warn(state)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         for parameter in self._dropped:
@@ -74,7 +90,7 @@ class LayerFreezing(Algorithm):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         fraction = frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
-        self._count = int(fraction * (len(layers_of(state.unwrapped_model)) - 1))
+        self._count = self._layers_at(state, fraction)
         self._freeze(state)
         logger.log_metrics({"layer_freezing/layers_frozen": self._count, "layer_freezing/percentage_frozen": fraction})
 
@@ -87,6 +103,28 @@ class LayerFreezing(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count = state["count"]
+
+    def _layers_at(self, state: State, fraction: float) -> int:
+        return int(fraction * (len(layers_of(state.unwrapped_model)) - 1))
+
+    def _most_frozen(self, state: State) -> int | None:
+        """Return how many layers are frozen in the last epoch; None where its number is not known."""
+        try:
+            epochs = state.progress.convert(state.max_duration, TimeUnit.EPOCH)
+        except ValueError:
+            return None
+        elapsed = (math.ceil(epochs) - 1) / epochs
+        return self._layers_at(state, frozen_fraction(elapsed, self.freeze_start, self.freeze_level))
+
+    def _warn(self, state: State) -> None:
+        """Say, once and on rank 0, that no batch is trained with frozen layers; the run may yet go on."""
+        if not self._acted and not self._warned and get_global_rank() == 0:
+            log.warning(
+                "%s freezes nothing: layers freeze between epochs, and with freeze_start=%r and freeze_level=%r no "
+                "epoch of max_duration=%r has one frozen",
+                *(self.config_key, self.freeze_start, self.freeze_level, str(state.max_duration)),
+            )
+        self._warned = True
 
     def _freeze(self, state: State) -> None:
         layers = layers_of(state.unwrapped_model)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
-from runner import Algorithm, Interval, Logger, State, Time, Timestamp, get_global_rank, get_world_size
+from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -84,6 +84,7 @@ class NaNGuard(Algorithm):
         self.max_consecutive = max_consecutive
         self._skipped = self._in_a_row = 0
         self._snapshot: dict[str, Any] = {}
+        self._due = True  # whether the next sound batch takes a snapshot
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._parameters = dict(state.unwrapped_model.named_parameters())
@@ -102,8 +103,8 @@ class NaNGuard(Algorithm):
         loss_is_finite, all_are_finite = finite.tolist()  # the intended host-device sync
         if all_are_finite or (loss_is_finite and state.scaler is not None and state.scaler.get_scale() > 1):
             self._in_a_row = 0
-            if self.policy == "rollback" and self._snapshot_is_due(state):
-                self._snapshot = take_snapshot(state, self._buffers.values())
+            if self.policy == "rollback" and self._due:
+                self._snapshot, self._due = take_snapshot(state, self._buffers.values()), False
             return
         found = self._describe(state, loss)
         self._buffers.put_back()
@@ -111,11 +112,17 @@ class NaNGuard(Algorithm):
             parameter.grad = None
         self._leave_out(state, logger, found)
 
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._due = self._due or state.is_due(self.snapshot_interval)
+
+    epoch_end = iteration_end = batch_end
+
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self._skipped, "in_a_row": self._in_a_row, "snapshot": self._snapshot}
+        return {"skipped": self._skipped, "in_a_row": self._in_a_row, "snapshot": self._snapshot, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._skipped, self._in_a_row, self._snapshot = state["skipped"], state["in_a_row"], state["snapshot"]
+        self._skipped, self._in_a_row = state["skipped"], state["in_a_row"]
+        self._snapshot, self._due = state["snapshot"], state["due"]
 
     def _leave_out(self, state: State, logger: Logger, found: str) -> None:
         """Do what the policy says with a batch that the optimizers cannot see any more."""
@@ -128,16 +135,10 @@ class NaNGuard(Algorithm):
         done = "left out"
         if self.policy == "rollback" and self._snapshot:
             roll_back(state, self._snapshot)
-            done = f"went back to the weights after batch {self._snapshot['timestamp']['batch']}"
+            done = f"went back to the weights after batch {self._snapshot['batch']}"
         if get_global_rank() == 0:
             log.warning("%s: %s", found, done)
         logger.log_metrics({"nan_guard/skipped": self._skipped}, step=state.timestamp.batch + 1)
-
-    def _snapshot_is_due(self, state: State) -> bool:
-        if not self._snapshot:
-            return True
-        taken_at = Timestamp.from_state_dict(self._snapshot["timestamp"])
-        return self.snapshot_interval.is_due(taken_at, state.timestamp, state.max_duration)
 
     def _describe(self, state: State, loss: Tensor) -> str:
         """Return where a number is not finite. All ranks."""

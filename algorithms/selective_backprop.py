@@ -46,8 +46,9 @@ class SelectiveBackprop(Algorithm):
 
     Each batch takes another forward pass, in evaluation mode and without gradients, and saves forward and backward of
     what is left out. Augmentations see only what is kept. The draw is a function of (seed, config key, batch), and the
-    losses one of the weights: nothing has to be saved. Each rank chooses among its own samples. Samples are counted as
-    they were read. The loss and the metrics of training are those of the samples that were kept.
+    losses one of the weights and of rank 0's running statistics, which all ranks are given for it: nothing has to be
+    saved. Each rank chooses among its own samples. Samples are counted as they were read. The loss and the metrics of
+    training are those of the samples that were kept.
 
     Args:
         start: share of training after which it begins, in [0, 1].

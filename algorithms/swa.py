@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from algorithms._arguments import check_whole
-from algorithms._averaging import WeightAverage, keep_base_rates, move_towards, set_rates, wide_copy
+from algorithms._averaging import (
+    TimedAverage,
+    WeightAverage,
+    keep_base_rates,
+    move_towards,
+    set_rates,
+    wide_copy,
+)
 from runner import Interval, Logger, State, Time
 
 
@@ -22,12 +28,13 @@ def annealed(rate: float, swa_lr: float, progress: float) -> float:
     return rate * (1 - progress) + swa_lr * progress
 
 
-class SWA(WeightAverage):
+class SWA(TimedAverage, WeightAverage):
     """Keeps the mean of the parameters at each update from `start` to `end`, all with the same weight.
 
     Training goes on with its own weights. From the first update on, evaluations, exports and a checkpoint's `model.pt`
     see the mean, with batch norm's statistics estimated for it, see `bn_batches`. Weights in 16 bits are averaged in
-    32. The mean is the same on all ranks.
+    32. The mean is the same on all ranks. Warns where training ends before the first update, as it starts or, where
+    that is not known then, ends.
 
     Args:
         start: first moment at which weights count, in any unit.
@@ -74,23 +81,15 @@ class SWA(WeightAverage):
         self._count = 0
 
     def before_load(self, state: State, logger: Logger) -> None:
+        self._planned = state.max_duration
         if self.swa_lr is not None:
             keep_base_rates(state, f"swa_lr={self.swa_lr!r}")
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        # What `fit(duration=...)` trains may be a part of more.
+        if state.max_duration is self._planned and not self._count_until(self.end, state):
+            raise ValueError(self._without_update(state))
         super().fit_start(state, logger)
-        interval = self.update_interval.time
-        try:
-            first, last = (
-                state.progress.convert(one, interval.unit) / interval.value for one in (self.start, self.end)
-            )
-        except ValueError:
-            return  # in units that only training links
-        if math.floor(last) < first:
-            raise ValueError(
-                f"update_interval={str(interval)!r}: no update falls between start={str(self.start)!r} and "
-                f"end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update more often"
-            )
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if self.swa_lr is not None and self._count:

@@ -45,8 +45,8 @@ class ExportForInference(Callback):
         dynamic_batch: whether the file takes any number of samples, and not just as many as the sample has.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, `save_path` cannot be written, or the model cannot take
-            `sample_input`.
+        ValueError: an argument is out of range; at FIT_START, `save_path` cannot be written, the model cannot take
+            `sample_input`, or its weights are in bf16 with ONNX.
         ImportError: a package that the format needs is missing.
         RuntimeError: at FIT_END, the outputs of the file differ from the model's, or the format cannot hold them.
     """
@@ -83,6 +83,8 @@ class ExportForInference(Callback):
 
         if get_global_rank() != 0:
             return
+        if self.save_format == "onnx" and state.precision.value == "bf16":
+            raise ValueError("save_format='onnx': holds no weights in bf16 that a CPU can run; use 'torch_export'")
         path = state.run_dir / self.save_path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

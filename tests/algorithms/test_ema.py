@@ -158,6 +158,26 @@ def test_sixteen_bit_weights_are_averaged_in_32_bits():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "duration", "warns"),
+    [
+        ({"half_life": "1ba", "start": "5ep"}, "1ep", True),
+        ({"half_life": "1ep"}, "16sp", True),  # there is an average: the weights of the start
+        ({"half_life": "1ep"}, "24sp", False),
+        ({"half_life": "4ba"}, "1ba", False),
+    ],
+)
+def test_a_run_without_an_update_says_so(make_trainer, tmp_path, caplog, arguments: dict, duration: str, warns: bool):
+    with make_trainer(EMA(**arguments), max_duration=duration) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+    with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as again:
+        again.fit(may_be_over=True)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2 * warns
+    assert all("ema averages nothing, update_interval=" in one for one in warnings)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"half_life": None}, "half_life=None"),

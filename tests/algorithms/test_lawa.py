@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms import EMA, LAWA, SWA, ScheduleFree
-from runner import Callback, evaluation_weights
+from runner import Callback, evaluation_weights, save_checkpoint
 
 
 class History(Callback):
@@ -74,5 +74,75 @@ def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])
-def test_resume(check_resume, stop_at: int):
-    check_resume(lambda: [LAWA(3, "1ba")], stop_at, batch_norm=True)
+@pytest.mark.parametrize("window", [3, 10])
+def test_resume(check_resume, window: int, stop_at: int):
+    check_resume(lambda: [LAWA(window, "1ba")], stop_at, batch_norm=True)
+
+
+def test_resume_before_the_window_is_full(make_trainer, tmp_path):
+    def snapshots(batches: int, **arguments: Any) -> list[Any]:
+        with make_trainer(LAWA(10, "1ba"), max_duration=f"{batches}ba", **arguments) as trainer:
+            trainer.fit()
+            save_checkpoint(trainer.state, tmp_path / str(batches))
+            return trainer.state.algorithms[0].state_dict()["snapshots"]
+
+    first, second, whole = snapshots(2), snapshots(4, resume_path=tmp_path / "2"), snapshots(4)
+    assert (len(first), len(second)) == (2, 4)
+    torch.testing.assert_close(second, whole, rtol=0, atol=0)
+
+
+def warnings_of(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+NOTHING = "lawa averages nothing, update_interval={!r}: no update falls between start={!r} and end='1dur' of "
+NOTHING += "max_duration={!r}; update earlier or more often"
+
+
+@pytest.mark.parametrize(
+    ("interval", "start", "duration"), [("1ep", "0dur", "2ba"), ("1ba", "5ep", "1ep"), ("2ba", "5ba", "5ba")]
+)
+def test_a_run_without_an_update_says_so_as_it_starts(make_trainer, caplog, interval: str, start: str, duration: str):
+    at_start = []
+
+    class AtStart(Callback):
+        def fit_start(self, state, logger):
+            at_start.extend(warnings_of(caplog))
+
+    algorithm = LAWA(update_interval=interval, start=start)
+    with make_trainer(algorithm, callbacks=[AtStart()], max_duration=duration) as trainer:
+        trainer.fit()
+    assert at_start == warnings_of(caplog) == [NOTHING.format(interval, start, duration)]
+
+
+def test_or_as_it_ends_where_units_are_not_linked(make_trainer, caplog):
+    with make_trainer(LAWA(), max_duration="16sp") as trainer:
+        trainer.fit()
+    assert warnings_of(caplog) == [NOTHING.format("1ep", "0dur", "16sp")]
+
+
+def test_a_run_may_go_on_to_its_first_update(make_trainer, caplog, tmp_path):
+    with make_trainer(LAWA(), max_duration="3ep") as trainer:
+        for _ in range(3):
+            trainer.fit(duration="1ba")
+        assert warnings_of(caplog) == [NOTHING.format("1ep", "0dur", "1ba")]  # once
+        assert len(trainer.state.algorithms[0].state_dict()["snapshots"]) == 1
+    caplog.clear()
+    with make_trainer(LAWA(start="2ep"), max_duration="1ep") as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    assert warnings_of(caplog) == [NOTHING.format("1ep", "2ep", "1ep")]
+    with make_trainer(LAWA(start="2ep"), max_duration="3ep", resume_path=tmp_path / "checkpoint") as second:
+        second.fit()
+        assert len(second.state.algorithms[0].state_dict()["snapshots"]) == 2
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_run_that_is_stopped_says_nothing(make_trainer, caplog):
+    class Stop(Callback):
+        def batch_end(self, state, logger):
+            state.stop_training()
+
+    with make_trainer(LAWA(), callbacks=[Stop()], max_duration="72sp") as trainer:
+        trainer.fit()
+    assert warnings_of(caplog) == []

@@ -121,6 +121,61 @@ def test_one_layer_cannot_be_frozen(make_trainer):
         trainer.fit()
 
 
+def warnings_of(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "duration", "warns"),
+    [
+        ((), "1ep", True),
+        ((0.5, 1.0), "2ep", True),
+        ((0.0, 1.0), "2ep", False),
+        ((0.25, 1.0), "4ep", False),
+        ((0.25, 1.0), "7ba", False),  # the third epoch has one batch
+        ((0.25, 0.5), "4ep", False),
+        ((0.25, 0.4), "4ep", True),  # of three layers
+        ((0.0, 1.0), "16sp", True),
+        ((0.0, 1.0), "24sp", True),  # frozen when all is over
+        ((0.0, 1.0), "48sp", False),
+    ],
+)
+def test_a_run_that_freezes_nothing_says_so(make_trainer, caplog, arguments: tuple, duration: str, warns: bool):
+    learning, last, at_start = [], len([*build_deep().parameters()]), []
+
+    class Learning(Callback):
+        def fit_start(self, state, logger):
+            at_start.extend(warnings_of(caplog))
+
+        def after_train_batch(self, state, logger):
+            learning.append(sum(one.grad is not None for one in state.unwrapped_model.parameters()))
+
+    with make_trainer(
+        LayerFreezing(*arguments), build=build_deep, callbacks=[Learning()], max_duration=duration
+    ) as trainer:
+        trainer.fit()
+    warnings = warnings_of(caplog)
+    assert len(warnings) == warns == (min(learning) == last)
+    assert at_start == (warnings if "sp" not in duration else [])
+    assert all("layer_freezing freezes nothing" in one and f"{duration!r}" in one for one in warnings)
+
+
+def test_a_run_that_is_stopped_says_nothing(make_trainer, caplog):
+    with make_trainer(LayerFreezing(), build=build_deep, callbacks=[Stop(2)], max_duration="4ep") as trainer:
+        trainer.fit()
+    assert warnings_of(caplog) == []
+
+
+def test_a_run_that_is_resumed_with_frozen_layers_freezes(make_trainer, tmp_path, caplog):
+    arguments = {"build": build_deep, "max_duration": "48sp"}
+    with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[Stop(4)], **arguments) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    with make_trainer(LayerFreezing(0.0, 1.0), resume_path=tmp_path / "checkpoint", **arguments) as second:
+        second.fit()
+    assert warnings_of(caplog) == []
+
+
 class Stop(Callback):
     """Ends training after a batch, as a signal would."""
 

@@ -14,6 +14,7 @@ from algorithms.nan_guard import all_finite
 from callbacks import InMemoryLogger, OptimizerMonitor
 from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, save_checkpoint
 from runner.data import TensorLoader
+from runner.digest import digest
 
 SPOILT = (1, 4)  # batches counted from 0, of six
 
@@ -220,6 +221,30 @@ def test_a_run_resumed_anywhere_is_the_run_that_went_through(make_trainer, tmp_p
     equal(*({**one, "timestamp": one.get("timestamp", {}).get("batch")} for one in snapshots))  # no clock
     skipped = [[value for _, value in log.data.get("nan_guard/skipped", [])] for log in (first_log, second_log)]
     assert skipped[0] + skipped[1] == [value for _, value in whole_log.data["nan_guard/skipped"]] == [1, 2, 3]
+
+
+def test_a_snapshot_has_no_clock(make_trainer):
+    def left() -> str:
+        with make_trainer(NaNGuard("rollback", "2ba"), Spoiler((3,)), model=make_model()) as trainer:
+            trainer.fit()
+        return digest([one.state_dict() for one in trainer.state.algorithms])
+
+    assert left() == left()
+
+
+@pytest.mark.parametrize(
+    ("interval", "taken"), [("2ba", [0, 2, 4]), ("1ep", [0, 3]), ("1iter", [0, 3]), ("16sp", [0, 2, 4]), ("1h", [0])]
+)
+def test_snapshots_are_taken_at_their_interval(make_trainer, interval: str, taken: list[int]):
+    seen = []
+
+    class Seen(Callback):
+        def batch_end(self, state, logger):
+            seen.append(state.algorithms[0].state_dict()["snapshot"]["batch"])
+
+    with make_trainer(NaNGuard("rollback", interval), callbacks=[Seen()], iteration_length="1ep") as trainer:
+        trainer.fit()
+    assert sorted({*seen}) == taken
 
 
 def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_trainer, caplog):

@@ -165,3 +165,40 @@ def test_arguments_are_checked(arguments: dict):
 
 def test_resume(check_resume):
     check_resume(lambda: [SelectiveBackprop(0.0, 0.9, interrupt=3)], batch_norm=True)
+
+
+def test_two_ranks_train_alike_with_and_without_evaluations_and_resumed(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from algorithms import SelectiveBackprop
+        from runner import ClassificationModel, Trainer, save_checkpoint
+        from runner.data import TensorLoader
+
+        def fit(duration="12ba", **arguments):
+            torch.manual_seed(0)
+            images, targets = torch.randn(64, 6), torch.arange(64) % 3
+            net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+            with Trainer(
+                model=ClassificationModel(net, 3),
+                train_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=True),
+                eval_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=False),
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+                algorithms=[SelectiveBackprop(0.0, 1.0, interrupt=0)],
+                max_duration="12ba",
+                device="cpu",
+                **arguments,
+            ) as trainer:
+                trainer.fit(duration=duration)
+                if duration == "5ba":
+                    save_checkpoint(trainer.state, "checkpoint")
+            return [one.detach().clone() for one in net.parameters()]
+
+        whole = fit(eval_interval=0)
+        torch.testing.assert_close(fit(eval_interval="1ba"), whole, rtol=0, atol=0)
+        fit("5ba", eval_interval=0)
+        resumed = fit("7ba", eval_interval=0, resume_path="checkpoint")
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+    run_ranks(program)

@@ -164,6 +164,40 @@ def test_what_cannot_be_done_is_refused(make_trainer):
 
 
 @pytest.mark.parametrize(
+    ("start", "end", "interval"),
+    [("0ba", "0.5dur", "1ep"), ("4ba", "5ba", "3ba"), ("0.31dur", "0.39dur", "0.1dur"), ("4ba", "1dur", "1ba")],
+)
+def test_times_without_an_update_are_refused(make_trainer, start: str, end: str, interval: str):
+    message = f"^update_interval='{interval}': no update falls between start='{start}' and end='{end}' of "
+    with (
+        make_trainer(SWA(start, end, interval), max_duration="1ep") as trainer,
+        pytest.raises(ValueError, match=message),
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "duration"), [("5ep", "6ep", "1ep"), ("0.7dur", "0.97dur", "24sp"), ("4ba", "8ba", "5ba")]
+)
+def test_a_run_that_ends_before_the_first_update_says_so(make_trainer, caplog, start: str, end: str, duration: str):
+    with make_trainer(SWA(start, end), max_duration=duration) as trainer:
+        trainer.fit()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"swa averages nothing, update_interval='1ep': no update falls between start={start!r} and end={end!r} of "
+        f"max_duration={duration!r}; update earlier or more often"
+    ]
+
+
+@pytest.mark.parametrize(("start", "end"), [("2ep", "4ep"), ("0.5dur", "1dur")])
+def test_parts_of_a_run_are_not_refused(make_trainer, start: str, end: str):
+    with make_trainer(SWA(start, end, "2ep")) as trainer:
+        trainer.fit(duration="1ep")
+        assert trainer.state.algorithms[0].state_dict()["count"] == 0
+        trainer.fit(duration="1ep")
+        assert trainer.state.algorithms[0].state_dict()["count"] == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"start": "half"}, "start='half'"),

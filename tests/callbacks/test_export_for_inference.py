@@ -357,6 +357,16 @@ def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, capl
     assert memory.artifacts == []
 
 
+def test_weights_in_bf16_are_none_for_onnx(tmp_path: Path):
+    require_onnx()
+    with (
+        pytest.raises(ValueError, match="save_format='onnx': holds no weights in bf16"),
+        make_trainer(tmp_path, ExportForInference("onnx"), precision="bf16") as trainer,
+    ):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+
+
 @pytest.mark.parametrize("place", ["file/model.pt2", "folder.pt2"])
 def test_a_path_that_cannot_be_written_is_refused_before_training(place: str, tmp_path: Path):
     (tmp_path / "file").write_text("")

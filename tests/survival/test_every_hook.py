@@ -23,9 +23,11 @@ SMALL = (
     *("trainer.max_duration=2ep", "trainer.eval_interval=4ba", "callbacks.checkpoint_saver.save_interval=3ba"),
 )
 """Two epochs of seven full batches and one of nine samples."""
+NORMALIZED = ("mean=0.5", "std=0.15")  # as if the images, whose deviation is 1.4, had been between 0 and 1
 SETTINGS: dict[str, tuple[str, ...]] = {
     "activation_monitor": ("interval=2ba",),
     "alibi": ("max_sequence_length=16",),
+    "augmix": NORMALIZED,
     "blurpool": ("min_channels=1",),
     "early_stopper": ("min_delta=0.2", "patience=7ba"),
     "ema": ("half_life=3ba",),
@@ -36,6 +38,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "load_checkpoint": ("checkpoint=earlier",),
     "mlflow_logger": ("tracking_uri=sqlite:///mlflow.db", "log_system_metrics=false"),
     "optimizer_monitor": ("batch_log_interval=2",),
+    "rand_augment": NORMALIZED,
     "state_digest": ("interval=1ba",),
     "squeeze_excite": ("min_channels=4", "latent_channels=2"),
     "stochastic_depth": ("target_block=BasicBlock", "drop_rate=0.5"),
@@ -43,6 +46,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "system_metrics_monitor": ("interval=2ba",),
     "threshold_stopper": ("threshold=2.0",),
     "torch_profiler": ("skip_first=1", "active=2"),
+    "trivial_augment": NORMALIZED,
 }
 """Arguments that must be given, or with which there is something to see within two epochs."""
 OF_LANGUAGE_MODELS = (

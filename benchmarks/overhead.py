@@ -7,6 +7,10 @@ An MLP 64-32-10 at batch 32 with one thread: small enough that every microsecond
 are run in turn, many short rounds each, by process CPU time (which counts the logger's thread too), and the ratio to
 the hand-written loop is taken round by round; printed are the median ratio and its quartiles. Inputs are vectors, so
 callbacks for images or text idle.
+
+What most callbacks take is the same on any step, so a limit on the ratio holds for one machine: ours were set where the
+hand-written step takes half a millisecond. All callbacks at once are held to what 1.35 times allows there, 175 us; on a
+step of 0.2 ms they are above that ratio.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import contextlib
 import io
 import logging
+import math
 import statistics
 import sys
 import tempfile
@@ -32,7 +37,8 @@ from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.data.loaders import TensorLoader
 
 BATCH, FEATURES, CLASSES, BATCHES = 32, 64, 10, 400
-LIMITS = {"no callbacks": 1.05, "ten callbacks": 1.08, "all built-ins": 1.20, "every callback": 1.35}
+LIMITS = {"no callbacks": 1.05, "ten callbacks": 1.08, "all built-ins": 1.20}
+MOST_MORE = {"every callback": 175.0}  # us
 BUILT_INS = ("MLflowLogger", "CheckpointSaver", "LearningCurves", "ProgressBar", "ConsoleSummary", "SpeedMonitor")
 LEFT_OUT = {
     "LoadCheckpoint": "acts before training, and needs a checkpoint",
@@ -185,9 +191,9 @@ def print_ratios(times: dict[str, list[float]]) -> bool:
     for key, values in times.items():
         ratios = sorted(value / hand for value, hand in zip(values, base, strict=True))
         low, middle, high = statistics.quantiles(ratios, n=4)
-        failed |= middle > LIMITS[key]
         more = 1e6 * statistics.median(value - hand for value, hand in zip(values, base, strict=True))
-        limit = f"limit {LIMITS[key]:.2f}"
+        failed |= middle > LIMITS.get(key, math.inf) or more > MOST_MORE.get(key, math.inf)
+        limit = f"limit {LIMITS[key]:.2f}" if key in LIMITS else f"limit {MOST_MORE[key]:.0f} us"
         print(f"{key:>14}: {middle:.3f} times, {more:3.0f} us more  (quartiles {low:.3f} to {high:.3f}; {limit})")
     return failed
 

@@ -130,7 +130,8 @@ def test_each_place_has_its_reason():
     assert why(explained, Event.AFTER_LOSS, "train_metrics") == ["the trainer's own come before callbacks"]
     assert why(explained, Event.FIT_START, "progress_bar") == ["destinations come last", "in the order given"]
     assert why(explained, Event.INIT, "mlflow_logger")[0] == "destinations come first, so that all can log"
-    assert why(explained, Event.INIT, "mixup") == ["algorithms come last"]
+    reasons = ["algorithms come last", "before label_smoothing, by LabelSmoothing.runs_after"]
+    assert why(explained, Event.INIT, "mixup") == reasons
     assert why(explained, Event.PREDICT_BATCH_END, "all") == []  # alone
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from runner.data import TensorLoader
 
 
@@ -13,9 +11,9 @@ def first_batch(loader: Any) -> Any:
     """Return the first batch of data that lie in memory, as it is before algorithms change it.
 
     Returns:
-        A batch of this rank; None for any other loader, as its reading may take long, or open what workers must open.
+        A batch of this rank; None for any other loader, as its reading may take long, or open what workers must open,
+        and where a transform, which may draw or count, makes the batches.
     """
-    if not isinstance(loader, TensorLoader):
+    if not isinstance(loader, TensorLoader) or loader.transform is not None:
         return None
-    with torch.random.fork_rng(devices=[]):  # a transform may draw
-        return next(loader.first(1))
+    return next(loader.first(1))

@@ -123,7 +123,7 @@ class EMA(TimedAverage):
         return {"average": self._average, "updated": self._updated} if self._average else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average, self._updated = dict(state["average"]), state["updated"]
+        self._average, self._updated = dict(state["average"]), state.get("updated", True)
 
     def _is_updated(self) -> bool:
         return self._updated

@@ -122,7 +122,7 @@ class NaNGuard(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._skipped, self._in_a_row = state["skipped"], state["in_a_row"]
-        self._snapshot, self._due = state["snapshot"], state["due"]
+        self._snapshot, self._due = state["snapshot"], state.get("due", True)
 
     def _leave_out(self, state: State, logger: Logger, found: str) -> None:
         """Do what the policy says with a batch that the optimizers cannot see any more."""

@@ -51,7 +51,8 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         state: at FIT_START or later.
         monitor: the name.
         argument: that held it, to tell the user.
-        label: of what it is a metric, 'train' or an evaluator; None: of the only evaluator that has one of that name.
+        label: of what it is a metric where its name has no label, 'train' or an evaluator; None: of the only evaluator
+            that has one of that name.
 
     Raises:
         ValueError: there is no such metric, or several; those that there are get listed.
@@ -61,7 +62,7 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         names = dict.fromkeys(["loss", *state.eval_metrics.get(evaluator.label, {})])
         choices += [MetricChoice(evaluator.label, name) for name in names]
     asked = [one for one in choices if one.label == label or (label is None and one.label != "train")]
-    named = [one for one in choices if monitor == f"{one.label}/{one.name}" and one.label == (label or one.label)]
+    named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
         trouble = "is the name of several metrics" if named else "is no metric of this run"

@@ -204,4 +204,4 @@ class Spool:
 
 
 def _is_same(loss: float, before: float) -> bool:
-    return math.isclose(loss, before, rel_tol=SAME_LOSS) or (math.isnan(loss) and math.isnan(before))
+    return math.isclose(loss, before, rel_tol=SAME_LOSS, abs_tol=1e-6) or (math.isnan(loss) and math.isnan(before))

@@ -60,14 +60,14 @@ class EarlyStopper(Callback):
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        if self.dataloader_label == "train":
+        if self._metric.label == "train":
             self._judge(state)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         self._evaluated = False
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        self._evaluated |= state.dataloader_label == self.dataloader_label
+        self._evaluated |= state.dataloader_label == self._metric.label
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         if self._evaluated:

@@ -69,11 +69,11 @@ class ThresholdStopper(Callback):
             self._judge(state, float(state.train_metrics[self._metric.name].compute()))  # The sync that was asked for.
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        if self.dataloader_label == "train":
+        if self._metric.label == "train":
             self._judge(state, self._metric.read(state))
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        if self.dataloader_label != "train" and self._metric.is_fresh(state):
+        if self._metric.label != "train" and self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))
 
     def _judge(self, state: State, value: float | None) -> None:

@@ -21,6 +21,8 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchvision":
+            raise  # something that torchvision needs
         message = "torchvision is not installed here: pip install -e '.[vision]'"
         raise ModuleNotFoundError(message, name="torchvision") from error
     except RuntimeError as error:

@@ -214,7 +214,7 @@ class DatasetLoader(OrderedLoader):
                 generator=torch.Generator().manual_seed(seed),
                 **loader_options,
             )
-        vars(self._loader)["check_worker_number_rationality"] = lambda: None
+        vars(self._loader)["check_worker_number_rationality"] = _say_nothing
 
     def __iter__(self) -> Iterator[Any]:
         """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
@@ -269,6 +269,10 @@ def _warn_of_too_many(num_workers: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > cores:
         log.warning("num_workers=%d, on %d cores: more processes than cores seldom read faster", num_workers, cores)
+
+
+def _say_nothing() -> None:
+    pass
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,8 @@ def test_what_counts_as_an_improvement(script: list[float], arguments: dict, exp
 def test_a_metric_of_training_is_judged_at_the_end_of_each_epoch():
     means = [1, 3, 2, 2, 2]  # two batches an epoch
     model = Scripted([], [mean + offset for mean in means for offset in (-1.0, 1.0)])
-    assert epochs_run([], EarlyStopper("Mean", "train"), model=model, eval_dataloader=None) == 4
+    for stopper in (EarlyStopper("Mean", "train"), EarlyStopper("train/Mean")):
+        assert epochs_run([], stopper, model=copy.deepcopy(model), eval_dataloader=None) == 4
 
 
 def test_an_evaluation_outside_training_does_not_count():
@@ -132,9 +134,9 @@ def test_two_of_them_keep_apart_what_was_best_over_a_resume(cut: int, tmp_path):
     assert second.state.timestamp.epoch == whole.state.timestamp.epoch
 
 
-@pytest.mark.parametrize("monitor", ["loss", "eval/loss"])
-def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str):
-    assert epochs_run([3.0, 2.0, 9.0] + [4.0] * 9, EarlyStopper(monitor)) == 4
+@pytest.mark.parametrize(("monitor", "label"), [("loss", "eval"), ("eval/loss", "eval"), ("eval/loss", "train")])
+def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str, label: str):
+    assert epochs_run([3.0, 2.0, 9.0] + [4.0] * 9, EarlyStopper(monitor, label)) == 4
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,6 @@ def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str):
     [
         {"monitor": "Accuracy"},
         {"monitor": "loss", "dataloader_label": "test"},
-        {"monitor": "eval/loss", "dataloader_label": "train"},
     ],
 )
 def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):

@@ -117,6 +117,11 @@ def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
     assert batches_run(model, stopper, eval_dataloader=None) == expected
 
 
+def test_a_name_with_a_label_says_whose_metric_it_is():
+    model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
+    assert batches_run(model, ThresholdStopper("train/Mean", 4), eval_dataloader=None) == 8
+
+
 def test_it_says_once_why_it_stops(caplog):
     caplog.set_level("INFO", "runner")
     stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=True)

@@ -1,3 +1,4 @@
+import pickle
 import random
 
 import numpy
@@ -51,6 +52,11 @@ def test_batches_are_those_of_the_order_on_each_rank(make_loader, shuffle, world
         assert len(loader) == len(order) == 3
         for epoch in range(2):
             assert numbers(loader) == [order.indices(epoch, batch).tolist() for batch in range(3)]
+
+
+def test_it_goes_to_another_process(make_loader):
+    loader = make_loader(10, batch_size=4, shuffle=True)
+    assert numbers(pickle.loads(pickle.dumps(loader))) == numbers(loader)
 
 
 def test_seeking_equals_reading_on(make_loader):

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms._averaging import TimedAverage, copy_all, move_towards, swapped_in, wide_copy
-from runner import Interval, Logger, State, Time, TimeUnit
+from algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
+from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:
@@ -40,7 +40,7 @@ class EMA(TimedAverage):
     Training goes on with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, through
     a context that puts the training weights back whatever happens inside. The average starts from the weights at
     `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for exactness.
-    Warns where no update comes, as training starts or, where that is not known then, ends.
+    Warns where the half life is longer than the run, and where no update comes.
 
     Args:
         half_life: time after which a weight counts half, in batches or epochs ('1000ba', '2ep'); None with `smoothing`.
@@ -78,7 +78,7 @@ class EMA(TimedAverage):
         interval = _parse("update_interval", update_interval)
         if life is not None and life.unit is not interval.unit:
             raise ValueError(f"update_interval={str(interval)!r}: must be in the unit of half_life={str(life)!r}")
-        self.half_life = half_life
+        self.half_life, self._life = half_life, life
         self.start = Time.parse(start, "start")
         self.update_interval = Interval(interval, "update_interval")
         self.smoothing = smoothing_of(life.value, interval.value) if life is not None else smoothing or 0.0
@@ -96,6 +96,15 @@ class EMA(TimedAverage):
             if differing:
                 raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
             self._keep({name: self._average[name].to(live.device) for name, live in self._live.items()})
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        super().fit_start(state, logger)
+        whole = Time(0.0, TimeUnit.DURATION), self.end
+        if self._warned or self._life is None or get_global_rank() != 0:
+            return
+        if not count_updates(state, self._life, *whole):
+            said = "%s.half_life=%r is longer than the run of %r: the average hardly leaves where it started"
+            log.warning(said, self.config_key, str(self._life), str(state.max_duration))
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if not self._average and state.progress.elapsed_in(self.start.unit) >= self.start.value:

@@ -40,7 +40,7 @@ class CheckpointSaver(Callback):
 
     Raises:
         ValueError: an argument is out of range; at FIT_START, there is no such metric.
-        OSError: at FIT_START, the folder holds another run's checkpoints; at FIT_END, the last one cannot be written.
+        OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last one cannot be written.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class CheckpointSaver(Callback):
         self.filename = filename
         self.monitor = monitor
         self.mode = mode
-        self.weights_only = weights_only
-        self.overwrite = overwrite
-        self.asynchronous = asynchronous
+        self.weights_only, self.overwrite, self.asynchronous = weights_only, overwrite, asynchronous
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = -1
@@ -83,14 +81,16 @@ class CheckpointSaver(Callback):
         """The newest complete checkpoint, None before there is one."""
         return self._checkpoints.latest
 
-    def fit_start(self, state: State, logger: Logger) -> None:
+    def after_load(self, state: State, logger: Logger) -> None:
         self._checkpoints.path = state.run_dir / self.folder
-        if self.monitor is not None:
-            self._metric = choose_metric(state, self.monitor)
-            self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
         if state.timestamp.batch == 0 and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self.monitor is not None:
+            self._metric = choose_metric(state, self.monitor)
+            self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
         self._checkpoints.forget_missing()
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:

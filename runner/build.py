@@ -85,7 +85,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     """
     parts = make_parts(config)
     model = make_model(config)
-    train_dataloader, eval_dataloader = make("data", config["data"])
+    train_dataloader, eval_dataloader = make_data(config["data"])
     return assemble(
         config,
         run_dir,
@@ -111,6 +111,19 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     _try_optimizer(parts["optimizers"], config["optimizer"])
     return parts
+
+
+def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the training and the evaluation data that a section makes.
+
+    Raises:
+        TypeError: it makes something else.
+    """
+    made = make("data", section)
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        kind = type(made).__name__
+        raise TypeError(f"data: {section['_target_']} must return (train_loader, eval_loader), not a {kind}")
+    return made[0], made[1]
 
 
 def make_model(config: Mapping[str, Any]) -> Any:

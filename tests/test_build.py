@@ -136,6 +136,13 @@ def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp
     assert "in scheduler.t_warmup (runner.Trainer)" in raised.value.__notes__
 
 
+@pytest.mark.parametrize("kind", ["list", "dict", "str"])
+def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Path):
+    config["data"] = {"_target_": f"builtins.{kind}"}
+    with pytest.raises(TypeError, match=f"data: builtins.{kind} must return .train_loader, eval_loader., not a {kind}"):
+        build.build(config, tmp_path, "")
+
+
 def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
     config["callbacks"]["second"]["name"] = "refuses"
     trainer = build.build(config, tmp_path, "")

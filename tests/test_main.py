@@ -494,11 +494,12 @@ def test_a_working_directory_that_cannot_be_written_is_named(tmp_path: Path, run
 def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any):
     arguments = (*SHORT, "hydra.run.dir=runs/a", "~callbacks.mlflow_logger")
     assert run_here(*arguments).code == 0
-    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.pt")}
-    code, _, err = run_here(*arguments)
+    before = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
+    code, _, err = run_here(*arguments, "optimizer.lr=0.2")
     assert code == 2
     assert "runs/a/checkpoints" in err and "resume" in err
-    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.pt")} == before
+    after = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
+    assert after == before and any(path.name == "config.yaml" for path in after)
 
 
 @pytest.mark.parametrize("package", ["callbacks", "algorithms"])

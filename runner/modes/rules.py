@@ -24,7 +24,6 @@ from runner.time import Progress, Time, convert
 TOO_LONG = {
     "interval": "it comes only at the end, if at all",
     "patience": "training never stops early",
-    "half_life": "the average hardly leaves where it started",
 }
 """What happens where the value of a key that ends so is longer than the run."""
 

@@ -227,10 +227,7 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> StandIn:
     section = config["data"]
     target = section["_target_"]
     fake = hasattr(locate("data", target), "fake")
-    made = build.make("data", {**section, "_target_": f"{target}.fake"} if fake else section)
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise TypeError(f"data: {target} must return (train_loader, eval_loader), not a {type(made).__name__}")
-    train, evaluation = made
+    train, evaluation = build.make_data({**section, "_target_": f"{target}.fake"} if fake else section)
     evaluators = ensure_evaluators(evaluation, Interval(config["trainer"].get("eval_interval", "1ep")))
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)

@@ -172,9 +172,18 @@ def test_a_run_without_an_update_says_so(make_trainer, tmp_path, caplog, argumen
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
     with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as again:
         again.fit(may_be_over=True)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [one for one in said if "is longer than the run" not in one]
     assert len(warnings) == 2 * warns
     assert all("ema averages nothing, update_interval=" in one for one in warnings)
+
+
+@pytest.mark.parametrize(("half_life", "warns"), [("7ba", True), ("6ba", False), ("3ep", True), ("2ep", False)])
+def test_a_half_life_longer_than_the_run_is_said(make_trainer, caplog, half_life: str, warns: bool):
+    with make_trainer(EMA(half_life)) as trainer:  # six batches, two epochs
+        trainer.fit()
+    said = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly leaves where it started"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said] * warns
 
 
 @pytest.mark.parametrize(

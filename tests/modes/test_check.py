@@ -240,7 +240,7 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
             "callbacks.checkpoint_saver.save_interval=457ba",
             "callbacks.checkpoint_saver.save_interval='457ba' is longer",
         ),
-        ("algorithms=ema", "algorithms.ema.half_life='1000ba' is longer than the run of '24ep': the average hardly"),
+        ("algorithms=ema", "ema.half_life='1000ba' is longer than the run of '24ep': the average hardly"),
         ("+callbacks=early_stopper callbacks.early_stopper.patience=30ep", "patience='30ep' is longer than the run"),
         (
             "trainer.eval_interval=0 callbacks.checkpoint_saver.monitor=eval/loss",

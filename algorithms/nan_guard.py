@@ -151,7 +151,7 @@ class NaNGuard(Algorithm):
         now = state.timestamp
         return (
             f"the loss is {losses[rank]:g} on rank {rank}, {spoilt or 'all gradients are'} finite, "
-            f"epoch {now.epoch} (from 0), batch {now.batch + 1} (from 1)"
+            f"epoch {now.epoch + 1}, batch {now.batch + 1} (both from 1)"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported
+from callbacks._disk import disk_errors_reported, write_whole
 
 if TYPE_CHECKING:
     from runner import State
@@ -259,8 +259,7 @@ def write_json(path: Path, content: dict[str, str]) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=4) + "\n")
+    write_whole(path, (json.dumps(content, indent=4) + "\n").encode())
 
 
 def _read_processors() -> Sequence[dict[str, str]]:

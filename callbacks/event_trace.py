@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from callbacks._cost_table import COLUMNS, make_rows, print_rows
-from callbacks._disk import disk_errors_reported
+from callbacks._disk import disk_errors_reported, write_whole
 from callbacks._timeline import Call, draw
 from runner import Callback, Event
 
@@ -119,8 +119,7 @@ class EventTrace(Callback):
         rank = get_global_rank()
         path = state.run_dir / self.config_key / f"rank{rank}-ba{self._first_batch}.json"
         with disk_errors_reported(self.config_key):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"traceEvents": list(draw(self._calls(), rank))}))
+            write_whole(path, json.dumps({"traceEvents": list(draw(self._calls(), rank))}).encode())
             logger.log_artifact(path, self.config_key)
         rows = make_rows(self._costs, self._batches, self._rest[_IN_STEPS], self._rest[_OUTSIDE])
         logger.log_table(COLUMNS, rows, self.config_key)

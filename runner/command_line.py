@@ -86,6 +86,12 @@ def keys_first(arguments: Sequence[str]) -> list[str]:
     return [*parsed.overrides, *options]
 
 
+def search_path(arguments: Sequence[str]) -> list[str]:
+    """Return the override that has `hydra.compose` look into a `--config-dir` too, where one is among arguments."""
+    parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
+    return [] if parsed.config_dir is None else [f"hydra.searchpath=['file://{Path(parsed.config_dir).absolute()}']"]
+
+
 def shadowed_packages() -> None:
     """Raise where a package in the working directory hides one of this project's.
 

@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.command_line import search_path
 from runner.signatures import nearest
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -153,8 +154,10 @@ def _unknown_key(key: str, overrides: Sequence[str], conf: Path) -> str:
 
 def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> Any:
     """Return the config as it is without the overrides of a key, or the default one where that fails too."""
-    kept = [one for one in overrides if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one) and not one.startswith("-")]
-    for attempt in (kept, []):
+    # Without options and what they are given, which has no key.
+    keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
+    kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
+    for attempt in ([*kept, *search_path(overrides)], search_path(overrides)):
         GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(str(conf), version_base="1.3"):

@@ -467,6 +467,13 @@ def test_own_classes_and_own_configs(folder: Path, run_here: Any):
     assert "welcome OwnModel" in out and "hello OwnModel" in out
     (run_dir,) = run_folders(folder)
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"] == {"_target_": "own.OwnModel", "units": 8}
+    for config_dir in (["--config-dir=more"], ["--config-dir", "more"]):
+        given = [*config_dir, "model=own", "+callbacks=greeter"]
+        unknown = run_here(*given, "callbacks.greeter.wrod=hi", code=2).err
+        assert unknown == "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?" + (
+            " Allowed: word\n"
+        )
+        assert "model has no key 'unit'; did you mean 'units'" in run_here(*given, "model.unit=4", code=2).err
 
 
 def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):

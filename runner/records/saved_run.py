@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner import build
-from runner.command_line import key_of, merge_repeated, typed_value
+from runner.command_line import key_of, merge_repeated, search_path, typed_value
 from runner.composed import GROUPS, OF_THE_COMMAND
 from runner.processes.launch import kept_over_restarts
 from runner.records.changes import find_changes
@@ -218,9 +218,7 @@ def _composing() -> Iterator[None]:
 
 def _compose(overrides: Sequence[str], arguments: Sequence[str]) -> DictConfig:
     """Return `conf/` with overrides, where the user typed a `--config-dir` with that too."""
-    folder = re.search(r"(?:^|\n)(?:--config-dir|-cd)[=\n](.+)", "\n".join(arguments))
-    search_path = [] if folder is None else [f"hydra.searchpath=['file://{Path(folder[1]).absolute()}']"]
-    return compose("config", [*overrides, *search_path])
+    return compose("config", [*overrides, *search_path(arguments)])
 
 
 def _composable(overrides: Sequence[str], arguments: Sequence[str]) -> list[str]:

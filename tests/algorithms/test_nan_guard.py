@@ -257,16 +257,16 @@ def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_tra
     assert memory.get_timeseries("nan_guard/skipped") == ([2, 5], [1, 2])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "the loss is inf on rank 0, all gradients are finite, epoch 0 (from 0), batch 2 (from 1): left out",
-        "the loss is inf on rank 0, all gradients are finite, epoch 1 (from 0), batch 5 (from 1): left out",
+        "the loss is inf on rank 0, all gradients are finite, epoch 1, batch 2 (both from 1): left out",
+        "the loss is inf on rank 0, all gradients are finite, epoch 2, batch 5 (both from 1): left out",
     ]
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("inputs", r"the loss is nan on rank 0, the gradient of 'module.1.weight' is not finite, epoch 1 .*batch 5 "),
-        ("gradient", r"the loss is \d.\d+ on rank 0, the gradient of 'module.5.bias' is not finite, epoch 1"),
+        ("inputs", r"the loss is nan on rank 0, the gradient of 'module.1.weight' is not finite, epoch 2, .*batch 5 "),
+        ("gradient", r"the loss is \d.\d+ on rank 0, the gradient of 'module.5.bias' is not finite, epoch 2"),
     ],
 )
 def test_raise_ends_the_run_before_the_optimizer_steps(make_trainer, fit, how: str, message: str):
@@ -397,7 +397,7 @@ def test_gradients_that_overflow_are_left_to_the_loss_scaler_while_it_can_help(m
             state.loss = AlwaysInfinite.apply(state.loss)
 
     trainer = make_trainer(NaNGuard("raise"), Infinite(), **half_precision(max_duration="100ba"))
-    with pytest.raises(FloatingPointError, match=r"batch 17 \(from 1\)"), trainer:  # 16 halvings from 2^16 to 1
+    with pytest.raises(FloatingPointError, match=r"batch 17 \(both from 1\)"), trainer:  # 16 halvings from 2^16 to 1
         trainer.fit()
     assert trainer.state.scaler.get_scale() == 1
 
@@ -457,11 +457,11 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
             print(error)
 
     finished = run_ranks(program)
-    found = "the loss is nan on rank 1, all gradients are finite, epoch 0 (from 0), batch"
-    assert all(f"{found} 4 (from 1). Lower the learning rate" in one.stdout for one in finished)
+    found = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
+    assert all(f"{found} 4 (both from 1). Lower the learning rate" in one.stdout for one in finished)
     warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
-    assert warnings == [f"{found} {batch} (from 1): left out" for batch in (2, 4)] + [
-        "the loss is nan on rank 1, all gradients are finite, epoch 1 (from 0), batch 6 (from 1): "
+    assert warnings == [f"{found} {batch} (both from 1): left out" for batch in (2, 4)] + [
+        "the loss is nan on rank 1, all gradients are finite, epoch 2, batch 6 (both from 1): "
         "went back to the weights after batch 4"
     ]
     assert "the loss is" not in finished[1].stderr

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -370,6 +371,19 @@ def test_a_disk_that_refuses_is_reported(tmp_path: Path, caplog):
     assert caplog.messages[0].startswith("event_trace cannot write (")
     assert memory.artifacts == []
     assert rows(memory)
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, caplog):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with make_trainer(tmp_path, EventTrace()) as trainer:
+        trainer.fit()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            trainer.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [message.startswith("event_trace cannot write (") for message in caplog.messages] == [True]
+    assert list((tmp_path / "event_trace").iterdir()) == []
 
 
 def test_each_rank_has_its_timeline_and_rank_0_prints(tmp_path: Path, run_ranks):

@@ -40,7 +40,7 @@ class Page:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        wait = WebDriverWait(self.driver, 30, ignored_exceptions=[StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, 60, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"waited for {what}")
 
     def find(self, selector: str, text: str | None = None, number: int = 1) -> list[Any]:
@@ -53,13 +53,23 @@ class Page:
 
         return self.wait(found, f"{selector} {text or ''}")
 
-    def click(self, element: Any) -> None:
-        """Click it wherever it is, in view or not."""
-        self.driver.execute_script("arguments[0].click()", element)
+    def click(self, selector: str, text: str | None = None) -> None:
+        """Click the first such element wherever it is, in view or not, also while the page is drawn anew."""
+
+        def clicked() -> bool:
+            self.driver.execute_script("arguments[0].click()", self.find(selector, text)[0])
+            return True
+
+        self.wait(clicked, f"a click on {selector} {text or ''}")
 
     def charts(self) -> list[dict[str, list[float]]]:
         """The x values of the charts in view, by run."""
         return self.driver.execute_script(READ_CHARTS)
+
+    def ends(self, chart: int) -> dict[str, float]:
+        """The last x value of each line of a chart in view, by run, as far as it is drawn."""
+        charts = self.charts()[chart : chart + 1]
+        return {name: line[-1] for lines in charts for name, line in lines.items() if line}
 
     def choose_axis(self, name: str) -> None:
         """Choose the x axis of all charts: Step, Time (relative), or a metric."""
@@ -68,7 +78,7 @@ class Page:
         self.find("[aria-label='Configure charts']")[0].click()
         if not name.startswith(("Step", "Time")):
             self.find("[role=menuitem]", "Metric")[0].send_keys(Keys.ARROW_RIGHT)
-        self.click(self.find("[role=menuitemcheckbox]", name)[0])
+        self.click("[role=menuitemcheckbox]", name)
         self.driver.switch_to.active_element.send_keys(Keys.ESCAPE, Keys.ESCAPE)
 
     def keep(self, name: str) -> None:
@@ -110,7 +120,7 @@ def test_a_sweep_is_compared_in_the_browser(page: Page, mlflow_server: Any, run_
 
     page.driver.get(f"{runs}?compareRunsMode=CHART")
     for panel in ("mlflow.assistant.chat_panel.close", "mlflow_header.toggle_sidebar_button"):
-        page.click(page.find(f"[data-component-id='{panel}']")[0])
+        page.click(f"[data-component-id='{panel}']")
     check_charts(page, names)
 
     page.driver.get(runs)
@@ -134,7 +144,9 @@ def check_charts(page: Page, names: set[str]) -> None:
     page.wait(lambda: drawn(0, SAMPLES, EPOCHS), "curves of evaluations by sample")
     page.keep("charts-by-sample")
     page.choose_axis("Time (relative)")
-    page.wait(lambda: all(0 < line[-1] < 60 for line in page.charts()[1].values()), "curves by seconds")
+    page.wait(
+        lambda: len(ends := page.ends(1)) == 3 and all(0 < end < 60 for end in ends.values()), "curves by seconds"
+    )
     page.choose_axis("Step")
     page.wait(lambda: drawn(0, BATCHES, EPOCHS), "curves by batch again")
 
@@ -145,22 +157,28 @@ def check_comparison(page: Page, names: set[str]) -> None:
         page.find(".ag-row a", name)
     page.keep("runs")
     for name in sorted(names):
-        row = page.find(".ag-row a", name)[0].find_element("xpath", "ancestor::*[@row-id][1]").get_attribute("row-id")
-        page.click(page.find(f".ag-row[row-id='{row}'] input[aria-label^='Press Space to toggle row']")[0])
-    page.click(page.find("button", "Compare")[0])
+        row = page.wait(lambda name=name: row_of(page, name), f"the row of {name}")
+        page.click(f".ag-row[row-id='{row}'] input[aria-label^='Press Space to toggle row']")
+    page.click("button", "Compare")
 
     page.find("h1,h2", "Comparing 3 Runs from 1 Experiment")
-    switch = page.find("[aria-label='Parameters - Show diff only']")[0]
-    page.click(switch)
-    table = switch.find_element("xpath", "ancestor::*[.//table][1]//table")
-    rows = page.wait(
-        lambda: len(rows := table.find_elements("css selector", "tr")) < 5 and [row.text.split() for row in rows],
-        "what differs",
-    )
-    assert rows == [["optimizer.lr", *RATES]]
-    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", table)
+    page.click("[aria-label='Parameters - Show diff only']")
+    page.wait(lambda: parameters(page) == [["optimizer.lr", *RATES]], "what differs, and nothing else")
     page.keep("parameters")
-    page.click(page.find("a", "loss/train/total")[0])
-    ends = page.wait(lambda: page.charts() and {name: line[-1] for name, line in page.charts()[0].items()}, "curves")
-    assert ends == dict.fromkeys(names, BATCHES)
+    page.click("a", "loss/train/total")
+    page.wait(lambda: page.ends(0) == dict.fromkeys(names, BATCHES), "curves of the metric")
     page.keep("metric")
+
+
+def row_of(page: Page, name: str) -> str | None:
+    """The id of a run's row in the list of runs."""
+    link = page.find(".ag-row a", name)[0]
+    return link.find_element("xpath", "ancestor::*[@row-id][1]").get_attribute("row-id")
+
+
+def parameters(page: Page) -> list[list[str]]:
+    """The rows of the parameters' table of a comparison."""
+    switch = page.find("[aria-label='Parameters - Show diff only']")[0]
+    table = switch.find_element("xpath", "ancestor::*[.//table][1]//table")
+    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", table)
+    return [row.text.split() for row in table.find_elements("css selector", "tr")]

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Time, TimeUnit
+from runner import Callback, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -18,7 +18,8 @@ class EarlyStopper(Callback):
     """Stops training when more than `patience` has passed since the metric was best.
 
     The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. With the
-    best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is no improvement.
+    best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is no improvement. A run that
+    stopped early and is resumed stays stopped, unless it is given more patience.
 
     Args:
         monitor: name of the metric; 'loss' is an evaluator's mean loss.
@@ -53,11 +54,18 @@ class EarlyStopper(Callback):
         self._lower = comp == "lt"
         self._evaluated = False
         self._best: float | None = None
-        self._best_count: int | float = 0
+        self._best_at = self._judged_at = Timestamp()
+        self._resumed = False
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        self._resumed = state.resumed_from is not None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
+        if self._resumed:
+            self._stop_when_over(state)
+        self._resumed = False
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._metric.label == "train":
@@ -74,25 +82,32 @@ class EarlyStopper(Callback):
             self._judge(state)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "best_count": self._best_count}
+        return {
+            "best": self._best,
+            "best_at": self._best_at.state_dict(),
+            "judged_at": self._judged_at.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best, self._best_count = state["best"], state["best_count"]
+        self._best = state["best"]
+        self._best_at = Timestamp.from_state_dict(state["best_at"])
+        self._judged_at = Timestamp.from_state_dict(state["judged_at"])
 
     def _judge(self, state: State) -> None:
-        value = self._metric.read(state)
-        count = state.timestamp.count(self.patience.unit)
+        value, self._judged_at = self._metric.read(state), state.timestamp
         if value is not None and self._is_better(value):
-            self._best, self._best_count = value, count
-        elif count - self._best_count > self.patience.value:
-            shown = f"{self._metric.label}/{self._metric.name}"
-            best = (
-                "no number yet"
-                if self._best is None
-                else f"{self._best:.4g}, reached at {self._best_count}{self.patience.unit}"
-            )
-            log.info("stopped early: %s has not improved on %s", shown, best)
-            state.stop_training()
+            self._best, self._best_at = value, state.timestamp
+        else:
+            self._stop_when_over(state)
+
+    def _stop_when_over(self, state: State) -> None:
+        best_at = self._best_at.get(self.patience.unit)
+        if self._judged_at.count(self.patience.unit) - best_at.value <= self.patience.value:
+            return
+        shown = f"{self._metric.label}/{self._metric.name}"
+        best = "no number yet" if self._best is None else f"{self._best:.4g}, reached at {best_at}"
+        log.info("stopped early: %s has not improved on %s", shown, best)
+        state.stop_training()
 
     def _is_better(self, value: float) -> bool:
         if self._best is None:

@@ -20,7 +20,7 @@ class ThresholdStopper(Callback):
 
     The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. It is over
     all ranks, so that they stop together. Nothing is kept from one value to the next: a resumed run stops where the
-    whole one would have.
+    whole one would have, and stays stopped where that has passed the threshold.
 
     Args:
         monitor: name of the metric; 'loss' is an evaluator's mean loss.
@@ -59,10 +59,19 @@ class ThresholdStopper(Callback):
         self.stop_on_batch = stop_on_batch
         self._metric = MetricChoice(dataloader_label, monitor)
         self._lower = comp == "lt"
+        self._resumed = False
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        self._resumed = state.resumed_from is not None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
+        if self._resumed and self._metric.is_fresh(state):
+            self._judge(state, self._metric.read(state))
+        elif self._resumed and state.timestamp.batch_in_epoch:
+            self.batch_end(state, logger)
+        self._resumed = False
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.stop_on_batch:

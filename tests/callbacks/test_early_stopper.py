@@ -115,6 +115,30 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
     assert second.state.timestamp.epoch == epochs_run(script, EarlyStopper("loss", patience="2ep")) == 5
 
 
+@pytest.mark.parametrize(("patience", "epochs"), [("1ep", 4), ("5sp", 4), ("3ep", 6), ("8sp", 5)])
+def test_a_run_that_stopped_early_goes_on_only_with_more_patience(patience: str, epochs: int, tmp_path):
+    script = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5]
+    with make_trainer(script, EarlyStopper("loss")) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    assert first.state.timestamp.epoch == 4
+    again = EarlyStopper("loss", patience=patience)
+    with make_trainer(script[4:], again, resume_path=tmp_path / "checkpoint") as second:
+        second.fit()
+    assert second.state.timestamp.epoch == epochs
+
+
+def test_a_resumed_run_that_is_told_to_go_on_does(tmp_path):
+    script = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5]
+    with make_trainer(script, EarlyStopper("loss")) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    with make_trainer(script[4:], EarlyStopper("loss"), resume_path=tmp_path / "checkpoint") as second:
+        second.fit()
+        second.fit("1ep")
+    assert second.state.timestamp.epoch == 5
+
+
 @pytest.mark.parametrize("cut", [2, 3, 4])
 def test_two_of_them_keep_apart_what_was_best_over_a_resume(cut: int, tmp_path):
     script = [5.0, 4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4]

@@ -151,6 +151,25 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path, cut: int):
     assert batches_run(Scripted([], script), ThresholdStopper(**stopper), eval_dataloader=None) == 6
 
 
+@pytest.mark.parametrize("stop_on_batch", [False, True])
+def test_a_run_that_passed_the_threshold_goes_on_only_to_another(tmp_path, stop_on_batch: bool):
+    script = [0, 2, 2, 2, 3, 5.5, 6, 3]
+    stopper = {"monitor": "Mean", "dataloader_label": "train", "stop_on_batch": stop_on_batch}
+    no_eval: dict[str, Any] = {"eval_dataloader": None}
+    with make_trainer(Scripted([], script), ThresholdStopper(threshold=4, **stopper), **no_eval) as first:
+        first.fit()
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+    assert first.state.timestamp.batch == 6
+    resume = {"resume_path": tmp_path / "checkpoint"} | no_eval
+    assert batches_run(Scripted([], script[6:]), ThresholdStopper(threshold=4, **stopper), **resume) == 6
+    further = batches_run(Scripted([], script[6:]), ThresholdStopper(threshold=4.4, **stopper), **resume)
+    assert further == (7 if stop_on_batch else 8)
+    with make_trainer(Scripted([], script[6:]), ThresholdStopper(threshold=4, **stopper), **resume) as told:
+        told.fit()
+        told.fit("1ba")
+    assert told.state.timestamp.batch == 7
+
+
 def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
     def program():
         import torch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import functools
+import operator
 import os
 import socket
 import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +54,9 @@ class EventFile:
         """
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-        parts = []
-        for event in events:
-            data = Event(**event).SerializeToString()
-            parts += [_header(len(data)), data, struct.pack("<I", masked_crc32c(data))]
-        everything = b"".join(parts)
+        contents = [Event(**event).SerializeToString() for event in events]
+        parts = zip(contents, masked_crc32c(contents), strict=True)
+        everything = b"".join([_header(len(content)) + content + struct.pack("<I", crc) for content, crc in parts])
         with self._writing:
             if self._file.write(everything) < len(everything):
                 self._file.truncate(self._size)  # half an event would hide all that follow
@@ -71,23 +71,40 @@ class EventFile:
 @functools.lru_cache
 def _header(length: int) -> bytes:
     header = struct.pack("<Q", length)
-    return header + struct.pack("<I", masked_crc32c(header))
+    return header + struct.pack("<I", *masked_crc32c([header]))
 
 
-def masked_crc32c(data: bytes) -> int:
-    """Return the checksum of data, CRC-32C with the mask that such files want."""
+def masked_crc32c(contents: Sequence[bytes]) -> list[int]:
+    """Return the checksum of each of several contents, CRC-32C with the mask that such files want."""
     import numpy as np
 
-    state, table = 0xFFFFFFFF, _table()
-    for start in range(0, len(data), BLOCK):
-        block = data[start : start + BLOCK]
-        # A state that was reached counts like bytes in front, and so like their sum with the first four that follow.
-        head = int.from_bytes(block[:4], "little") ^ (state & (1 << 8 * min(4, len(block))) - 1)
-        numbers = np.frombuffer(head.to_bytes(4, "little")[: len(block)] + block[4:], np.uint8)
-        state >>= min(32, 8 * len(block))
-        state ^= int(np.bitwise_xor.reduce(table[_rows()[BLOCK - len(block) :] + numbers]))
-    crc = state ^ 0xFFFFFFFF
+    lengths = [min(BLOCK, len(content) - start) for content in contents for start in range(0, len(content), BLOCK)]
+    if not lengths:
+        return [_mask(0)] * len(contents)
+    rows = np.concatenate([_rows()[BLOCK - length :] for length in lengths])
+    changes = _table()[rows + np.frombuffer(b"".join(contents), np.uint8)]
+    # Of all blocks at once, as if each began at zero.
+    blocks = zip(lengths, np.bitwise_xor.reduceat(changes, [0, *accumulate(lengths[:-1])]).tolist(), strict=True)
+    found = []
+    for content in contents:
+        state = 0xFFFFFFFF
+        for length, change in islice(blocks, -(-len(content) // BLOCK)):
+            state = _after_zeros(state, length) ^ change
+        found.append(_mask(state ^ 0xFFFFFFFF))
+    return found
+
+
+def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@functools.lru_cache
+def _after_zeros(state: int, length: int) -> int:
+    """Return what a state becomes by so many zeros, at least one: it counts like the first bytes that follow."""
+    table = _table().reshape(BLOCK, 256)
+    head = state.to_bytes(4, "little")[:length]
+    changes = (int(table[length - 1 - place, byte]) for place, byte in enumerate(head))
+    return functools.reduce(operator.xor, changes, state >> 8 * len(head))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from runner import Callback, Time, TimeUnit
 from runner.time import convert
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
     from runner import Logger, State
@@ -51,6 +51,7 @@ class ActivationMonitor(Callback):
             )
         self.ignore_module_types = ignore_module_types
         self._interval = (1, 1)  # in batches, as a fraction of whole numbers
+        self._modules: list[tuple[str, nn.Module]] = []
         self._hooks: list[RemovableHandle] = []
         self._seen: set[tuple[str, str]] = set()
         self._metrics: dict[str, Any] = {}
@@ -61,13 +62,14 @@ class ActivationMonitor(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.unwrapped_model._compiled_call_impl is not None:
             raise ValueError("compile=True: ActivationMonitor cannot look into a compiled model; leave out one of them")
-        classes = {type(module).__name__ for module in state.unwrapped_model.modules()}
-        for name in self.ignore_module_types or ():
+        named, ignored = [*state.unwrapped_model.named_modules()], list(self.ignore_module_types or ())
+        classes = {type(module).__name__ for _, module in named}
+        for name in ignored:
             if name not in classes:
                 raise ValueError(
-                    f"ignore_module_types={list(self.ignore_module_types or ())}: no module is a {name!r}; "
-                    f"there are {', '.join(sorted(classes))}"
+                    f"ignore_module_types={ignored}: no module is a {name!r}; there are {', '.join(sorted(classes))}"
                 )
+        self._modules = [(name, one) for name, one in named if name and type(one).__name__ not in ignored]
         batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
         self._interval = batches.as_integer_ratio()
 
@@ -76,11 +78,10 @@ class ActivationMonitor(Callback):
         batches, parts = self._interval
         if (batch + 1) * parts // batches == batch * parts // batches or not logger.destinations:
             return
-        for name, module in state.unwrapped_model.named_modules():
-            if name and type(module).__name__ not in (self.ignore_module_types or ()):
-                # Inputs before the call: a module may change them in place.
-                self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
-                self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
+        for name, module in self._modules:
+            # Inputs before the call: a module may change them in place.
+            self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._hooks:
@@ -114,14 +115,13 @@ def statistics(activations: Tensor) -> dict[str, Tensor]:
     """Return statistics over the last dimension of a tensor `(..., D)`, averaged over the others; without a sync."""
     import torch
 
-    with torch.no_grad():
-        values = activations.detach()
-        values = values.float() if values.itemsize < 4 else values
-        squares = (values - values.mean(dim=-1, keepdim=True)).square()
-        variance = squares.mean(dim=-1)
-        return {
-            "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
-            "average": values.mean(),
-            "kurtosis": (squares.square().mean(dim=-1) / variance.square() - 3).nanmean(),
-            "max": values.amax(dim=-1).mean(),
-        }
+    values = activations.detach()
+    values = values.float() if values.itemsize < 4 else values
+    # Rows less their means, divided by their deviations: constant ones become NaN.
+    standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, 0.0)
+    return {
+        "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
+        "average": means.mean(),
+        "kurtosis": standardized.square().square().nanmean() - 3,
+        "max": values.amax(dim=-1).mean(),
+    }

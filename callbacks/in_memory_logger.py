@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ class InMemoryLogger(LoggerDestination):
         self.images: dict[str, list[dict[str, Any]]] = {}
         self.artifacts: list[tuple[str, str | None]] = []
         self._data: dict[str, list[tuple[Timestamp, float]]] = {}
+        self._records: list[Record] = []  # not in it yet: they are sorted by key when somebody looks
+        self._taking = threading.Lock()  # records come from a thread of their own
         self._logger: Logger | None = None
 
     @property
@@ -41,6 +44,14 @@ class InMemoryLogger(LoggerDestination):
         """
         if self._logger is not None:
             self._logger.flush()
+        with self._taking:
+            for record in self._records:
+                timestamp = record.timestamp
+                if timestamp.batch != record.step:
+                    timestamp = timestamp._replace(batch=record.step)
+                for key, value in record.metrics.items():
+                    self._data.setdefault(key, []).append((timestamp, value))
+            self._records.clear()
         return self._data
 
     def get_timeseries(self, key: str) -> tuple[list[int], list[float]]:
@@ -61,12 +72,8 @@ class InMemoryLogger(LoggerDestination):
         self.hyperparameters |= hyperparameters
 
     def log_records(self, records: Sequence[Record]) -> None:
-        for record in records:
-            timestamp = record.timestamp
-            if timestamp.batch != record.step:
-                timestamp = timestamp._replace(batch=record.step)
-            for key, value in record.metrics.items():
-                self._data.setdefault(key, []).append((timestamp, value))
+        with self._taking:
+            self._records += records
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows], "step": step}

@@ -33,7 +33,8 @@ class LRMonitor(Callback):
         rates = [group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups]
         if len(rates) != len(self._keys):
             self._keys = make_keys(state.optimizers)
-        self._rates = {key: _keep(rate) for key, rate in zip(self._keys, rates, strict=True)}
+        named = zip(self._keys, rates, strict=True)
+        self._rates = {key: rate if type(rate) is float else _keep(rate) for key, rate in named}
 
     def batch_end(self, state: State, logger: Logger) -> None:
         logger.hand_over(self._rates)
@@ -53,4 +54,4 @@ def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:
 
 def _keep(rate: Any) -> Any:
     # A scheduler fills a tensor in place before BATCH_END.
-    return float(rate) if isinstance(rate, float | int) else rate.detach().reshape(()).clone()
+    return rate.detach().reshape(()).clone() if hasattr(rate, "detach") else float(rate)

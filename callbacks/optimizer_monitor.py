@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -45,56 +45,59 @@ class OptimizerMonitor(Callback):
             raise ValueError(f"batch_log_interval={batch_log_interval!r}: must be a number of batches, at least 1")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
-        self._parameters: dict[str, nn.Parameter] = {}
+        self._named: list[tuple[str, nn.Parameter]] = []
+        self._parameters: dict[str, nn.Parameter] = {}  # with a gradient
         self._changes: tuple[Tensor, ...] = ()
         self._metrics: dict[str, Any] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._named = [*state.unwrapped_model.named_parameters()]
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if (state.timestamp.batch + 1) % self.batch_log_interval:
             return
         import torch
 
-        named = state.unwrapped_model.named_parameters()
-        self._parameters = {name: parameter for name, parameter in named if parameter.grad is not None}
+        self._parameters = {name: parameter for name, parameter in self._named if parameter.grad is not None}
         if not self._parameters:
             return
-        self._metrics = _norms("grad", {name: _gradient(one) for name, one in self._parameters.items()})
-        self._metrics["l2_norm/grad/global"] = torch.linalg.vector_norm(torch.stack([*self._metrics.values()]))
-        if self.log_optimizer_metrics:
+        norms = l2_norms([_gradient(parameter) for parameter in self._parameters.values()])
+        self._metrics = {f"l2_norm/grad/{name}": norm for name, norm in zip(self._parameters, norms, strict=True)}
+        self._metrics["l2_norm/grad/global"] = torch.linalg.vector_norm(torch.stack([*norms]))
+        is_first = state.timestamp.batch == 0  # the first step makes what is kept
+        if self.log_optimizer_metrics and (is_first or any(one is not None for one in self._moments(state))):
             # Negated, so that one fused operation copies them, and another makes the change of it.
             self._changes = torch._foreach_neg(self._weights())  # pyright: ignore[reportPrivateImportUsage]
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if not self._metrics:
             return
-        if self.log_optimizer_metrics:
-            import torch
-
-            weights = self._weights()
-            torch._foreach_add_(self._changes, weights)  # pyright: ignore[reportPrivateImportUsage]
-            moments = self._moments(state)
-            for kind, tensors in (("param", weights), ("update", self._changes)):
-                named = zip(self._parameters, tensors, strict=True)
-                self._metrics |= _norms(kind, {name: tensor for name, tensor in named if name in moments})
-            self._metrics |= _norms("moment", moments)
+        if self._changes:
+            self._add_optimizer_metrics(state)
         logger.hand_over(self._metrics)
         self._metrics, self._changes = {}, ()
+
+    def _add_optimizer_metrics(self, state: State) -> None:
+        import torch
+
+        weights = self._weights()
+        torch._foreach_add_(self._changes, weights)  # pyright: ignore[reportPrivateImportUsage]
+        found = zip(self._parameters, self._moments(state), weights, self._changes, strict=True)
+        tensors: dict[str, Tensor] = {}
+        for name, moment, weight, change in found:
+            if moment is not None:
+                kinds = {"moment": moment, "param": weight, "update": change}
+                tensors |= {f"l2_norm/{kind}/{name}": tensor for kind, tensor in kinds.items()}
+        self._metrics |= zip(tensors, l2_norms([*tensors.values()]), strict=True)
 
     def _weights(self) -> list[Tensor]:
         return [parameter.detach() for parameter in self._parameters.values()]
 
-    def _moments(self, state: State) -> dict[str, Tensor]:
-        found = {}
-        for name, parameter in self._parameters.items():
+    def _moments(self, state: State) -> Iterator[Tensor | None]:
+        for parameter in self._parameters.values():
             kept = (optimizer.state.get(parameter, {}) for optimizer in state.optimizers)
             moments = (one[key] for one in kept for key in FIRST_MOMENTS if one.get(key) is not None)
-            if (moment := next(moments, None)) is not None:
-                found[name] = moment
-        return found
-
-
-def _norms(kind: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    return {f"l2_norm/{kind}/{name}": norm for name, norm in zip(tensors, l2_norms([*tensors.values()]), strict=True)}
+            yield next(moments, None)
 
 
 def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -106,7 +109,7 @@ def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
     if not tensors:
         return []
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     # A DTensor is known by what it can do: importing its class takes a second.
     sharded: list[Any] = [norm for norm in norms if hasattr(norm, "full_tensor")]

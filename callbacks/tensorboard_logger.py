@@ -56,16 +56,10 @@ class TensorBoardLogger(LoggerDestination):
         self._log_text("hyperparameters", f"```json\n{text}\n```", 0)
 
     def log_records(self, records: Sequence[Record]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        events = []
-        for record in records:
-            summary = Summary()
-            add = summary.value.add
-            for key, value in record.metrics.items():
-                add(tag=key, simple_value=value)
-            events.append({"wall_time": record.wall_time, "step": record.step, "summary": summary})
-        self._open().write(events)
+        self._open().write(
+            {"wall_time": record.wall_time, "step": record.step, "summary": {"value": _scalars(record.metrics)}}
+            for record in records
+        )
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
@@ -97,6 +91,10 @@ class TensorBoardLogger(LoggerDestination):
                 assert self.path is not None
                 self._file = EventFile(self.path, self._first_step if self._first_step > 1 else None)
             return self._file
+
+
+def _scalars(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"tag": key, "simple_value": value} for key, value in metrics.items()]
 
 
 def _cell(value: Any) -> str:

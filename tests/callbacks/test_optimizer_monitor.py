@@ -103,6 +103,15 @@ def test_gradients_only():
     }
 
 
+def test_the_momenta_that_the_first_step_makes_are_logged():
+    trainer, memory = make_trainer(OptimizerMonitor(batch_log_interval=1))
+    with trainer:
+        trainer.fit()
+    found = logged(memory)
+    assert "l2_norm/moment/module.0.weight" in found[1]
+    assert found[1].keys() == found[2].keys()
+
+
 def test_watching_changes_no_weight():
     weights = []
     for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):

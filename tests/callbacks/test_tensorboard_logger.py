@@ -75,12 +75,15 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
 
 
 @needs_tensorboard
-@pytest.mark.parametrize("length", [*range(10), BLOCK - 1, BLOCK, *range(BLOCK + 1, BLOCK + 6), 3 * BLOCK + 2])
-def test_checksums_are_tensorboards(length: int):
+def test_checksums_are_tensorboards():
     from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
-    data = random.Random(length).randbytes(length)
-    assert masked_crc32c(data) == pywrap_tensorflow.masked_crc32c(data)
+    lengths = [*range(10), BLOCK - 1, BLOCK, *range(BLOCK + 1, BLOCK + 6), 3 * BLOCK + 2]
+    contents = [random.Random(length).randbytes(length) for length in lengths]
+    expected = [pywrap_tensorflow.masked_crc32c(one) for one in contents]
+    assert masked_crc32c(contents) == expected
+    assert [masked_crc32c([one]) for one in contents] == [[one] for one in expected]
+    assert masked_crc32c([]) == []
 
 
 @needs_tensorboard

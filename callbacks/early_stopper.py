@@ -6,12 +6,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Time, Timestamp, TimeUnit
+from runner import Callback, Time, TimeUnit
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
 log = logging.getLogger("runner")
+
+UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
 
 
 class EarlyStopper(Callback):
@@ -48,13 +50,13 @@ class EarlyStopper(Callback):
         self.comp = comp
         self.min_delta = abs(min_delta)
         self.patience = Time.parse_or_epochs(patience, "patience")
-        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN):
+        if self.patience.unit not in UNITS:
             raise ValueError(f"patience={str(self.patience)!r}: must be in ep, ba, sp or tok, such as '3ep'")
         self._metric = MetricChoice(dataloader_label, monitor)
         self._lower = comp == "lt"
         self._evaluated = False
         self._best: float | None = None
-        self._best_at = self._judged_at = Timestamp()
+        self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)  # counts, whatever the patience becomes
         self._resumed = False
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -82,30 +84,24 @@ class EarlyStopper(Callback):
             self._judge(state)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best": self._best,
-            "best_at": self._best_at.state_dict(),
-            "judged_at": self._judged_at.state_dict(),
-        }
+        return {"best": self._best, "best_at": self._best_at, "judged_at": self._judged_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best = state["best"]
-        self._best_at = Timestamp.from_state_dict(state["best_at"])
-        self._judged_at = Timestamp.from_state_dict(state["judged_at"])
+        self._best, self._best_at, self._judged_at = state["best"], state["best_at"], state["judged_at"]
 
     def _judge(self, state: State) -> None:
-        value, self._judged_at = self._metric.read(state), state.timestamp
+        value, self._judged_at = self._metric.read(state), {str(one): int(state.timestamp.count(one)) for one in UNITS}
         if value is not None and self._is_better(value):
-            self._best, self._best_at = value, state.timestamp
+            self._best, self._best_at = value, self._judged_at
         else:
             self._stop_when_over(state)
 
     def _stop_when_over(self, state: State) -> None:
-        best_at = self._best_at.get(self.patience.unit)
-        if self._judged_at.count(self.patience.unit) - best_at.value <= self.patience.value:
+        unit = str(self.patience.unit)
+        if self._judged_at[unit] - self._best_at[unit] <= self.patience.value:
             return
         shown = f"{self._metric.label}/{self._metric.name}"
-        best = "no number yet" if self._best is None else f"{self._best:.4g}, reached at {best_at}"
+        best = "no number yet" if self._best is None else f"{self._best:.4g}, reached at {self._best_at[unit]}{unit}"
         log.info("stopped early: %s has not improved on %s", shown, best)
         state.stop_training()
 

@@ -24,7 +24,7 @@ def whole(sessions: Any, tmp_path: Path) -> Left:
 def test_the_run_is_one_that_can_go_wrong(whole: Left):
     """It is stopped early, by a decision that depends on evaluations long before; it sees each sample once an epoch."""
     assert whole.outcome["stopped"] and whole.outcome["counts"]["batch"] == BATCHES
-    assert whole.outcome["stopper"]["best_count"] == 12
+    assert whole.outcome["stopper"]["best_at"]["ba"] == 12
     epochs = [[*chain.from_iterable(whole.ids[first : first + 8])] for first in (0, 8)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [*range(1050)] and epochs[0] != epochs[1]
     losses = [entry["value"] for entry in whole.logged if entry["key"] == "loss/train/total"]

@@ -23,6 +23,11 @@ MAX_ENHANCEMENT = 0.9  # of a factor, up or down from 1
 POSTERIZED_BITS = 4  # fewest bits that are left of 8
 
 
+def _numbers(values: list[float], images: Tensor) -> Tensor:
+    """Return numbers in the images' type on their device, which is not waited for as by `new_tensor`."""
+    return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True)
+
+
 def transform(images: Tensor, matrices: Tensor) -> Tensor:
     """Return images mapped by affine transforms, bilinear; black moves in at the edges.
 
@@ -32,7 +37,7 @@ def transform(images: Tensor, matrices: Tensor) -> Tensor:
             x to the right and y down.
     """
     height, width = images.shape[2:]
-    half = images.new_tensor([width / 2, height / 2])
+    half = _numbers([width / 2, height / 2], images)
     # grid_sample counts from -1 to 1 over the image, whatever its size.
     scale = torch.cat([half, half.new_ones(1)]) / half[:, None]
     grid = F.affine_grid(matrices * scale, list(images.shape), align_corners=False)
@@ -85,7 +90,7 @@ def _gray(images: Tensor) -> Tensor:
     """Return the luminance (N, 1, H, W): of three channels as ITU-R 601 has it, otherwise their mean."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
-    weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    weights = _numbers([0.299, 0.587, 0.114], images).view(1, 3, 1, 1)
     return (images * weights).sum(dim=1, keepdim=True)
 
 

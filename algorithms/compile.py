@@ -7,12 +7,15 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from algorithms._surgery import report
 from runner import Algorithm, Logger, State
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Those that replay CUDA graphs."""
 
 
 def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
@@ -47,13 +50,17 @@ class Compile(Algorithm):
     for a shape may round otherwise after other shapes than alone: where shapes vary, results depend on those that came
     before, and a resumed run equals the whole one up to rounding only.
 
+    CUDA graphs use the same memory in each forward pass: what the compiled parts returned is gone at the next one.
+
     Args:
-        mode: 'default', 'reduce-overhead' (CUDA graphs), 'max-autotune', or 'max-autotune-no-cudagraphs'.
+        mode: 'default', 'reduce-overhead' and 'max-autotune' (on GPUs with CUDA graphs), or
+            'max-autotune-no-cudagraphs'.
         regional: compile the blocks that the model repeats, one by one; otherwise the model as a whole, as the
             Trainer's `compile` does.
 
     Raises:
-        ValueError: an unknown mode; after loading, no block is repeated, or a CPU run has no C++ compiler.
+        ValueError: an unknown mode; after loading, no block is repeated, a CPU run has no C++ compiler, or gradients of
+            several microbatches would have to be kept in the memory of CUDA graphs.
 
     Evidence:
         Strong for speed on GPUs, where a whole model of equal blocks takes several times as long to compile; on a CPU
@@ -67,12 +74,19 @@ class Compile(Algorithm):
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
         self.mode = mode
         self.regional = regional
+        self._replays = False  # CUDA graphs
 
     def after_load(self, state: State, logger: Logger) -> None:
         compiler = os.environ.get("CXX", "clang++" if os.uname().sysname == "Darwin" else "g++")
         if state.device.type == "cpu" and not shutil.which(compiler):
             raise ValueError(
                 f"Compile needs a C++ compiler for the CPU, and {compiler!r} is not here: install one, or set CXX"
+            )
+        self._replays = state.device.type == "cuda" and self.mode in WITH_GRAPHS
+        if self._replays and (state.grad_accum > 1 or state.microbatch_size or state.auto_microbatching):
+            raise ValueError(
+                f"mode={self.mode!r}: CUDA graphs cannot accumulate gradients; use mode='default', or train whole "
+                "batches, with grad_accum=1 and microbatch_size=None"
             )
         model = state.unwrapped_model
         found = find_repeated(model) if self.regional else {"": model}
@@ -81,3 +95,10 @@ class Compile(Algorithm):
         report(self, state, [*found], "block")
         for module in found.values():
             module.compile(mode=self.mode)
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        if self._replays:
+            # By itself torch takes each compiled block of an evaluation for a new pass, and frees its own input.
+            torch.compiler.cudagraph_mark_step_begin()
+
+    eval_before_forward = predict_before_forward = before_forward

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
@@ -28,8 +29,8 @@ class SystemMetricsMonitor(Callback):
 
     `MLflowLogger` does so by itself for the machine of rank 0; this is for the other machines and other destinations.
     What is read is gathered on the host, without waiting for a GPU, and rank 0 logs it. Rates are means since the
-    reading before. Readings of GPUs need the package nvidia-ml-py; where it is missing that is said once. Nothing is
-    held over a resume.
+    reading before. Readings of GPUs need the package nvidia-ml-py; where it is missing that is said once. What a GPU
+    does not tell, such as a virtual one or a part of one, is left out. Nothing is held over a resume.
 
     Args:
         interval: how often, a time; in seconds it counts training, not evaluation.
@@ -104,14 +105,21 @@ class SystemMetricsMonitor(Callback):
     def _read_gpu(self, device: Any) -> list[float]:
         if not self._reads_gpu:
             return [math.nan] * len(GPU)
+        import pynvml  # pyright: ignore[reportMissingImports]
         from torch import cuda
+
+        def read(gauge: Callable[[Any], int]) -> float:
+            try:
+                return float(gauge(device))
+            except (pynvml.NVMLError, RuntimeError):  # the latter is torch's own, as for a part of a GPU
+                return math.nan
 
         free, total = cuda.mem_get_info(device)
         return [
-            float(cuda.utilization(device)),
+            read(cuda.utilization),
             (total - free) / 1e9,
-            float(cuda.temperature(device)),
-            cuda.power_draw(device) / 1e3,
+            read(cuda.temperature),
+            read(cuda.power_draw) / 1e3,
         ]
 
 

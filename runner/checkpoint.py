@@ -74,30 +74,29 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         "model.pt": weights,
         **({CONFIG: state.config} if state.config else {}),
     }
-    if weights_only:
-        return snapshot
-    snapshot["state.pt"] = keep(
-        {
-            "timestamp": state.timestamp.state_dict(),
-            "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
-            "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
-            "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
-            "scaler": state.scaler.state_dict() if state.scaler is not None else None,
-            "algorithms": _states(state.algorithms),
-            "callbacks": _states([*state.callbacks, *state.loggers]),
-            "train_metrics": metrics,
-            "train_metric_values": state.train_metric_values,
-            "eval_metric_values": state.eval_metric_values,
-            "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
-            "order": _order(state),
-            "microbatch_size": state.microbatch_size,
-            "stop_requested": state.stop_requested,
-            "seed": state.rank_zero_seed,
-            "run_name": state.run_name,
-            "world_size": get_world_size(),
-        }
-    )
-    if copy and state.device.type == "cuda":
+    if not weights_only:
+        snapshot["state.pt"] = keep(
+            {
+                "timestamp": state.timestamp.state_dict(),
+                "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
+                "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+                "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
+                "scaler": state.scaler.state_dict() if state.scaler is not None else None,
+                "algorithms": _states(state.algorithms),
+                "callbacks": _states([*state.callbacks, *state.loggers]),
+                "train_metrics": metrics,
+                "train_metric_values": state.train_metric_values,
+                "eval_metric_values": state.eval_metric_values,
+                "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
+                "order": _order(state),
+                "microbatch_size": state.microbatch_size,
+                "stop_requested": state.stop_requested,
+                "seed": state.rank_zero_seed,
+                "run_name": state.run_name,
+                "world_size": get_world_size(),
+            }
+        )
+    if state.device.type == "cuda":
         torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
     return snapshot
 

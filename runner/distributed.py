@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.interrupt import Interrupt
-from runner.rendezvous import group_store
+from runner.rendezvous import TIMEOUT, group_store
 
 T = TypeVar("T")
 
@@ -42,19 +42,20 @@ def get_local_rank() -> int:
 def init_process_group(device: torch.device) -> bool:
     """Join the other ranks where there are any: gloo on the CPU, NCCL beside it on CUDA. All ranks.
 
-    One process alone makes no process group, and one that exists already is used.
+    One process alone makes no process group, and one that exists already is used. In any case a GPU becomes the current
+    one, so that no rank takes memory on another's.
 
     Returns:
         Whether a group was made, which `destroy_process_group` then has to end.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if get_world_size() == 1 or dist.is_initialized():
         return False
     rank, size = get_global_rank(), get_world_size()
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    # Others may wait for rank 0 while it writes a large checkpoint: NCCL alone would give it ten minutes.
+    dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size, timeout=TIMEOUT)
     return True
 
 

@@ -14,7 +14,11 @@ from runner.batch import map_tensors
 
 
 class Precision(StrEnum):
-    """`fp32`; `amp_bf16` and `amp_fp16` (autocast, the latter with loss scaling); `bf16` (weights and inputs too)."""
+    """What forward passes compute in.
+
+    `fp32`; `amp_bf16` and `amp_fp16` (autocast, the latter with loss scaling); `bf16` (weights and inputs too);
+    `amp_fp8` (layers of Transformer Engine in 8 bits, the rest as in `amp_bf16`).
+    """
 
     FP32 = "fp32"
     AMP_BF16 = "amp_bf16"
@@ -68,7 +72,8 @@ class Precision(StrEnum):
         if self is Precision.AMP_FP8:
             import transformer_engine.pytorch as te  # pyright: ignore[reportMissingImports]
 
-            return te.fp8_autocast()
+            in_bf16 = torch.autocast(device.type, torch.bfloat16)  # what Transformer Engine does not compute
+            return lambda function: in_bf16(te.fp8_autocast()(function))
         return lambda function: function
 
     def cast(self, batch: Any) -> Any:

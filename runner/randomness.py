@@ -54,6 +54,7 @@ class ForwardStream:
         self._seed_cpu = torch.default_generator.manual_seed
         self._seed_device: Callable[[int], Any] | None = None
         if device.type == "cuda":
+            torch.cuda.init()  # until then there are no generators
             index = torch.cuda.current_device() if device.index is None else device.index
             self._seed_device = torch.cuda.default_generators[index].manual_seed
         elif device.type not in ("cpu", "meta"):

@@ -15,7 +15,15 @@ from torch import nn
 
 from algorithms import EMA, BatchAugment, GradientClipping, MixUp
 from callbacks import InMemoryLogger
-from runner import Algorithm, Callback, ClassificationModel, Trainer, save_checkpoint
+from runner import (
+    Algorithm,
+    Callback,
+    ClassificationModel,
+    Trainer,
+    capture,
+    evaluation_weights,
+    save_checkpoint,
+)
 from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
@@ -376,3 +384,18 @@ def save_and_resume() -> None:
     del trainer
     gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
     destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("algorithms", [[], [EMA("1ba")]], ids=["trained", "averaged"])
+@pytest.mark.parametrize("copy", [False, True])
+def test_what_is_captured_has_arrived_on_the_host(weights_only: bool, algorithms: list[Algorithm], copy: bool):
+    with make_trainer(device="cuda", algorithms=algorithms) as trainer:
+        trainer.fit()
+        with torch.no_grad(), evaluation_weights(trainer.state):
+            expected = [value.cpu() for value in trainer.state.unwrapped_model.state_dict().values()]
+        torch.cuda._sleep(1_000_000_000)  # cycles that the copies have to wait for
+        found = capture(trainer.state, weights_only, copy)
+    assert found is not None
+    torch.testing.assert_close([*found["model.pt"].values()], expected, rtol=0, atol=0)

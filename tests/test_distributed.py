@@ -22,7 +22,7 @@ from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccura
 
 from algorithms import EMA, MixUp
 from callbacks import CheckpointSaver
-from runner import Callback, ClassificationModel, Model, Trainer
+from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import TensorLoader
 from runner.distributed import (
     any_rank,
@@ -33,7 +33,6 @@ from runner.distributed import (
     init_process_group,
     pick_device,
 )
-from runner.model import LanguageModel
 from runner.schedulers import linear
 
 VOCABULARY = 7

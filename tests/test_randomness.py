@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy
@@ -243,3 +245,9 @@ def test_metrics_are_no_part_of_the_streams():
     measured, plain = run(model=Measured()), run()
     for name in plain["weights"]:
         assert torch.equal(measured["weights"][name], plain["weights"][name])
+
+
+@pytest.mark.gpu
+def test_a_stream_is_made_before_anything_is_on_the_gpu():
+    program = "import torch, runner.randomness as it; it.ForwardStream(0, torch.device('cuda')).start(0, 0)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

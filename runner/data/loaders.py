@@ -126,7 +126,7 @@ class TensorLoader(OrderedLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order, tensors, transform = self.order, self.tensors, self.transform
         single = tensors[0] if len(tensors) == 1 else None
-        permutation = order.permutation(epoch).to(tensors[0].device) if order.shuffle else None
+        permutation = order.permutation(epoch).to(tensors[0].device, non_blocking=True) if order.shuffle else None
         for number in range(first, len(order)):
             start, stop = order.span(number)
             if permutation is None:

@@ -29,6 +29,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 PR_SET_PDEATHSIG = 1
 GRACE = 4.0  # seconds in which ranks leave a failed job, or end, by themselves
+CLOSING = 60.0  # seconds in which rank 0, once it knows of the failure, closes what the job has open
 POLL = 0.25  # seconds between two looks at the others
 
 
@@ -180,11 +181,10 @@ class _Watch:
         for child in self._children:
             child.kill()  # what waits for them in this process fails now
         stopping = self._rendezvous.stopping
-        if stopping.wait(1.0):
-            return
-        if self._handler_before is not None:
+        if not stopping.wait(1.0) and self._handler_before is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-        if not stopping.wait(2.0) and not self._over.is_set():
+        # What is read back from a GPU may wait for an all-reduce, and that for the failed rank.
+        if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
             print(self._failure, file=sys.stderr, flush=True)
             os._exit(1)
 

@@ -110,3 +110,17 @@ def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypat
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="mode='fast'"):
         Compile("fast")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regional", [True, False])
+def test_graphs_train_and_evaluate_the_same(train, regional: bool):
+    options = {"build": net, "max_duration": "4ba", "eval_interval": "2ba", "device": "cuda"}
+    compiled = train(Compile("reduce-overhead", regional), **options)
+    torch.testing.assert_close(compiled.seen, train(**options).seen)
+
+
+@pytest.mark.gpu
+def test_graphs_do_not_accumulate_gradients(make_trainer, resnet):
+    with pytest.raises(ValueError, match="mode='reduce-overhead': CUDA graphs cannot accumulate gradients"):
+        make_trainer(Compile("reduce-overhead"), build=resnet, grad_accum=2, device="cuda")

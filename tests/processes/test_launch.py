@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.processes.launch import Job, Launch, alone, is_rank_zero, kept_over_restarts
+from runner.processes.launch import Job, Launch, alone, check_gpus, is_rank_zero, kept_over_restarts
 from runner.processes.local_ranks import LocalRanks
 
 OWN = '''
@@ -273,6 +273,13 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     assert [Launch(nproc_per_node=asked).processes() for asked in (1, 2, "auto")] == [2, 2, 2]
     with pytest.raises(ValueError, match="launch.nproc_per_node=4: torchrun has started 2"):
         Launch(nproc_per_node=4).processes()
+
+
+def test_processes_do_not_share_a_gpu():
+    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes takes a GPU of its own"):
+        check_gpus(2, "cuda:0")
+    check_gpus(1, "cuda:0")
+    check_gpus(2, "cpu")
 
 
 @pytest.mark.parametrize("value", ["0", "x", "true", "1.5"])

@@ -35,6 +35,7 @@ from pathlib import Path
 import torch
 
 from runner import Callback, get_global_rank
+from runner.processes import local_ranks
 
 
 class Witness(Callback):
@@ -52,6 +53,7 @@ class Witness(Callback):
         }
         with Path(f"rank{get_global_rank()}.jsonl").open("a") as file:
             file.write(json.dumps(seen) + "\\n")
+        print("witness", get_global_rank())
 
 
 class Failing(Callback):
@@ -73,12 +75,26 @@ class Failing(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Stuck(Callback):
+    """Never closes on rank 0, as what reads from a GPU that waits for a rank which is gone."""
+
+    def __init__(self):
+        local_ranks.CLOSING = 2.0
+
+    def close(self, state, logger):
+        while get_global_rank() == 0:
+            time.sleep(60)
+
+
 class Refused(Callback):
-    """Cannot be made on one rank."""
+    """Refuses to take part on one rank."""
 
     def __init__(self, rank: int):
-        if get_global_rank() == rank:
-            raise ValueError(f"rank={rank!r}: refused")
+        self.rank = rank
+
+    def init(self, state, logger):
+        if get_global_rank() == self.rank:
+            raise ValueError(f"rank={self.rank!r}: refused")
 
 
 class Endless(Callback):
@@ -216,12 +232,15 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
     """Two jobs of two ranks at the same time."""
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     command = ("-m", *SHORT, "trainer.max_duration=1ep", "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs)
-    run_app(*command, *use("Witness"), env={"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None})
+    done = run_app(*command, *use("Witness"), env={"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None})
     zero, one = ({job["job"][0]: job for job in seen(folder, rank)} for rank in (0, 1))
     assert [zero[seed]["weights"] for seed in (0, 1)] == [one[seed]["weights"] for seed in (0, 1)]
     assert zero[0]["weights"] != zero[1]["weights"]
     share = max(1, len(os.sched_getaffinity(0)) // 4)
     assert {job["threads"] for job in (*zero.values(), *one.values())} == {share}
+    if launcher == "joblib":  # whose jobs share a terminal, until the summary
+        lines = done.stdout.partition("\n\n")[0].splitlines()
+        assert sorted(lines) == [f"digits-seed{seed}  |  witness {rank}" for seed in (0, 1) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +277,14 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
     assert "ValueError: the cause on rank 1" in command.stderr()
     with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
         assert store.execute("select status from runs").fetchall() == [("FAILED",)]
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
+    with started(folder, *SHORT, TWO, *use("Failing", ranks="[1]", how="kill"), *use("Stuck")) as command:
+        assert command.process.wait(60) == 1
+        command.wait_until_gone()
+    assert command.stderr().rstrip().endswith("it was killed by SIGKILL, as the system does where memory is short")
 
 
 def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from runner.event import Event
     from runner.hooks import Algorithm, Callback
     from runner.logger import Logger
-    from runner.model import ClassificationModel, LanguageModel, Model
+    from runner.model import Model
+    from runner.models.classification import ClassificationModel
+    from runner.models.language import LanguageModel
     from runner.randomness import stream_seed
     from runner.state import Batch, State
     from runner.surgery import replace_modules
@@ -30,12 +32,12 @@ _MODULES = {
     "Algorithm": "hooks",
     "Batch": "state",
     "Callback": "hooks",
-    "ClassificationModel": "model",
+    "ClassificationModel": "models.classification",
     "Engine": "engine",
     "Evaluator": "evaluator",
     "Event": "event",
     "Interval": "time",
-    "LanguageModel": "model",
+    "LanguageModel": "models.language",
     "Logger": "logger",
     "LoggerDestination": "destination",
     "Model": "model",

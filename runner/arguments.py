@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.destination import LoggerDestination
 from runner.distributed import get_global_rank, pick_device
-from runner.engine import name_hooks, order_algorithms, overrides
+from runner.engine import check_hooks, name_hooks, order_algorithms, overrides
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
@@ -162,7 +162,7 @@ def set_hooks(state: State, algorithms: Any, callbacks: Any, loggers: Any) -> No
 
     Raises:
         ValueError: algorithms conflict, or two objects bear one name.
-        TypeError: something is of another kind.
+        TypeError: something is of another kind, or its hooks take other arguments.
     """
     hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
     state.algorithms = tuple(order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm))))
@@ -179,6 +179,7 @@ def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     for one in listed:
         if not isinstance(one, kind):
             raise TypeError(f"{name}={one!r}: must be objects of a subclass of runner.{kind.__name__}")
+        check_hooks(one)
     if isinstance(value, Mapping):
         for key, one in value.items():
             one.config_key = one.config_key or key

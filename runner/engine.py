@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,8 +10,9 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from runner.destination import LoggerDestination
 from runner.event import Event
-from runner.hooks import Algorithm, Handler, Hooks
+from runner.hooks import Algorithm, Callback, Handler, Hooks
 from runner.logger import Logger
 
 if TYPE_CHECKING:
@@ -211,6 +213,29 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
         sorter.done(ordered[-1])
         ready += sorter.get_ready()
     return [algorithms[index] for index in ordered]
+
+
+def check_hooks(one: Hooks) -> None:
+    """Raise where an object's method cannot be called with what a run gives it.
+
+    Raises:
+        TypeError: it takes other arguments, or is no method; the message says what to define.
+    """
+    for kind in (Hooks, Callback, Algorithm, LoggerDestination):
+        for name, method in vars(kind).items() if isinstance(one, kind) else ():
+            if not inspect.isfunction(method) or (getattr(type(one), name) is method and name not in vars(one)):
+                continue
+            given = [*inspect.signature(method).parameters][1:]
+            try:
+                # As it is, not as what a decorator wraps: that may bear other arguments.
+                inspect.signature(getattr(one, name), follow_wrapped=False).bind(*given)
+            except ValueError:
+                continue  # built in C, without a signature
+            except TypeError:
+                raise TypeError(
+                    f"{type(one).__name__}.{name} cannot be called as {name}({', '.join(given)}): "
+                    f"define {name}({', '.join(['self', *given])}), or give what is no hook another name"
+                ) from None
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:

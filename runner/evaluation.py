@@ -66,7 +66,7 @@ def evaluate(trainer: Trainer, evaluator: Evaluator) -> None:
         on.eval_after_forward()
         update_metrics(model, state.batch, state.outputs, metrics, counts=samples > 0)
         if samples and trainer.has_loss:
-            loss.add(total_of(trainer.compute_loss(state.outputs, state.batch)), model.loss_weight(state.batch))
+            loss.add(total_of(trainer.loss(state.outputs, state.batch)), model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:

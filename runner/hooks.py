@@ -24,7 +24,8 @@ class Hooks:
 
     Hooks run on all ranks. Whoever reads a value from the device or writes a file does it at an interval, and on
     rank 0 where one copy is enough. A public method `(self, state, logger)` whose name is close to an event's without
-    being one is refused when the class is made, so that a misspelt hook cannot be silently ignored.
+    being one is refused when the class is made, so that a misspelt hook cannot be silently ignored; a hook
+    that takes other arguments is refused when the Trainer is made. A subclass need not call `super().__init__()`.
     """
 
     config_key: str = ""

@@ -62,9 +62,12 @@ class Logger:
             step: the batch to log at; default `state.timestamp.batch`.
 
         Raises:
-            ValueError: a tensor has more than one element.
+            ValueError: a tensor has not exactly one element.
+            TypeError: a value is no number, or they are no mapping.
         """
         if self.destinations:
+            if not hasattr(metrics, "items"):
+                raise TypeError(f"metrics={metrics!r}: must be a dict of numbers by key, such as {{'my/key': 0.5}}")
             kept = {key: value if type(value) is float else _keep(key, value) for key, value in metrics.items()}
             self.hand_over(kept, step)
 
@@ -159,7 +162,12 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
         if value.numel() != 1:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
         return value.detach().reshape(()).clone()
-    return float(value)
+    try:
+        return value.__float__()  # which text has not, while float("1") is 1
+    except (AttributeError, TypeError):
+        raise TypeError(
+            f"metric {key!r}={value!r}: must be a number or a tensor of one; text goes into log_tags or log_table"
+        ) from None
 
 
 def join(records: Sequence[Record]) -> list[Record]:

@@ -8,7 +8,7 @@ gradient all-reduce (and, where a model weighs its loss by something other than 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from runner.batch import split
 from runner.distributed import all_reduce_gradients, any_rank
 from runner.evaluation import evaluate_now
 from runner.interrupt import Interrupt
-from runner.loss import Weight, detach, fractions, rank_share, scaled_total, weighted_sum
+from runner.loss import Weight, check_loss, detach, fractions, rank_share, scaled_total, weighted_sum
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
@@ -185,6 +185,7 @@ def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
             break
         state.microbatch_size = max(1, size // 2)
         log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.microbatch_size)
+        state.outputs, state.loss = None, {}  # which would keep all that the failed attempt computed
         for parameter in trainer.parameters:
             parameter.grad = None
         if state.device.type == "cuda":
@@ -193,6 +194,25 @@ def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
             buffer.copy_(before)
     if trainer.world_size > 1:
         all_reduce_gradients(state.model.parameters())
+
+
+def checked(trainer: Trainer, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that looks at the first loss that is trained, and then leaves its place to `compute`.
+
+    Args:
+        trainer: has the function under `name`.
+        name: of the model's method: 'loss' or 'training_step'.
+        compute: that method, under autocast.
+    """
+
+    def compute_and_check(*arguments: Any) -> Any:
+        loss, trains = compute(*arguments), torch.is_grad_enabled()
+        check_loss(loss, f"{type(trainer.state.unwrapped_model).__name__}.{name}", trains and name == "loss")
+        if trains:
+            setattr(trainer, name, compute)
+        return loss
+
+    return compute_and_check
 
 
 def train_microbatch(trainer: Trainer, index: int, scale: Weight) -> None:
@@ -209,7 +229,7 @@ def train_microbatch(trainer: Trainer, index: int, scale: Weight) -> None:
     state.outputs = trainer.forward(state.microbatch)
     on.after_forward()
     on.before_loss()
-    state.loss = trainer.compute_loss(state.outputs, state.microbatch)
+    state.loss = trainer.loss(state.outputs, state.microbatch)
     on.after_loss()
     on.before_backward()
     loss = scaled_total(state.loss, scale)

@@ -18,6 +18,33 @@ from runner.model import Model
 Weight = float | Tensor
 
 
+def check_loss(loss: Any, source: str, trains: bool) -> None:
+    """Raise where a loss cannot be logged and averaged, or not be trained.
+
+    Args:
+        loss: what a model returned.
+        source: what returned it, for the message: `MyModel.loss`.
+        trains: whether its gradient is wanted.
+
+    Raises:
+        TypeError: it is neither a zero-dimensional tensor nor a dict of them.
+        ValueError: it has no gradient.
+    """
+    named = {repr(name): part for name, part in loss.items()} if isinstance(loss, dict) else {}
+    for name, part in (named or {"a loss": loss}).items():
+        if not isinstance(part, Tensor) or part.ndim:
+            kind = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
+            raise TypeError(
+                f"{source} returned {name} of {kind}: it must be a tensor of no dimensions, such as "
+                "losses.mean(), or a dict of such tensors"
+            )
+    if trains and not total_of(loss).requires_grad:
+        raise ValueError(
+            f"{source} returned a loss without a gradient: compute it from the outputs without no_grad(), detach(), "
+            "item() or argmax(), and leave parameters that require a gradient"
+        )
+
+
 def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
     """Return what is minimized: the loss itself, or of several the one named 'total', or else their sum."""
     if isinstance(loss, Tensor):
@@ -77,7 +104,7 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
         return samples * world_size / all_samples
     mine = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
-    mine = mine if isinstance(mine, Tensor) else torch.tensor(mine, dtype=_float(device), device=device)
+    mine = mine if isinstance(mine, Tensor) else torch.full((), mine, dtype=_float(device), device=device)
     everyones = all_reduce_sum(mine.clone())
     return mine * world_size / torch.where(everyones > 0, everyones, 1)
 

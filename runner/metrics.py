@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.distributed import all_reduce_sum
 from runner.hooks import Callback
@@ -74,6 +74,35 @@ class TrainerLog(Callback):
         for name, value in state.eval_metric_values[label].items():
             metrics |= scalars(f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}", value)
         logger.log_metrics(metrics)
+
+
+def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, Any]:
+    """Return new metrics of a model by name, on a device; their `state_dict()` holds what they have seen.
+
+    Args:
+        model: whose metrics they are.
+        train: whether they are to measure the training batches or an evaluation.
+        device: where the outputs are.
+
+    Raises:
+        TypeError: the model returned something else.
+        ValueError: a metric has the name of the loss.
+    """
+    made: Any = model.metrics(train=train)
+    metrics: dict[str, Any] = dict(made.items()) if hasattr(made, "items") else {"": None}
+    if not all(isinstance(one, nn.Module) and hasattr(one, "compute") for one in metrics.values()):
+        raise TypeError(
+            f"{type(model).__name__}.metrics(train={train}) returned {made!r}: must be a dict of torchmetrics by "
+            "name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
+        )
+    for metric in metrics.values():
+        metric.to(device).persistent(True)
+    if "loss" in metrics and not train and type(model).loss is not Model.loss:
+        raise ValueError(
+            f"{type(model).__name__}.metrics(train=False) has a metric 'loss', which is the name of the model's own "
+            "loss: it is measured anyway; give the metric another name"
+        )
+    return metrics
 
 
 def scalars(key: str, value: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""What the trainer asks of a model, and wrappers that make one of a plain ``nn.Module``.
+"""What the trainer asks of a model.
 
-A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes. The wrappers here take tuples
-``(inputs, targets)``.
+A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes.
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runner.batch import count_samples
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
-
-IGNORED_TARGET = -100  # the value at which torch's own cross entropy leaves a target out
 
 
 class Model(nn.Module):
@@ -81,7 +77,9 @@ class Model(nn.Module):
         return outputs
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns new metrics by name; none by default.
+        """Returns new metrics by name, as a dict or a `MetricCollection`; none by default.
+
+        In an evaluation the name ``'loss'`` is that of the model's own loss, which is measured anyway.
 
         Args:
             train: whether they are to measure the training batches or an evaluation.
@@ -142,112 +140,3 @@ class Model(nn.Module):
     def _targets(self, batch: Any) -> Any:
         validated = self._validated
         return validated[1] if validated is not None and validated[0] is batch else batch[1]
-
-
-class ClassificationModel(Model):
-    """A classifier made of a plain module: cross entropy as its loss, top-1 accuracy as its metric.
-
-    Batches are ``(inputs, targets)``; the targets are class numbers ``(N,)`` int64 or probabilities ``(N, C)``.
-
-    Args:
-        module: maps inputs ``(N, ...)`` to logits ``(N, C)``.
-        num_classes: C, at least 2.
-        loss_fn: ``loss_fn(logits, targets)`` -> 0-dim tensor, a mean over samples; None is torch's ``cross_entropy``.
-
-    Raises:
-        ValueError: fewer than two classes.
-    """
-
-    def __init__(
-        self, module: nn.Module, num_classes: int, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> None:
-        super().__init__()
-        if num_classes < 2:
-            raise ValueError(f"num_classes={num_classes!r}: a classifier needs at least 2 classes")
-        self.module = module
-        self.num_classes = num_classes
-        self.loss_fn = F.cross_entropy if loss_fn is None else loss_fn
-
-    def forward(self, batch: Any) -> Tensor:
-        """Returns the logits ``(N, C)``."""
-        return self.module(batch[0])
-
-    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Returns ``loss_fn(outputs, targets)``."""
-        return self.loss_fn(outputs, batch[1])
-
-    def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns ``MulticlassAccuracy``: the share of samples whose largest logit is their class."""
-        from runner.torchmetrics_import import import_torchmetrics
-
-        accuracy = import_torchmetrics().classification.MulticlassAccuracy
-        # Validating the arguments would read the targets back from the device at every batch.
-        return {"MulticlassAccuracy": accuracy(self.num_classes, average="micro", validate_args=False)}
-
-    def update_metric(self, batch: Any, outputs: Tensor, metric: Metric) -> None:
-        """Adds a batch to one metric; targets that are probabilities count as their most probable class."""
-        targets = self._targets(batch)
-        metric.update(outputs, targets.argmax(dim=1) if targets.is_floating_point() else targets)
-
-    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Returns ``target``, the most probable class as ``prediction`` ``(N,)``, and ``probabilities`` ``(N, C)``."""
-        found = {"prediction": outputs.argmax(dim=1), "probabilities": outputs.float().softmax(dim=1)}
-        return super().predictions(batch, found)
-
-
-class LanguageModel(Model):
-    """A language model made of a plain module: the mean cross entropy of the next token.
-
-    Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out. The loss also takes targets
-    that are probabilities ``(N, T, V)``, which algorithms put in their place.
-
-    Args:
-        module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. Where it has a method ``flops_per_token(context)``, the
-            model knows its floating-point operations.
-        metric_name: what the evaluation metric is called; ``'BitsPerByte'`` where the tokens are bytes.
-    """
-
-    def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
-        super().__init__()
-        self.module = module
-        self.metric_name = metric_name
-
-    def forward(self, batch: Any) -> Tensor:
-        """Returns the logits ``(N, T, V)``."""
-        return self.module(batch[0])
-
-    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Returns the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
-        logits = outputs.reshape(-1, outputs.shape[-1])
-        if batch[1].is_floating_point():
-            return F.cross_entropy(logits, batch[1].reshape(logits.shape))
-        targets = batch[1].reshape(-1)
-        total = F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="sum")
-        # The built-in mean is NaN when no target is valid, and one such microbatch would spoil the whole batch.
-        return total / self.loss_weight(batch).clamp(min=1)
-
-    def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns the bits per target token under ``metric_name`` for an evaluation, and nothing for training."""
-        if train:
-            return {}  # the training loss is the same figure in nats
-        from runner.bits_per_token import BitsPerToken
-
-        return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
-
-    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Returns ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
-        loss = F.cross_entropy(outputs.mT.float(), batch[1], ignore_index=IGNORED_TARGET, reduction="none")
-        return super().predictions(batch, {"prediction": outputs.argmax(dim=-1), "loss": loss})
-
-    def num_tokens(self, batch: Any) -> int:
-        """Returns the number of input tokens, N times T."""
-        return batch[0].numel()
-
-    def loss_weight(self, batch: Any) -> Tensor:
-        """Returns the number of valid targets, a 0-dim int64 tensor on the batch's device."""
-        return (batch[1] != IGNORED_TARGET).sum()
-
-    def flops_per_batch(self, batch: Any) -> float | None:
-        """Returns the floating-point operations of forward and backward, or None where the module cannot tell."""
-        flops_per_token = getattr(self.module, "flops_per_token", None)
-        return None if flops_per_token is None else flops_per_token(batch[0].shape[1]) * batch[0].numel()

@@ -29,7 +29,7 @@ from runner.event import Event
 from runner.hooks import Algorithm, Callback
 from runner.interrupt import Interrupt
 from runner.logger import Logger
-from runner.metrics import TrainerLog, TrainMetrics
+from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optimizers import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.precision import Precision
@@ -228,7 +228,7 @@ class Trainer:
         if train_dataloader is not None:
             self.train_stream = self._open(train_dataloader, "train_dataloader")
             state.train_dataloader_len = self.train_stream.length
-        state.train_metrics = self._place(model.metrics(train=True))
+        state.train_metrics = make_metrics(model, train=True, device=state.device)
         self.eval_streams: dict[str, BatchStream] = {}
         self._open_evaluators(state.evaluators)
         own = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]
@@ -237,17 +237,12 @@ class Trainer:
     def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
         for one in evaluators:
             self.eval_streams[one.label] = self._open(one.dataloader, f"dataloader of evaluator {one.label!r}")
-            metrics = self._place(self.state.unwrapped_model.metrics(train=False))
+            metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
 
     def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
         state, num_samples = self.state, self.state.unwrapped_model.num_samples
         return BatchStream(loader, state.device, state.precision, num_samples, name, state.rank_zero_seed)
-
-    def _place(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        for metric in metrics.values():
-            metric.to(self.state.device).persistent(True)  # so that state_dict() holds the accumulators
-        return metrics
 
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
@@ -288,9 +283,11 @@ class Trainer:
         self.parameters = list(model.parameters())
         self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
         self.forward = autocast(state.model)
-        self.compute_loss = autocast(model.loss)
+        self.loss = loop.checked(self, "loss", autocast(model.loss))
         self.eval_forward = autocast(model.eval_forward)
-        self.training_step = None if model.training_step is None else autocast(model.training_step)
+        self.training_step = None
+        if model.training_step is not None:
+            self.training_step = loop.checked(self, "training_step", autocast(model.training_step))
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
         if state.auto_microbatching:
             self.accumulate_gradients = loop.in_fitting_microbatches

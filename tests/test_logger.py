@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 
@@ -51,6 +52,41 @@ def test_not_a_number_and_infinity_arrive_unaltered():
 def test_a_tensor_that_is_no_number_is_an_error_with_its_key(shape):
     with make_trainer(InMemoryLogger()) as trainer, pytest.raises(ValueError, match=r"metric 'norm' has shape \("):
         trainer.logger.log_metrics({"norm": torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("value", ["hello", "1.5", None, [1.0], 1j, np.zeros(3)], ids=str)
+def test_a_value_that_is_no_number_is_an_error_of_who_logs_it(value):
+    class Log(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"fine": 1.0, "mine": value})
+
+    with pytest.raises(TypeError) as raised, make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer:
+        trainer.fit()
+    assert str(raised.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor of one")
+    assert raised.value.__notes__ == ["raised by 'log' at BATCH_END, epoch 0, batch 1 (1 in epoch)"]
+
+
+@pytest.mark.parametrize("metrics", [("mine", 1.0), 1.0, "mine"])
+def test_metrics_that_are_no_dict_are_an_error_that_shows_one(metrics):
+    message = re.escape(f"metrics={metrics!r}: must be a dict of numbers by key, such as {{'my/key': 0.5}}")
+    with make_trainer(InMemoryLogger()) as trainer, pytest.raises(TypeError, match=message):
+        trainer.logger.log_metrics(metrics)
+
+
+def test_numbers_of_every_kind_are_logged_as_floats():
+    numbers = {"bool": True, "int": 2, "float64": np.float64(1.5), "float32": np.float32(1.5), "array": np.array(3)}
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        trainer.logger.log_metrics({**numbers, "one": torch.ones(1, 1)})
+    assert {key: series[0][1] for key, series in memory.data.items()} == {
+        "bool": 1.0,
+        "int": 2.0,
+        "float64": 1.5,
+        "float32": 1.5,
+        "array": 3.0,
+        "one": 1.0,
+    }
+    assert all(isinstance(series[0][1], float) for series in memory.data.values())
 
 
 def test_read_back_keeps_order_and_records_whatever_the_dtypes():
@@ -106,15 +142,21 @@ def test_a_batch_is_one_record():
 
 
 def test_values_arrive_in_the_background_in_order_and_all_of_them():
-    memory = InMemoryLogger()
-    with make_trainer(memory) as trainer:
+    class Taken(LoggerDestination):
+        def __init__(self):
+            self.values: list[tuple[int, float]] = []
+
+        def log_metrics(self, metrics, step):
+            self.values.append((step, metrics["i"]))
+
+    taken = Taken()
+    with make_trainer(taken) as trainer:
         for i in range(1000):
             trainer.logger.log_metrics({"i": torch.tensor(i)}, step=i)
         deadline = time.monotonic() + 10
-        while len(memory._data.get("i", ())) < 1000 and time.monotonic() < deadline:  # no flush: the thread does it
+        while len(taken.values) < 1000 and time.monotonic() < deadline:  # no flush: the thread does it
             time.sleep(0.01)
-        assert [int(v) for _, v in memory._data["i"]] == [*range(1000)]
-        assert [t.batch for t, _ in memory._data["i"]] == [*range(1000)]
+        assert taken.values == [(i, float(i)) for i in range(1000)]
     assert not [one for one in threading.enumerate() if one.name == "logger"], "close ends the thread"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -600,6 +601,45 @@ def test_one_microbatch_is_the_batch_itself_and_several_are_views_of_it():
         with make_trainer(Looks(), max_duration="1ba", grad_accum=grad_accum) as trainer:
             trainer.fit()
     assert starts == [0, 0, 1]
+
+
+class _NoRoomBackward(torch.autograd.Function):
+    """Passes one sample through; of more, the gradient has no room in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        if len(gradients[0]) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return gradients[0]
+
+
+def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one_runs():
+    class Lean(Tokens):
+        def forward(self, batch):
+            return _NoRoomBackward.apply(super().forward(batch))
+
+    class Watch(Callback):
+        def __init__(self):
+            self.computed: list[weakref.ref[torch.Tensor]] = []
+            self.alive: list[bool] = []
+
+        def before_forward(self, state, logger):
+            if state.microbatch_start == 0:
+                self.alive.append(any(one() is not None for one in self.computed))
+                self.computed = []
+
+        def before_backward(self, state, logger):
+            self.computed += [weakref.ref(state.outputs), weakref.ref(state.loss)]
+
+    watch = Watch()
+    with make_trainer(watch, model=Lean(nn.Linear(3, 2), 2), microbatch_size="auto", max_duration="1ba") as trainer:
+        trainer.fit()
+    assert trainer.state.microbatch_size == 1
+    assert watch.alive == [False, False]
 
 
 def test_algorithms_may_change_batch_loss_and_gradients():

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
 
 from callbacks import InMemoryLogger
-from runner import Callback, ClassificationModel, Evaluator, Trainer
+from runner import Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
 from runner.data import TensorLoader
 from runner.metrics import WeightedMean, empty, scalars, update_metrics
-from runner.model import LanguageModel
 
 
 def make_data(size: int = 10) -> tuple[Tensor, Tensor]:
@@ -141,6 +140,87 @@ def test_evaluators_choose_metrics():
     with pytest.raises(ValueError, match="metric_names='Accuracy' is none of the model's"):
         loader = TensorLoader(*make_data(), batch_size=4, shuffle=False)
         fit(eval_dataloader=Evaluator("x", loader, metric_names=["Accuracy"]))
+
+
+class Measured(ClassificationModel):
+    """With metrics of its own."""
+
+    def __init__(self, make: Any, train: bool = True):
+        super().__init__(nn.Linear(3, 2), 2)
+        self.make, self.measures_training = make, train
+
+    def metrics(self, train):
+        return self.make() if train == self.measures_training else {}
+
+
+def accuracy() -> MulticlassAccuracy:
+    return MulticlassAccuracy(2, average="micro", validate_args=False)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (accuracy, r"MulticlassAccuracy\(\)"),
+        (lambda: [accuracy()], r"\[MulticlassAccuracy\(\)\]"),
+        (lambda: None, "None"),
+        (lambda: {"accuracy": MulticlassAccuracy}, r"\{'accuracy': <class '.*MulticlassAccuracy'>\}"),
+        (lambda: {"accuracy": accuracy(), "error": nn.functional.mse_loss}, r".*'error': <function mse_loss .*"),
+        (lambda: {"accuracy": nn.MSELoss()}, r"\{'accuracy': MSELoss\(\)\}"),
+    ],
+)
+def test_metrics_that_are_none_are_refused_when_the_trainer_is_made(make: Any, shown: str, train: bool):
+    expected = rf"Measured.metrics\(train={train}\) returned {shown}: must be a dict of torchmetrics by name, such as"
+    with pytest.raises(TypeError, match=expected):
+        fit(model=Measured(make, train))
+
+
+@pytest.mark.parametrize("split", [{}, {"microbatch_size": "auto"}], ids=str)
+def test_a_collection_of_metrics_is_as_good_as_a_dict(split: dict[str, Any]):
+    def collection() -> torchmetrics.MetricCollection:
+        return torchmetrics.MetricCollection({"one": accuracy(), "two": accuracy()}, prefix="my_")
+
+    class Both(Measured):
+        def metrics(self, train):
+            return self.make()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Both(collection)
+    _, logged = fit(model=model, **split)
+    _, plain = fit(**split)
+    for label in ("train", "eval"):
+        expected = [value for _, value in plain.data[f"metrics/{label}/MulticlassAccuracy"]]
+        for name in ("my_one", "my_two"):
+            assert [value for _, value in logged.data[f"metrics/{label}/{name}"]] == expected
+
+
+def test_a_metric_cannot_take_the_name_of_the_loss():
+    with pytest.raises(ValueError, match=r"Measured.metrics\(train=False\) has a metric 'loss', .*another name"):
+        fit(model=Measured(lambda: {"loss": accuracy()}, train=False))
+    _, logged = fit(model=Measured(lambda: {"loss": accuracy()}))
+    assert "metrics/train/loss" in logged.data
+
+    class Losing(Model):
+        """Trains by itself, and has no loss whose name could be taken."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, batch):
+            return self.layer(batch[0])
+
+        def training_step(self, state):
+            loss = self(state.microbatch).square().mean()
+            loss.backward()
+            return loss
+
+        def metrics(self, train):
+            return {} if train else {"loss": accuracy()}
+
+    trainer, _ = fit(model=Losing())
+    assert 0 <= float(trainer.state.eval_metric_values["eval"]["loss"]) <= 1
 
 
 class TestWeightedMean:

@@ -1,4 +1,7 @@
-"""Networks that ship: plain modules, to be wrapped by ``runner.ClassificationModel`` or ``runner.LanguageModel``."""
+"""What ships: networks, which are plain modules, and the models that wrap them (or your own) for the trainer.
+
+The wrappers are `runner.ClassificationModel` and `runner.LanguageModel`.
+"""
 
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP

@@ -6,8 +6,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from runner import ClassificationModel, LanguageModel
 from runner.data import load_digits, load_stdlib_text
-from runner.model import ClassificationModel, LanguageModel
 
 FOLDER = Path(__file__).parents[2] / "conf" / "model"
 WRAPPERS = {

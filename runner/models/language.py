@@ -1,0 +1,73 @@
+"""A language model made of a plain ``nn.Module``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runner.model import Model
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+IGNORED_TARGET = -100  # the value at which torch's own cross entropy leaves a target out
+
+
+class LanguageModel(Model):
+    """A language model made of a plain module: the mean cross entropy of the next token.
+
+    Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out. The loss also takes targets
+    that are probabilities ``(N, T, V)``, which algorithms put in their place.
+
+    Args:
+        module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. Where it has a method ``flops_per_token(context)``, the
+            model knows its floating-point operations.
+        metric_name: what the evaluation metric is called; ``'BitsPerByte'`` where the tokens are bytes.
+    """
+
+    def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
+        super().__init__()
+        self.module = module
+        self.metric_name = metric_name
+
+    def forward(self, batch: Any) -> Tensor:
+        """Returns the logits ``(N, T, V)``."""
+        return self.module(batch[0])
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Returns the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
+        logits = outputs.reshape(-1, outputs.shape[-1])
+        if batch[1].is_floating_point():
+            return F.cross_entropy(logits, batch[1].reshape(logits.shape))
+        targets = batch[1].reshape(-1)
+        total = F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="sum")
+        # The built-in mean is NaN when no target is valid, and one such microbatch would spoil the whole batch.
+        return total / self.loss_weight(batch).clamp(min=1)
+
+    def metrics(self, train: bool) -> dict[str, Metric]:
+        """Returns the bits per target token under ``metric_name`` for an evaluation, and nothing for training."""
+        if train:
+            return {}  # the training loss is the same figure in nats
+        from runner.bits_per_token import BitsPerToken
+
+        return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
+
+    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
+        """Returns ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
+        loss = F.cross_entropy(outputs.mT.float(), batch[1], ignore_index=IGNORED_TARGET, reduction="none")
+        return super().predictions(batch, {"prediction": outputs.argmax(dim=-1), "loss": loss})
+
+    def num_tokens(self, batch: Any) -> int:
+        """Returns the number of input tokens, N times T."""
+        return batch[0].numel()
+
+    def loss_weight(self, batch: Any) -> Tensor:
+        """Returns the number of valid targets, a 0-dim int64 tensor on the batch's device."""
+        return (batch[1] != IGNORED_TARGET).sum()
+
+    def flops_per_batch(self, batch: Any) -> float | None:
+        """Returns the floating-point operations of forward and backward, or None where the module cannot tell."""
+        flops_per_token = getattr(self.module, "flops_per_token", None)
+        return None if flops_per_token is None else flops_per_token(batch[0].shape[1]) * batch[0].numel()

@@ -1,0 +1,60 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from runner.models.classification import ClassificationModel
+
+
+def test_classification_takes_class_numbers_and_probabilities():
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(6, 5, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2])
+    module = nn.Linear(5, 3)
+    model = ClassificationModel(module, num_classes=3)
+    outputs = model((inputs, labels))
+    torch.testing.assert_close(outputs, module(inputs))
+    by_hand = -outputs.log_softmax(1)[torch.arange(6), labels].mean()
+    torch.testing.assert_close(model.loss(outputs, (inputs, labels)), by_hand)
+    torch.testing.assert_close(model.loss(outputs, (inputs, F.one_hot(labels).float())), by_hand)
+
+
+def test_classification_with_another_loss():
+    model = ClassificationModel(nn.Linear(5, 3), 3, loss_fn=nn.MultiMarginLoss())
+    outputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    torch.testing.assert_close(model.loss(outputs, (None, labels)), F.multi_margin_loss(outputs, labels))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_classification_accuracy_is_plain_top_1_over_uneven_classes_and_batches(soft):
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(50, 4, generator=generator)
+    labels = torch.randint(4, (50,), generator=generator).clamp(max=2)  # the classes are not equally frequent
+    model = ClassificationModel(nn.Identity(), 4)
+    (name, metric), *others = model.metrics(train=False).items()
+    assert (name, others) == ("MulticlassAccuracy", [])
+    for part in (slice(0, 1), slice(1, 40), slice(40, 50)):
+        targets = 0.4 * F.one_hot(labels[part], 4) + 0.15 if soft else labels[part]
+        model.update_metric((None, targets), outputs[part], metric)
+    assert metric.compute().item() == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
+
+
+def test_classification_accuracy_is_of_the_targets_that_validate_gives():
+    class Shifted(ClassificationModel):
+        def validate(self, batch):
+            return self(batch), (batch[1] + 1) % 3
+
+    model = Shifted(nn.Identity(), 3)
+    batch = torch.eye(3), torch.tensor([2, 0, 0])
+    metric = model.metrics(train=False)["MulticlassAccuracy"]
+    model.update_metric(batch, model.eval_forward(batch), metric)
+    assert metric.compute().item() == pytest.approx(2 / 3)  # of its own targets, the model gets none right
+
+
+def test_every_call_gives_new_metrics():
+    model = ClassificationModel(nn.Identity(), 4)
+    assert model.metrics(True)["MulticlassAccuracy"] is not model.metrics(False)["MulticlassAccuracy"]
+
+
+def test_a_classifier_of_one_class_is_refused():
+    with pytest.raises(ValueError, match="num_classes=1: "):
+        ClassificationModel(nn.Identity(), 1)

@@ -126,7 +126,7 @@ class Proof:
         self._ranks = build.make_launch(job.config).processes()
         allowed = job.config["allow_targets"]
         self._allowed = [allowed] if isinstance(allowed, str) else allowed
-        write_record(self.folder / "experiment", to_prove(job.config), job.overrides, job.run_name)
+        write_record(self.folder / "experiment", to_prove(job.config), job.arguments, job.run_name)
 
     def run(self) -> Verdict:
         """Train, kill, resume and compare, and tell how it comes on.

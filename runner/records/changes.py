@@ -103,6 +103,17 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
         print(f"INFO: {one}, in the run's record since that checkpoint was saved", file=sys.stderr)
 
 
+def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Say what a run that is made again does otherwise.
+
+    Args:
+        before: the config of its record.
+        after: the config with which it is made now.
+    """
+    for one in find_changes(before, after):
+        print(f"INFO: {one}", file=sys.stderr)
+
+
 def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     """Return a line for each difference between the config that a run was trained with and that of going on.
 

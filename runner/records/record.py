@@ -34,14 +34,14 @@ FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "sign
 
 
 def write_record(
-    run_dir: Path, config: dict[str, Any], overrides: list[str], run_name: str = "", goes_on_from: Path | None = None
+    run_dir: Path, config: dict[str, Any], arguments: list[str], run_name: str = "", goes_on_from: Path | None = None
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
     Args:
         run_dir: made where it does not exist; a record that it holds is kept as that of an earlier session.
         config: the resolved config.
-        overrides: as typed on the command line.
+        arguments: with which it was composed: overrides, and a `--config-dir`.
         run_name: name of the run.
         goes_on_from: the checkpoint, where it goes on from one; later ones in its folder are moved to the earlier
             session's.
@@ -62,7 +62,7 @@ def write_record(
             )
     files = {
         "config.yaml": yaml.safe_dump(config, sort_keys=False),
-        "overrides.yaml": yaml.safe_dump(overrides),
+        "overrides.yaml": yaml.safe_dump(arguments),
         "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1),
     }
     patch = _git("diff", "HEAD")
@@ -88,7 +88,7 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     if get_global_rank() == 0:
         if job.tags:
             logger.log_tags(job.tags)
-        for path in write_record(Path(job.run_dir), job.config, job.overrides, job.run_name, goes_on_from):
+        for path in write_record(Path(job.run_dir), job.config, job.arguments, job.run_name, goes_on_from):
             logger.log_artifact(path, "record")
         for path in Path(job.run_dir).glob("sessions/*/*"):
             if path.is_file():  # checkpoints of another future stay here

@@ -1,41 +1,32 @@
-"""A run that was made before: found by its folder or id, trusted or not, and begun again with what is typed now.
+"""A run that was made before: found by its folder or id, and read from its record, trusted or not.
 
-The record is the truth: its config is used as it was composed then, whatever `conf/` has become since. What is typed
-now changes it: `conf/` is composed with the record's overrides, and again with the typed ones added; what differs
-between the two is what the user wants.
+The record is the truth: its config is used as it was composed then, whatever `conf/` has become since.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from runner import build
-from runner.command_line import key_of, merge_repeated, search_path, typed_value
-from runner.composed import GROUPS, OF_THE_COMMAND
+from runner.command_line import config_dir, key_of, typed_value
+from runner.composed import OF_THE_COMMAND
 from runner.processes.launch import kept_over_restarts
-from runner.records.changes import find_changes
+from runner.records.recompose import CONFIG_DIR, changes_since, composable, compose_conf, composing, config_dir_of
 from runner.records.record import differences
 from runner.records.result import read_result
 from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run
-from runner.records.trust import check_targets
+from runner.records.trust import check_targets, is_own
 from runner.terminal import show_path
-from runner.wrong_config import CONF
-
-_SHOWN = 4  # differences that are listed before the rest is counted
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,9 @@ class SavedRun:
         overrides: those of its overrides that `conf/` still takes.
         base: `conf/` as it is now, with these.
         run_name: the name that the run had, empty where that is not known.
+        config_dir: directory whose configs it is composed with as well, though none is typed now.
+        is_whole: whether `base` is composed with all that the run was, so that its choices are the run's.
+        unused: arguments of its record that are not among `overrides`, and that the next record keeps.
     """
 
     given: str
@@ -59,6 +53,9 @@ class SavedRun:
     overrides: list[str] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict)
     run_name: str = ""
+    config_dir: str | None = None
+    is_whole: bool = True
+    unused: list[str] = field(default_factory=list)
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
@@ -75,6 +72,8 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
         return None
     if len(found) == 2:
         raise ValueError("resume= and rerun=: the one goes on with a run, the other begins it anew; give one of them")
+    if (typed := config_dir(arguments)) is not None and not typed.is_dir():
+        raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     ((key, given),) = found.items()
     if not Path(given).exists():
         if is_id(given):
@@ -129,36 +128,6 @@ def from_the_start(saved: SavedRun) -> bool:
     return True
 
 
-def with_saved_overrides(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
-    """Return arguments with the run's own overrides before them, without those that are given again or replaced."""
-    kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
-    # After options such as -m: Hydra reads overrides on one side of them only.
-    first = next(place for place, one in enumerate(arguments) if re.match(r"~|[^-][^=]*=", one))
-    return merge_repeated([*arguments[:first], *kept, *arguments[first:]])
-
-
-def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a run's config with what was typed now.
-
-    Args:
-        saved: the run.
-        composed: `conf/` with `overrides`, resolved.
-        overrides: its own and those typed now.
-    """
-    config = _changed(saved.config, saved.base, composed)
-    for one in overrides:
-        if one not in saved.overrides and not _appends(one):
-            _copy(key_of(one).split("."), composed, config)  # typed, though conf/ may say the same by now
-    for key in composed:
-        if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
-            config[key] = composed[key]
-    if config["resume"] is not None:
-        config["resume"] = saved.path  # which may have been typed as an id
-    elif config["rerun"] is not None:
-        config["rerun"] = saved.given  # an id of digits alone is a number to Hydra
-    return config
-
-
 def is_id(given: Any) -> bool:
     """Whether what names a run is an id of MLflow's, and no path."""
     return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
@@ -167,8 +136,8 @@ def is_id(given: Any) -> bool:
 def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
     """Ask the destinations of the user's own config for a run, also one that now is to go without them."""
     typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
-    with _composing():
-        config: Any = OmegaConf.to_container(_compose(_composable(typed, arguments), arguments), resolve=True)
+    with composing():
+        config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
     with TemporaryDirectory(prefix="runner-record-") as downloads:
         wanted = Path(downloads) if key == "rerun" else None
         found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
@@ -196,94 +165,41 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         )
     for one in OF_THE_COMMAND:
         config.pop(one, None)
+    recorded = [one for one in map(str, overrides) if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
     # Of Hydra itself a record may change nothing, and whatever an override computes is in the config already.
-    plain = [one for one in map(str, overrides) if not re.search(r"hydra|\$\{|\.\.|^-", one)]
-    with _composing():
-        kept = _composable([one for one in plain if key_of(one).partition(".")[0] not in OF_THE_COMMAND], arguments)
-        composed = _compose(kept, arguments)
+    plain = [one for one in recorded if not re.search(r"hydra|\$\{|\.\.|^-", one)]
+    is_trusted = is_own(folder)
+    directory, has_all = config_dir_of(recorded, arguments, is_trusted)
+    options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
+    with composing():
+        kept = composable(plain, options)
+        composed = compose_conf(kept, options)
         check_targets(folder, [config, OmegaConf.to_container(composed)], _allowed(arguments))
         base: Any = OmegaConf.to_container(composed, resolve=True)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
-    for line in [*_changes_of_conf(config, base), *differences(environment)]:
+    changes = changes_since(config, base, options) if has_all else []
+    for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
-    return SavedRun(given, path, path and str(folder), config, kept, base, str(environment.get("run_name", "")))
-
-
-@contextmanager
-def _composing() -> Iterator[None]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-
-
-def _compose(overrides: Sequence[str], arguments: Sequence[str]) -> DictConfig:
-    """Return `conf/` with overrides, where the user typed a `--config-dir` with that too."""
-    return compose("config", [*overrides, *search_path(arguments)])
-
-
-def _composable(overrides: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return the overrides that `conf/` takes: what they speak of may be gone from it."""
-    with suppress(HydraException, OmegaConfBaseException):
-        _compose(overrides, arguments)
-        return list(overrides)
-    kept: list[str] = []
-    for one in overrides:
-        with suppress(HydraException, OmegaConfBaseException):
-            _compose([*kept, one], arguments)
-            kept.append(one)
-    return kept
-
-
-def _changes_of_conf(config: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
-    """Return lines about where `conf/` has come to say something else than the record."""
-    changes = list(find_changes(config, base))
-    if not changes:
-        return []
-    more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-    listed = "; ".join(map(str, changes[:_SHOWN]))
-    return [f"conf/ has changed since, and what the record says is used: {listed}{more}"]
-
-
-def _changed(config: Any, before: Any, after: Any) -> Any:
-    """Return a config with what changed from one config to another."""
-    if not all(isinstance(one, Mapping) for one in (config, before, after)):
-        return config if before == after else after
-    same = {key: value for key, value in config.items() if key in after or key not in before}
-    new = {key: value for key, value in after.items() if key not in config and value != before.get(key)}
-    common = {key: _changed(same[key], before.get(key), after[key]) for key in same if key in after}
-    return {**same, **common, **new}
-
-
-def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
-    """Let a value in a config, or its absence, be as in another config."""
-    *sections, key = path
-    for one in sections:
-        source = source.get(one) if isinstance(source, Mapping) else None
-        if not isinstance(source, Mapping):
-            return
-        into[one] = dict(into.get(one) or {})
-        into = into[one]
-    if key in source:
-        into[key] = source[key]
-    else:
-        into.pop(key, None)
+    return SavedRun(
+        given,
+        path,
+        path and str(folder),
+        config,
+        kept,
+        base,
+        str(environment.get("run_name", "")),
+        directory,
+        has_all and kept == plain,
+        # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
+        [one for one in recorded if one not in kept] if is_trusted else [],
+    )
 
 
 def _allowed(arguments: Sequence[str]) -> list[str]:
     found = [one for one in arguments if key_of(one) == "allow_targets"]
     value = OverridesParser.create().parse_override(found[-1]).value() if found else []
     return [str(one) for one in (value if isinstance(value, list) else [value])]
-
-
-def _appends(argument: str) -> bool:
-    return re.match(r"\+(callbacks|algorithms)=", argument) is not None
-
-
-def _replaces(typed: str, saved: str) -> bool:
-    """Whether an override says all that another says: of the same key or a section around it."""
-    if typed.startswith("~"):  # removes what others may have to add first
-        return saved.startswith("~") and key_of(typed) == key_of(saved)
-    return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")
 
 
 def _read_yaml(path: Path) -> Any:

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
+
+from runner.records.record import write_record
+from runner.records.saved_run import find_saved_run
+
+# Records of somebody else: config and overrides, and what the refusal must name.
+ATTACKS: dict[str, tuple[Any, list[str], str]] = {
+    "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
+    "a nested argument": (
+        {"model": {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "own.Evil"}}]}},
+        [],
+        "own.Evil",
+    ),
+    "a partial": ({"optimizer": {"_target_": "os.system", "_partial_": True}}, [], "os.system"),
+    "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
+    "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
+    "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
+    "through this project": (
+        {"data": {"_target_": "runner.processes.launch.os.system"}},
+        [],
+        "runner.processes.launch.os.system",
+    ),
+    "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
+    "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
+    "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
+    "an override with a mapping": ({}, ["+callbacks.x={_target_:own.Evil}"], "own.Evil"),
+}
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that exists once the module `own` of the working directory was imported."""
+    (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path / "imported"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("key", ["resume", "rerun"])
+def test_somebody_else_s_record_runs_nothing_unasked(attack: str, key: str, evil: Path, tmp_path: Path):
+    config, overrides, named = ATTACKS[attack]
+    folder = foreign_run(tmp_path / "run", config, overrides)
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        find_saved_run([f"{key}={folder}"])
+    assert named in str(raised.value) and "allow_targets=[" in str(raised.value)
+    assert not evil.exists()
+
+
+def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
+    folder = foreign_run(tmp_path / "run", ATTACKS["a callback"][0], [])
+    for allowed in ("allow_targets=[own.Evil]", "allow_targets=own.*", "allow_targets=[a.B,own.*]"):
+        saved = find_saved_run([f"rerun={folder}", allowed])
+        assert saved is not None and saved.config["callbacks"] == {"x": {"_target_": "own.Evil"}}
+    for other in ("allow_targets=[own.Other]", "allow_targets=own", "allow_targets=[]"):
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={folder}", other])
+    assert not evil.exists()
+
+
+def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path):
+    config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"], "mode": "train"}
+    folder = foreign_run(tmp_path / "run", config, ["allow_targets=[own.*]"])
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"resume={folder}"])
+    hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
+    saved = find_saved_run([f"resume={foreign_run(tmp_path / 'other', {}, [*hydra, 'model=mlp'])}"])
+    assert saved is not None and saved.overrides == ["model=mlp"]
+
+
+def test_what_ships_and_what_this_user_made_needs_no_permission(
+    evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    harmless = {"callbacks": {"a": {"_target_": "callbacks.SpeedMonitor"}}, "loss": {"_target_": "torch.nn.MSELoss"}}
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'harmless', harmless, [])}"]) is not None
+    run_dir = tmp_path / "mine"
+    write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
+    assert find_saved_run([f"rerun={run_dir}"]) is not None
+    assert find_saved_run([f"resume={run_dir}"]) is not None
+    for name in ("config.yaml", "overrides.yaml"):  # changed by someone since
+        before = (run_dir / name).read_text()
+        (run_dir / name).write_text(before + "\n")
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={run_dir}"])
+        (run_dir / name).write_text(before)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"rerun={run_dir}"])
+    assert not evil.exists()
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
+def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
+    """It is complete, as its sender made it: only what is in it is wrong."""
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
+    checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    commands = [("resume=run", LONGER)]
+    if name == "model.pt":
+        commands += [("mode=eval", "resume=run"), (*SHORT, *QUIET, "trainer.load_path=run", "hydra.run.dir=other")]
+    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        write({"weight": Evil()}, checkpoint / name)
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        for command in commands:
+            refused = run_app(*command, exit_code=2)
+            assert refused.stderr.count("error: ") == 1 and "which could run code: refused" in refused.stderr
+            assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+    (tmp_path / "there").mkdir()
+    with contextlib.chdir(tmp_path / "there"):
+        pickle.loads(pickle.dumps(Evil()))
+    assert (tmp_path / "there" / "ran").exists()  # as it would have been

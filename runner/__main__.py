@@ -20,11 +20,14 @@ from runner.command_line import check_options, keys_first, merge_repeated, shado
 from runner.job import Task, run
 from runner.processes.launch import Ranks, is_rank_zero, print_failure
 from runner.processes.local_ranks import end_with_parent, ranks
+from runner.records.begin_again import with_saved_arguments
 from runner.records.run_folder import remove_unused
-from runner.records.saved_run import SavedRun, find_saved_run, with_latest, with_saved_overrides
+from runner.records.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
+from runner.terminal import labelled_lines
+from runner.wrong_choice import about_replaced
 from runner.wrong_config import CONF, WrongConfig, config_errors
 
 
@@ -44,10 +47,12 @@ def main() -> int:
         with config_errors():
             shadowed_packages()
             check_options(sys.argv[1:])
+            for sentence in about_replaced(sys.argv[1:], CONF):
+                print(f"WARNING: {sentence}", file=sys.stderr)
             sys.argv[1:] = with_latest(keys_first(merge_repeated(sys.argv[1:])))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
-                sys.argv[1:] = with_saved_overrides(saved, sys.argv[1:])
+                sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
         code = compose_and_run(saved)
     except WrongConfig as error:
         if wants_trace:
@@ -73,7 +78,8 @@ def follow(ranks: Ranks) -> int:
     """Run the jobs that rank 0 sends, on any other rank; return the exit code. What all ranks see, rank 0 tells."""
     for job in ranks.receive():
         try:
-            run(job)
+            with labelled_lines(job.label):
+                run(job)
         except WrongConfig as error:
             if not ranks.hears_more():
                 print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)

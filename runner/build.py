@@ -14,6 +14,7 @@ import hydra.utils
 
 from runner.composed import check_keys, section_of, targets
 from runner.signatures import check_signature, locate
+from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -180,10 +181,16 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if type(error).__name__ == "InstantiationException" and error.__cause__ else error
+        cause, failed = error, path
+        if type(error).__name__ == "InstantiationException" and isinstance(error.__cause__, Exception):
+            cause, inner = error.__cause__, re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
+            failed = f"{path}.{inner[1]}" if inner else path  # where in the section its target stands
+        if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # which runs hooks, and whose faults are ours
+            raised, cause = cause, ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+            cause.__cause__ = raised
         if not _note_hook(cause, config):
-            _note_section(cause, path, section, config)
-        raise cause from None
+            _note_section(cause, path, section, config, failed)
+        raise cause from cause.__cause__
 
 
 def _note_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
@@ -197,12 +204,18 @@ def _note_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _note_section(error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Note `in path.key (target)`: the key is the one with which the message begins, in this section or elsewhere."""
+def _note_section(
+    error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
+) -> None:
+    """Note `in path.key (target)`: the key is the one with which the message begins, in this section or elsewhere.
+
+    Without a key it is the place of what failed, where that stands inside the section.
+    """
     name = str(error).partition("=")[0]
-    places = [*targets(section, path), *targets(config)]
-    keys = [f"{inner}.{name}" for inner, one in places if name in one]
-    error.add_note(f"in {keys[0] if keys else path} ({section['_target_']})")
+    inside = dict(targets(section, path))
+    keys = [f"{inner}.{name}" for inner, one in [*inside.items(), *targets(config)] if name in one]
+    place = failed if failed in inside else path
+    error.add_note(f"in {keys[0] if keys else place} ({inside[place]['_target_']})")
 
 
 def _check_trainer(section: Mapping[str, Any]) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
-_CHOICE = re.compile(r"^(\+?)(callbacks|algorithms)=(.*)$")
+LISTS = ("callbacks", "algorithms")
+"""Groups of which a run has several."""
+_CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
@@ -20,7 +22,7 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
     merged (a sweep over choices, `a,b` without brackets) is left as it is.
     """
     merged = list(arguments)
-    for group in ("callbacks", "algorithms"):
+    for group in LISTS:
         found = [
             (place, match) for place, one in enumerate(merged) if (match := _CHOICE.match(one)) and match[2] == group
         ]
@@ -86,10 +88,17 @@ def keys_first(arguments: Sequence[str]) -> list[str]:
     return [*parsed.overrides, *options]
 
 
+def config_dir(arguments: Sequence[str]) -> Path | None:
+    """Return the folder of a `--config-dir` among arguments, None without one."""
+    parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
+    return None if parsed.config_dir is None else Path(parsed.config_dir).absolute()
+
+
 def search_path(arguments: Sequence[str]) -> list[str]:
     """Return the override that has `hydra.compose` look into a `--config-dir` too, where one is among arguments."""
-    parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
-    return [] if parsed.config_dir is None else [f"hydra.searchpath=['file://{Path(parsed.config_dir).absolute()}']"]
+    folder = config_dir(arguments)
+    quoted = re.sub(r"(['\\])", r"\\\1", f"file://{folder}")
+    return [] if folder is None else [f"hydra.searchpath=['{quoted}']"]
 
 
 def shadowed_packages() -> None:

@@ -101,7 +101,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
             if not isinstance(section, Mapping) or "_target_" not in section:
                 raise ValueError(
                     f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
-                    f"one that ships is added with +{group}=<name> and removed with ~{group}.<name>"
+                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it"
                 )
 
 

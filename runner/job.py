@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,16 @@ from runner.processes.launch import Job, alone, check_gpus
 from runner.processes.local_ranks import ranks
 from runner.processes.threads import choose_threads, parallel_jobs, with_threads
 from runner.records import run_folder
-from runner.records.changes import tell_changes
+from runner.records.begin_again import arguments_to_record, begun_again, name_again
+from runner.records.changes import tell_changes, tell_changes_of_rerun
 from runner.records.optimizer_changes import change_optimizers
 from runner.records.record import log_record
 from runner.records.result import check_objective, is_unfinished, recording
 from runner.records.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
-from runner.records.saved_run import SavedRun, begun_again, from_the_start
+from runner.records.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
-from runner.sweeps.job import attempt, placed
+from runner.sweeps.job import attempt, label_of, placed
+from runner.terminal import labelled_lines
 from runner.wrong_config import config_errors
 
 run_folder.register_resolver()
@@ -54,7 +56,8 @@ class Task:
         hydra_config = HydraConfig.get()
         if hydra_config.mode is RunMode.MULTIRUN:
             nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
-            return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, nothing)
+            with labelled_lines(label_of(config.run_name, hydra_config)):
+                return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, nothing)
         try:
             return perform(config, hydra_config, self.saved)
         except Exception as error:
@@ -79,55 +82,88 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> fl
 
 
 def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
-    """Return the job of a composed config, checked."""
+    """Return the job of a composed config, checked; where it needs other ranks, they have been started."""
     run_dir = Path(hydra_config.runtime.output_dir)
-    tags: dict[str, str] = {}
-    threads, may_be_over = None, False
     with removed_when_refused(run_dir), config_errors():
-        plain = to_plain(config)
-        overrides = list(hydra_config.overrides.task)
+        plain, overrides = to_plain(config), list(hydra_config.overrides.task)
         sweep.check_choice(hydra_config)
         if saved is not None:
             plain = begun_again(saved, plain, overrides)
-        resume = plain["resume"] if plain["mode"] in TRAINING else None
-        if saved is not None and resume is not None and from_the_start(saved):
-            plain["resume"] = None
-        if plain["mode"] in ON_ALL_RANKS:
-            build.warm_up(plain)
-            threads = start_ranks(plain, hydra_config)
+        threads = start_ranks(plain, hydra_config) if plain["mode"] in ON_ALL_RANKS else None
+        resume, tags = plain["resume"], {}
         if plain["mode"] in ("eval", "predict"):
-            plain, tags = without_training(plain, saved)
-        if plain["mode"] not in ("compare", "sync"):
-            build.check(plain)
-        if plain["mode"] == "prove":
-            check_provable(plain, is_sweep=hydra_config.mode is RunMode.MULTIRUN)
-        if plain["mode"] in ON_ALL_RANKS:
-            check_gpus(ranks().size, plain["trainer"].get("device"))
-        if (found := resume or plain["resume"]) is not None:
-            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(found) or run_dir
-        own = None
-        if plain["mode"] == "train" and hydra_config.mode is RunMode.RUN:  # a sweep knows its jobs by itself
-            own = checkpoint_before_restart(run_dir)
-            plain["resume"] = own or plain["resume"]
-            may_be_over = own is not None or (resume is not None and is_unfinished(run_dir))
-        if resume is not None and own is None:
-            tell_changes(resume, saved.config if saved else None, plain, overrides)
-    choices = hydra_config.runtime.choices
-    name = plain["run_name"] or f"{choices.get('model')}-{choices.get('data')}-{'-'.join(run_dir.parts[-2:])}"
-    if saved is not None and plain["rerun"] is None and plain["run_name"] == saved.config.get("run_name"):
-        name = saved.run_name or name
-    if tags:
-        name = f"{plain['mode']}-{name}"
-    return Job(plain, str(run_dir), str(name), overrides, tags, threads, may_be_over)
+            resume, (plain, tags) = None, without_training(plain, saved)
+        elif saved is not None and resume is not None and plain["mode"] in TRAINING and from_the_start(saved):
+            plain["resume"] = None  # in its folder all the same
+        check_in_mode(plain, hydra_config)
+        if resume is not None:
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
+        is_single = plain["mode"] == "train" and hydra_config.mode is RunMode.RUN  # a sweep knows its jobs by itself
+        restarted = checkpoint_before_restart(run_dir) if is_single else None
+        plain["resume"] = restarted or plain["resume"]
+        may_be_over = restarted is not None or (is_single and resume is not None and is_unfinished(run_dir))
+        if restarted is None:
+            tell_differences(plain, resume, saved, overrides)
+    return Job(
+        plain,
+        str(run_dir),
+        name_run(plain, run_dir, saved, hydra_config.runtime.choices),
+        overrides,
+        tags,
+        threads,
+        may_be_over,
+        arguments_to_record(saved, hydra_config),
+    )
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
-    """Have the other ranks of a job start, before torch is imported here; return the CPU threads of each."""
+    """Have what a job needs besides this process start, before torch is imported here; return each rank's threads."""
+    build.warm_up(config)
     launch = build.make_launch(config)
     processes = launch.processes()
     threads = choose_threads(launch.threads, processes, parallel_jobs(hydra_config))
     ranks().start(processes, threads)
     return threads
+
+
+def check_in_mode(config: Mapping[str, Any], hydra_config: Any) -> None:
+    """Raise where a config cannot do what its mode asks for.
+
+    Raises:
+        ValueError: the message names the key.
+    """
+    mode = config["mode"]
+    if mode not in ("compare", "sync"):
+        build.check(config)
+    if mode == "prove":
+        check_provable(config, is_sweep=hydra_config.mode is RunMode.MULTIRUN)
+    if mode in ON_ALL_RANKS:
+        check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))  # of this machine
+
+
+def tell_differences(
+    config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
+) -> None:
+    """Say what a run that goes on, or is made again, does otherwise than it did; raise what it may not.
+
+    Args:
+        config: of the run now.
+        resume: the run or checkpoint that it goes on from.
+        saved: its record, where it has one.
+        overrides: its own and those typed now.
+    """
+    if saved is not None and config["rerun"] is not None:
+        tell_changes_of_rerun(saved.config, config)
+    elif resume is not None and config["mode"] in TRAINING:
+        tell_changes(resume, saved.config if saved else None, config, overrides)
+
+
+def name_run(config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]) -> str:
+    """Return the name of a run: as typed, as it was before, or made of its model, its data and its folder."""
+    name = config["run_name"] or f"{choices.get('model')}-{choices.get('data')}-{'-'.join(run_dir.parts[-2:])}"
+    if saved is not None and config["run_name"] == saved.config.get("run_name"):
+        name = name_again(saved, config, run_dir) or name
+    return f"{config['mode']}-{name}" if config["mode"] in ("eval", "predict") else str(name)
 
 
 def run(job: Job) -> float | None:

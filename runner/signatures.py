@@ -21,6 +21,19 @@ _HYDRA = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 
 
+class NoSuchArgument(ValueError):
+    """Some keys of a section are no arguments of its target.
+
+    Args:
+        message: about the first of them.
+        keys: all of them, in full.
+    """
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
 def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:
     """Raise where a section's keys or values do not fit the signature of its target.
 
@@ -44,9 +57,10 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     for key in keys:
         if key in supplied:
             raise ValueError(f"{path}.{key}: is made from the other groups and cannot be set here")
-        if key not in named and not open_ended:
-            allowed = [one for one in named if one not in supplied]
-            raise ValueError(f"{path}.{key}: {name} has no such argument; {nearest(key, allowed)}")
+    if not open_ended and (unknown := [key for key in keys if key not in named]):
+        near = nearest(unknown[0], [one for one in named if one not in supplied])
+        message = f"{path}.{unknown[0]}: {name} has no such argument; {near}"
+        raise NoSuchArgument(message, [f"{path}.{key}" for key in unknown])
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
         return

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.command_line import search_path
-from runner.signatures import nearest
+from runner.command_line import key_of, typed_value
+from runner.signatures import NoSuchArgument
+from runner.wrong_choice import about_composing
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -26,17 +24,12 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueEr
 """What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""
 
 
-EXTRAS = {
-    "hydra/launcher=joblib": "hydra-joblib-launcher",
-    "hydra/launcher=submitit_local": "hydra-submitit-launcher",
-    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
-    "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
-}
-"""What has to be installed for a choice that Hydra's plugins bring."""
-
-
 class WrongConfig(Exception):
     """A configuration that cannot be run; its message is all that a user needs to see."""
+
+
+class ConstructorFailed(ValueError):
+    """What a constructor raised that a wrong value seldom does: it may be at fault itself."""
 
 
 @contextmanager
@@ -54,6 +47,11 @@ def config_errors(event: str = "") -> Iterator[None]:
         if event and not any(f" at {event}," in note for note in getattr(error, "__notes__", [])):
             raise
         raise WrongConfig(explain(error, sys.argv[1:], CONF)) from error
+    except AssertionError as error:
+        file = _with_override_before_a_list(error)
+        if file is None:
+            raise
+        raise WrongConfig(f"{file}: in its defaults an override stands before a list; put overrides last") from error
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
@@ -66,55 +64,38 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
     """
     text = str(error).strip() or type(error).__name__
     if isinstance(error, HydraException) or text.startswith("Config group override"):
-        return _about_composing(error, text, overrides, conf)
+        return about_composing(error, text, overrides, conf)
     if isinstance(error, OmegaConfBaseException):
         reason = re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", text.splitlines()[0])
         return f"{getattr(error, 'full_key', None) or 'config'}: {reason}"
+    if isinstance(error, NoSuchArgument):
+        return text + _how_to_remove(error.keys, overrides)
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
     return _with_place(error, text)
 
 
-def _about_composing(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> str:
-    """Return what is wrong with the choice of groups and overrides."""
-    if match := re.match(r"In '.*': Could not find '(.+)/([^/']*)'\s+Available options in '.+':\n((?:\t.*\n?)*)", text):
-        extra = EXTRAS.get(f"{match[1]}={match[2]}")
-        if extra is not None:
-            return f"{match[1]}={match[2]}: needs a package that is not installed; run pip install {extra}"
-        return f"{match[1]}={match[2]}: no such choice; {nearest(match[2], match[3].split())}"
-    if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", text):
-        return _unknown_key(match[1], overrides, conf)
-    if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return f"+{match[1]}: is there already; write {match[1]}=... without the +"
-    if match := re.match(r"Multiple values for ([\w/]+)", text):
-        group = match[1]
-        if group in ("callbacks", "algorithms"):
-            return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
-        return f"+{group}: there is one already; write {group}=... without the +"
-    if re.match(r"Config group override must be a string or a list", text):
-        return _about_empty(overrides, conf)
-    if match := re.match(r"Ambiguous value for argument '(([^=]+)=([^']*))'", text):
-        return f"{match[1]}: several values; write '{match[2]}=[{match[3]}]' for a list, or add -m to run each"
-    if type(error).__name__ == "OverrideParseException":
-        typed = getattr(error, "override", None) or text.splitlines()[0]
-        return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
-    return text.partition("\n\n")[0]
+def _with_override_before_a_list(error: AssertionError) -> str | None:
+    """Return which file has such defaults, where it is that of which Hydra 1.3 fails to make its own message."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames[-1].f_globals["__name__"] != "hydra.core.default_element":
+        return None
+    return next((frame.f_locals["pcp"] for frame in reversed(frames) if "pcp" in frame.f_locals), None)
 
 
-def _about_empty(overrides: Sequence[str], conf: Path) -> str:
-    """Return what to write in place of a group's name that is null or a number."""
-    for one in overrides:
-        name, _, value = one.lstrip("+").partition("=")
-        if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
-            files = [path.stem for path in (conf / name).glob("*.yaml")]
-            return f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
-        if not name:
-            return f"{one}: has no key; write key=value"
-    return "a group takes the name of a choice, or a list of names"
+def _how_to_remove(keys: Sequence[str], overrides: Sequence[str]) -> str:
+    """Return how to do without keys that stand in the files of the config, and were not typed."""
+    typed = {key_of(one) for one in overrides}
+    removed = " ".join(f"~{key}" for key in keys if key not in typed)
+    experiment = typed_value(overrides, "experiment")
+    if not removed:
+        return ""
+    where = f"experiment={experiment} or another file" if experiment else "a file"
+    return f". It is set by {where}: remove it with {removed}"
 
 
 def _with_place(error: Exception, text: str) -> str:
-    """Return a constructor's message with the key as typed, its class, and the line where that is not of this project.
+    """Return a constructor's message with the key as typed; otherwise with its class, and the line in a user's code.
 
     The key is in the note that `runner.build` added.
     """
@@ -126,42 +107,25 @@ def _with_place(error: Exception, text: str) -> str:
         if path != "trainer":
             text = f"{path}: {text} ({target})"
         break
-    if isinstance(error, TypeError):
-        frames = traceback.extract_tb(error.__traceback__)
-        text += f" [{frames[-1].filename}:{frames[-1].lineno}]" if frames else ""
-    return text
+    place = line_of_user(error)
+    if place is None and isinstance(error, TypeError):  # Python's own message alone seldom says what is wrong
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        raised = (one for one in last if not (one.line or "").startswith("raise "))
+        place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
+    trace = "; HYDRA_FULL_ERROR=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
+    return text + (f" [{place}]" if place else "") + trace
 
 
-def _unknown_key(key: str, overrides: Sequence[str], conf: Path) -> str:
-    """Return what to write in place of a key that the composed config does not have."""
-    node: Any = _compose_without(key, overrides, conf)
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(node, Mapping):
-            return f"{key}: {'.'.join(parts[:depth])} is a single value, it has no keys"
-        if part not in node:
-            group = parts[0]
-            if depth == 1 and (conf / group / f"{part}.yaml").exists():
-                return f"{key}: {part!r} is not part of this run; it is added with +{group}={part}"
-            where = f"{'.'.join(parts[:depth])} has no key {part!r}" if depth else f"no key {part!r}"
-            groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
-            if part in groups:
-                return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
-            return f"{key}: {where}; {nearest(part, [*node, *(one for one in groups if one not in node)])}"
-        node = node[part]
-    return f"{key}: is null, there is nothing to remove"
-
-
-def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> Any:
-    """Return the config as it is without the overrides of a key, or the default one where that fails too."""
-    # Without options and what they are given, which has no key.
-    keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
-    kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
-    for attempt in ([*kept, *search_path(overrides)], search_path(overrides)):
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_dir(str(conf), version_base="1.3"):
-                return OmegaConf.to_container(compose("config", overrides=attempt), resolve=False)
-        except Exception:
-            continue
-    return {}
+def line_of_user(error: BaseException) -> str | None:
+    """Return the innermost line that neither this project nor a library has, where there is one."""
+    if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
+        error = error.__cause__
+    home = CONF.parent
+    own = [home / name for name in ("runner", "callbacks", "algorithms")]
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        known = any(path.is_relative_to(one) for one in (*own, *libraries))
+        if path.is_absolute() and not known and "site-packages" not in path.parts:
+            return f"{path}:{frame.lineno}"
+    return None

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from runner import Callback, build
 from runner.composed import targets
+from runner.wrong_config import ConstructorFailed
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 MADE: list[str] = []
@@ -125,7 +126,16 @@ def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Pa
     config["model"]["module"]["dropout"] = 2
     with pytest.raises(ValueError) as raised:
         build.build(config, tmp_path, "")
-    assert raised.value.__notes__ == ["in model.module.dropout (runner.ClassificationModel)"]
+    assert raised.value.__notes__ == ["in model.module.dropout (runner.models.MLP)"]
+
+
+def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp_path: Path):
+    """A message without the name of an argument: of the section inside, where that is at fault."""
+    config["model"]["module"] = {"_target_": "torch.nn.Linear", "in_features": -3, "out_features": 4}
+    with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
+        build.build(config, tmp_path, "")
+    assert raised.value.__notes__ == ["in model.module (torch.nn.Linear)"]
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp_path: Path):

@@ -58,6 +58,20 @@ class OwnModel(ClassificationModel):
 class Broken:
     def __init__(self) -> None:
         None + 1
+
+
+class Net(nn.Linear):
+    def __init__(self, units: int = 4) -> None:
+        super().__init__(64, units)
+
+
+class Lost:
+    def __init__(self) -> None:
+        {}["key"]
+
+
+def load_lost() -> None:
+    {}["train"]
 '''
 
 
@@ -97,6 +111,11 @@ def artifacts(folder: Path) -> set[str]:
 
 # What is wrong, and what the message must hold: the fault as typed, and what to write in its place.
 WRONG: dict[str, tuple[str, ...]] = {
+    # words that are in another place
+    "speed_monitor": ("speed_monitor", "+callbacks=speed_monitor"),
+    "+algorithms=speed_monitor": ("algorithms=speed_monitor", "+callbacks=speed_monitor"),
+    "+callbacks=mixup": ("callbacks=mixup", "+algorithms=mixup"),
+    "batch_size=4": ("batch_size", "data.batch_size"),
     # groups and choices
     "modle=mlp": ("modle", "did you mean 'model'"),
     "model=mpl": ("model=mpl", "did you mean 'mlp'"),
@@ -119,6 +138,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     # keys
     "optimizer.lrr=1": ("optimizer.lrr", "did you mean 'lr'"),
     "optimizer=adam optimizer.momentum=0.9": ("optimizer.momentum", "betas"),
+    "experiment=digits_plain optimizer=adamw": ("experiment=digits_plain", "~optimizer.momentum ~optimizer.nesterov"),
     "trainer.max_durations=1ep": ("trainer.max_durations", "did you mean 'max_duration'"),
     "+trainer.typo=1": ("trainer.typo", "runner.Trainer has no such argument"),
     "++trainer.maxduration=1ep": ("trainer.maxduration", "did you mean 'max_duration'"),
@@ -140,6 +160,9 @@ WRONG: dict[str, tuple[str, ...]] = {
     "+callbacks.mine._target_=os.sep": ("_target_='os.sep'", "is a str"),
     "+callbacks.mine._target_=own.Greeter +callbacks.mine.wrod=hi": ("callbacks.mine.wrod", "did you mean 'word'"),
     "+callbacks.mine._target_=own.Broken": ("callbacks.mine", "own.Broken", "NoneType", "own.py:"),
+    "+callbacks.mine._target_=own.Lost": ("callbacks.mine: KeyError: 'key' (own.Lost)", "own.py:", "HYDRA_FULL_ERROR"),
+    "~model.module +model.module._target_=own.Net +model.module.units=-3": ("model.module: RuntimeError: ", "own.py:"),
+    "~data +data._target_=own.load_lost": ("data: KeyError: 'train' (own.load_lost)", "own.py:"),
     "model._target_=3": ("model._target_=3",),
     "model._target_=runner.models.ResNet8": ("model.module", "runner.models.ResNet8 has no such argument"),
     "optimizer._target_=torch.optim.SDG": ("torch.optim.SDG", "did you mean 'SGD'"),
@@ -154,6 +177,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "optimizer=adam optimizer.betas=3": ("optimizer.betas=3", "tuple"),
     "model.module.width=wide": ("model.module.width='wide'", "int"),
     "model.module.width=0": ("model.module.width=0", "at least 1"),
+    "model=mlp model.module.hidden=[-3]": ("error: model.module.hidden=[-3]", "at least 1"),
     "data.batch_size=0": ("data.batch_size=0", "at least 1"),
     "data.batch_size=-5": ("data.batch_size=-5", "at least 1"),
     "trainer.load_strict=perhaps": ("trainer.load_strict='perhaps'", "bool"),
@@ -230,6 +254,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m hydra/launcher=submitit_slurm seed=0,1": ("the sweep cannot begin", "srun"),
     "-m optimizer.lr=0.1,x": ("optimizer.lr='x'", "float"),
     "-m optimizer.lrr=0.1,0.2": ("optimizer.lrr", "did you mean 'lr'"),
+    "-m ~data +data._target_=own.load_lost data.batch_size=3 seed=0,1": ("data.batch_size", "+data.batch_size=..."),
+    "-m optimizer.momentum=0.9,0 seed=0,1": ("optimizer: Nesterov", "in the job optimizer.momentum=0 seed=0"),
     "-m resume=outputs seed=0,1": ("resume='outputs'", "no complete checkpoint"),
     # grammar
     "nonsense": ("nonsense", "key=value"),
@@ -482,6 +508,13 @@ def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):
     (run_dir,) = run_folders(folder)
     assert {path.name for path in run_dir.iterdir()} >= {"config.yaml", "overrides.yaml", "environment.json"}
     assert query(folder, "select count(*) from runs") == [(0,)]
+
+
+def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: Any):
+    _, out, err = run_here("callbacks=speed_monitor", "mode=explain", code=0)
+    (line,) = err.splitlines()
+    assert line.startswith("WARNING: callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, ")
+    assert line.endswith("; +callbacks=speed_monitor adds to them") and "speed_monitor" in out
 
 
 def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Path, run_here: Any):

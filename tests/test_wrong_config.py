@@ -12,7 +12,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from runner.wrong_config import CONFIG_ERRORS, explain
+from runner.signatures import NoSuchArgument
+from runner.wrong_choice import about_replaced
+from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -36,9 +38,22 @@ def explained(*overrides: str) -> str:
     [
         (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, mlp, resnet8"),
         (["model="], "model=: no such choice; allowed: gpt, mlp, resnet8"),
+        (["+algorithms=[ema,mixupp]"], "algorithms=mixupp: no such choice; did you mean 'mixup'?"),
+        # Another group has it.
+        (["+algorithms=speed_monitor"], "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon"),
+        (["+callbacks=[lr_monitor,mixup]"], "callbacks=mixup: no such choice; did you mean +algorithms=mixup?"),
+        (["model=schedule_free"], "model=schedule_free: no such choice; did you mean +algorithms=schedule_free or opt"),
         (["optimizer.lrr=1"], "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, "),
         # The allowed keys are those of the chosen optimizer.
         (["optimizer=adam", "optimizer.momentum=1"], "optimizer.momentum: optimizer has no key 'momentum'; allowed: b"),
+        # It stands in another section, or further inside.
+        (["model=mlp", "model.hidden=3"], "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?"),
+        (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),
+        (
+            ["model=mlp", "model.module={width: 3}"],
+            "model.module.width: model.module has no key 'width'; allowed: drop",
+        ),
+        (["~data", "data.batch_size=3"], "data.batch_size: there is no data in this run; choose one with data=<name>"),
         (["model.module.x.y=1"], "model.module.x.y: model.module has no key 'x'"),
         (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
         (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
@@ -57,6 +72,10 @@ def explained(*overrides: str) -> str:
         (["data=3"], "data=3: a group takes the name of a choice; allowed: digits, "),
         (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
         (["nonsense"], "nonsense: cannot be read; write key=value"),
+        (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
+        (["speedmonitor"], "speedmonitor: has no key; did you mean +callbacks=speed_monitor?"),
+        (["mlp"], "mlp: has no key; did you mean model=mlp?"),
+        (["check"], "check: has no key; did you mean mode=check?"),
         (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
         (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
         (["seed=???"], "seed: Missing mandatory value: seed"),
@@ -68,6 +87,60 @@ def test_a_command_that_does_not_compose(overrides: list[str], message: str):
     assert said.startswith(message)
     assert "\n" not in said
     assert "_target_" not in said and "_partial_" not in said
+
+
+def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "my_own.yaml").write_text("my_own: {_target_: a.B}\n")
+    with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
+        compose("config", ["my_own"])
+    given = [f"--config-dir={tmp_path}", "my_own"]
+    assert explain(raised.value, given, CONF) == "my_own: has no key; did you mean +algorithms=my_own?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (["callbacks=speed_monitor"], "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, learning_"),
+        (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
+        (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
+        (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),
+        # what is added or meant, and what is an error
+        (["+callbacks=speed_monitor", "~callbacks.progress_bar", "callbacks.speed_monitor.window_size=3"], None),
+        (["callbacks=none"], None),
+        (["callbacks=[]"], None),
+        (["callbacks=none", "+callbacks=speed_monitor"], None),
+        (["callbacks=[checkpoint_saver,speed_monitor]"], None),
+        (["-m", "algorithms=none,ema"], None),
+        (["callbacks=speedmonitor"], None),
+        (["callbacks=none", "algorithms=none", "algorithms=ema"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_replaced_without_a_word_is_said(typed: list[str], sentence: str | None):
+    said = list(about_replaced(typed, CONF))
+    assert len(said) == (sentence is not None)
+    assert all(one.startswith(str(sentence)) for one in said)
+
+
+def unknown(*keys: str) -> Exception:
+    return NoSuchArgument("optimizer.a: no such argument", [f"optimizer.{key}" for key in keys])
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed", "said"),
+    [
+        (["a"], ["+optimizer.a=1"], ""),
+        (["a"], ["optimizer=adamw"], ". It is set by a file: remove it with ~optimizer.a"),
+        (
+            ["a", "b", "c"],
+            ["experiment=mine", "optimizer.b=3"],
+            ". It is set by experiment=mine or another file: remove it with ~optimizer.a ~optimizer.c",
+        ),
+    ],
+)
+def test_a_key_that_a_file_sets_can_be_removed(keys: list[str], typed: list[str], said: str):
+    assert explain(unknown(*keys), typed, CONF) == f"optimizer.a: no such argument{said}"
 
 
 def noted(error: Exception, note: str) -> Exception:
@@ -103,6 +176,17 @@ def test_a_type_error_says_where_it_was_raised():
     assert f"[{__file__}:" in said
 
 
+def test_what_a_constructor_seldom_raises_says_where_and_how_to_see_more():
+    failed = ConstructorFailed("KeyError: 'x'")
+    try:
+        {}["x"]
+    except KeyError as error:
+        failed.__cause__ = error
+    said = explain(noted(failed, "in model (x.Y)"), [], CONF)
+    assert said.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
+    assert said.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
+
+
 def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
     def fails(path: str) -> Any:
         return Path(path).read_text()
@@ -121,6 +205,18 @@ def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
         yaml.safe_load("a: [1\nb: 2")
     assert isinstance(raised.value, CONFIG_ERRORS)
     assert "line 2" in explain(raised.value, [], CONF)
+
+
+def test_defaults_that_hydra_cannot_speak_of_are_a_wrong_configuration(tmp_path: Path):
+    (tmp_path / "experiment").mkdir()
+    defaults = "defaults:\n- override /model: mlp\n- /callbacks: [speed_monitor]"
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{defaults}\n")
+    command = ["experiment=mine", f"hydra.searchpath=[{tmp_path}]"]
+    refused = pytest.raises(WrongConfig, match=r"^experiment/mine: .* put overrides last$")
+    with initialize_config_dir(str(CONF), version_base="1.3"), refused, config_errors():
+        compose("config", command)
+    with pytest.raises(AssertionError), config_errors():
+        raise AssertionError("of the program's own")
 
 
 def test_a_fault_of_the_program_is_none_of_the_configuration():

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
 from runner.batch import tensors
-from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain
+from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 
 MAX_MESSAGE = 300  # letters of an error's own message
 WITHOUT_ALGORITHMS = "without algorithms it works"
@@ -66,7 +63,7 @@ def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _describe(error: Exception, config: Mapping[str, Any]) -> str:
-    hook, step, place = hook_at_fault(error, config), _step(error), _line_of_user(error)
+    hook, step, place = hook_at_fault(error, config), _step(error), line_of_user(error)
     model, data = chosen(config, "model"), chosen(config, "data")
     if hook is not None:
         text = f"{_in_section(f'{hook.group}.{hook.key}', config[hook.group][hook.key], error)}"
@@ -79,13 +76,7 @@ def _describe(error: Exception, config: Mapping[str, Any]) -> str:
         text = explain(error, sys.argv[1:], CONF) if isinstance(error, CONFIG_ERRORS) else _what(error)
     text += "".join(f"\n  {note}" for note in getattr(error, "__notes__", []) if note == WITHOUT_ALGORITHMS)
     text += f"\n  raised in {place}" if place is not None and place not in text else ""
-    return text + _job_of_sweep()
-
-
-def _job_of_sweep() -> str:
-    if not HydraConfig.initialized() or HydraConfig.get().mode is not RunMode.MULTIRUN:
-        return ""
-    return f"\n  in the job {' '.join(HydraConfig.get().overrides.task)}"
+    return text
 
 
 def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
@@ -130,16 +121,3 @@ def _what(error: Exception) -> str:
     message = " ".join(str(error).split())
     shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
     return shown if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {shown}"
-
-
-def _line_of_user(error: Exception) -> str | None:
-    """Return the innermost line that neither this project nor a library has, where there is one."""
-    home = CONF.parent
-    own = [home / name for name in ("runner", "callbacks", "algorithms")]
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        known = any(path.is_relative_to(one) for one in (*own, *libraries))
-        if path.is_absolute() and not known and "site-packages" not in path.parts:
-            return f"{path}:{frame.lineno}"
-    return None

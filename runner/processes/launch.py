@@ -99,15 +99,19 @@ def check_launcher(name: str) -> None:
 
 
 def check_gpus(processes: int, device: str) -> None:
-    """Raise where there are fewer GPUs than processes that would take one each.
+    """Raise where processes would share a GPU, for each needs its own.
 
     Args:
         processes: on this machine.
         device: `trainer.device`.
 
     Raises:
-        ValueError: there are.
+        ValueError: there are fewer GPUs than processes, or the device names one GPU for all of them.
     """
+    if processes > 1 and str(device).startswith("cuda:"):
+        raise ValueError(
+            f"trainer.device={device!r}: each of {processes} processes takes a GPU of its own; give 'auto' or 'cuda'"
+        )
     if processes > 1 and device in ("auto", "cuda"):
         import torch
 
@@ -125,6 +129,8 @@ class Job:
 
     `threads` is the number of CPU threads of each of its processes; None: as they have it. `may_be_over` says that
     training may have ended before, with only the end of the run left to do: it did not say that it finished.
+    `arguments` are those that its record keeps: the overrides, and what else it was composed with. `label` is what each
+    line that it prints begins with, where other jobs print at the same time.
     """
 
     config: dict[str, Any]
@@ -134,6 +140,8 @@ class Job:
     tags: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
     may_be_over: bool = False
+    arguments: list[str] = field(default_factory=list)
+    label: str = ""
 
 
 def print_failure(error: BaseException) -> None:

@@ -20,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from runner.composed import GROUPS, OF_THE_COMMAND
 from runner.processes.launch import Job, print_failure
 from runner.processes.local_ranks import end_with, is_alive
+from runner.processes.threads import parallel_jobs
 from runner.records.result import Result, identify, read_result
 from runner.records.run_folder import LOCK, lock_file
 from runner.sweeps.plan import short_names
@@ -68,6 +69,19 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
     return None
 
 
+def label_of(run_name: Any, hydra_config: Any) -> str:
+    """Return what each line of a job is to begin with: its name where others print at the same time, or nothing.
+
+    Args:
+        run_name: as configured, None without one.
+        hydra_config: of the job.
+    """
+    sweep = Sweep.read(hydra_config.sweep.dir)
+    if not sweep.shares_terminal or parallel_jobs(hydra_config) == 1:
+        return ""
+    return name_job(list(hydra_config.overrides.task), run_name, sweep.fixed, hydra_config.runtime.choices)
+
+
 def _finite(objective: float | None, direction: str) -> float | None:
     """Return the objective, the worst that there is in place of NaN: an Optuna study ends at NaN."""
     if objective is None or objective == objective:
@@ -88,7 +102,9 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     sweep, number, choices = Sweep.read(hydra_config.sweep.dir), hydra_config.job.num, hydra_config.runtime.choices
     identity = identify(job.config)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
-    job = replace(job, run_name=name_job(job, sweep.fixed, choices), tags={**job.tags, **tags})
+    name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices)
+    label = label_of(job.config["run_name"], hydra_config)
+    job = replace(job, run_name=name, label=label, tags={**job.tags, **tags})
     folder, is_new = _claim(sweep.folder, Result("RUNNING", job.run_name, identity, job.overrides))
     job = replace(job, run_dir=str(folder))
     lock = lock_file(folder / LOCK)
@@ -158,18 +174,19 @@ def _taken_up(job: Job) -> Job:
     return replace(job, config={**job.config, "resume": job.run_dir}, may_be_over=True)
 
 
-def name_job(job: Job, fixed: list[str], choices: Mapping[str, Any]) -> str:
+def name_job(overrides: list[str], run_name: Any, fixed: list[str], choices: Mapping[str, Any]) -> str:
     """Return what a job is called: `digits-lr0.01-seed1`, the run's name or its data, then what is swept, by key.
 
     Args:
-        job: with its overrides.
+        overrides: of the job.
+        run_name: as configured, None without one.
         fixed: keys that are the same for all jobs.
         choices: names chosen in config groups.
     """
-    values = swept_values(job.overrides, fixed)
-    prefix = "run_name" if job.config["run_name"] else "data"
+    values = swept_values(overrides, fixed)
+    prefix = "run_name" if run_name else "data"
     shorts = short_names([*values])
-    parts = [str(job.config["run_name"] or choices.get("data"))]
+    parts = [str(run_name or choices.get("data"))]
     for key in sorted(values):
         if key != prefix:
             parts.append(_labelled("" if key in GROUPS else shorts[key], values[key]))
@@ -181,9 +198,13 @@ def name_job(job: Job, fixed: list[str], choices: Mapping[str, Any]) -> str:
 
 def swept_values(overrides: list[str], fixed: list[str]) -> dict[str, Any]:
     """Return the values of a job that are its own, by key without + and ~."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    own = [one for one in parsed if one.get_key_element() not in (*fixed, *OF_THE_COMMAND)]
-    return {one.get_key_element().lstrip("+~"): one.value() for one in own}
+    parsed = OverridesParser.create().parse_overrides(own_overrides(overrides, fixed))
+    return {one.get_key_element().lstrip("+~"): one.value() for one in parsed}
+
+
+def own_overrides(overrides: list[str], fixed: list[str]) -> list[str]:
+    """Return the overrides of a job whose keys are not the same for all."""
+    return [one for one in overrides if one.partition("=")[0] not in (*fixed, *OF_THE_COMMAND)]
 
 
 def show_value(value: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -14,7 +15,22 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner import build
+from runner.command_line import key_of
 from runner.composed import to_plain
+from runner.records.result import fingerprint
+from runner.wrong_config import ConstructorFailed, WrongConfig, config_errors
+
+ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
+"""Launchers that run jobs where the sweep is led."""
+
+
+class PlannedJob(NamedTuple):
+    """A job of a sweep that is to come."""
+
+    overrides: list[str]
+    """Those that other jobs do not have."""
+    config: dict[str, Any]
+    """Resolved."""
 
 
 def typed_overrides(config: DictConfig) -> list[Override]:
@@ -25,49 +41,90 @@ def typed_overrides(config: DictConfig) -> list[Override]:
     return [*{one.get_key_element(): one for one in parsed}.values()]  # of a key given twice, the last counts
 
 
-def compose_jobs(config: DictConfig, typed: list[Override]) -> list[dict[str, Any]]:
-    """Return the configs of all jobs, or where a sweeper finds them one by one, of one that there could be."""
+def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
+    """Return all jobs, or where a sweeper finds them one by one, one that there could be."""
     loader = GlobalHydra.instance().config_loader()
     if "basic_sweeper" in config.hydra.sweeper._target_:
         (jobs,) = BasicSweeper.split_arguments(typed, None)
     else:
         jobs = [[_example(one) for one in typed]]
-    plain = []
+    swept = [key_of(one.get_key_element()) for one in typed if one.is_sweep_override()]
+    planned = []
     for number, overrides in enumerate(jobs):
         composed = loader.load_sweep_config(config, list(overrides))
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.job.id = composed.hydra.job.num = number
             composed.hydra.runtime.output_dir = config.hydra.sweep.dir
         HydraConfig.instance().set_config(composed)
-        plain.append(to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])))
+        plain = to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+        planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
     HydraConfig.instance().cfg = None
-    return plain
+    return planned
 
 
-def check_jobs(configs: list[dict[str, Any]], launcher: str) -> None:
-    """Raise where one of the jobs cannot be built.
+def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
+    """Raise where one of the jobs cannot be built, as far as that can be told without its data.
 
     Args:
-        configs: of the jobs.
+        jobs: of the sweep.
         launcher: Hydra's name for what runs them.
 
     Raises:
-        ValueError: see `build.check`.
+        WrongConfig: one of them; it names the job.
     """
     if launcher == "basic":
-        build.warm_up(configs[0])
-        _check_all(configs)
+        build.warm_up(jobs[0].config)
+        _check_all(jobs, is_here=True)
     else:  # in a process of its own: this one only waits for others, and has no use for torch
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            process.submit(_check_all, configs).result()
+            process.submit(_check_all, jobs, launcher in ON_THIS_MACHINE).result()
 
 
-def _check_all(configs: list[dict[str, Any]]) -> None:
-    for config in configs:
-        build.check(config)
+def name_job_in(message: str, overrides: Sequence[str], others: int = 0) -> str:
+    """Return a message with the job that it is about, unless it begins with a key that is the job's own.
+
+    Args:
+        message: about what is wrong.
+        overrides: the job's own.
+        others: further jobs that it is about.
+    """
+    if not overrides or any(message.startswith(f"{key_of(one)}=") for one in overrides):
+        return message
+    return f"{message}\n  in the job {' '.join(overrides)}{f' and {others} more' if others else ''}"
+
+
+def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
+    from runner.modes.trial import collecting
+
+    made: set[str] = set()
+    with collecting([]):  # the jobs will say again what their parts warn of
+        for job in jobs:
+            try:
+                with config_errors():
+                    build.check(job.config)
+                    _make(job.config, made, is_here)
+            except WrongConfig as error:
+                raise WrongConfig(name_job_in(str(error), job.overrides)) from error.__cause__
+
+
+def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
+    """Make what a job consists of but its data, each section once for all jobs; the model without its memory."""
+    from runner.modes.trial import make_model_on_meta
+
+    parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
+    model = fingerprint(config["model"])
+    if parts not in made:
+        build.make_parts(config)
+    if model not in made and make_model_on_meta(config) is None:
+        try:
+            build.make_model(config)
+        except ConstructorFailed:
+            if is_here:  # elsewhere there may be other devices
+                raise
+    made |= {parts, model}
 
 
 def _example(override: Override) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 from runner.destination import SweepSummary
 from runner.records.result import Result
 from runner.sweeps import sweep
-from runner.sweeps.job import show_value, swept_values
-from runner.sweeps.plan import short_names
+from runner.sweeps.job import own_overrides, show_value, swept_values
+from runner.sweeps.plan import name_job_in, short_names
 from runner.sweeps.sweep import Sweep
 from runner.terminal import make_console, print_block, show_path
 
@@ -51,17 +51,20 @@ def end_sweep() -> int:
         return 0
     results = led.results()
     led.clear_notes()
+    refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
     for job in jobs:
         if job.result.status == "FAILED" and not led.shares_terminal:
             print(f"{job.result.name}: {job.result.error}", file=sys.stderr)
     try:
         if jobs:
-            _sum_up(led, jobs)
+            _sum_up(led, jobs, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
-    for message in dict.fromkeys(one.error for one in results if one.status == "REFUSED"):
-        print(f"error: {message}", file=sys.stderr)
+    for message in dict.fromkeys(one.error or "" for one in refused):
+        first, *others = (one for one in refused if one.error == message)
+        own = own_overrides(first.overrides, led.fixed)
+        print(f"error: {name_job_in(message, own, len(others))}", file=sys.stderr)
     statuses = {one.status for one in results}
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
@@ -144,8 +147,14 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)
 
 
-def _sum_up(led: Sweep, jobs: list[SweepJob]) -> None:
-    """Print the table, write it beside the jobs, and hand it to destinations."""
+def _sum_up(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
+    """Print the table, write it beside the jobs, and hand it to destinations.
+
+    Args:
+        led: the sweep.
+        jobs: the best first.
+        refused: number of jobs that could not begin, and left nothing.
+    """
     from runner.sweeps.plot import draw
 
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
@@ -171,7 +180,7 @@ def _sum_up(led: Sweep, jobs: list[SweepJob]) -> None:
     )
     for destination in led.destinations:
         destination.log_sweep(summary)
-    _print(led, jobs, tables, summary)
+    _print(led, jobs, refused, tables, summary)
 
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
@@ -196,12 +205,12 @@ def _metrics(jobs: Sequence[SweepJob]) -> dict[str, float]:
     return metrics
 
 
-def _print(led: Sweep, jobs: Sequence[SweepJob], tables: dict[str, Table], summary: SweepSummary) -> None:
+def _print(led: Sweep, jobs: Sequence[SweepJob], refused: int, tables: dict[str, Table], summary: SweepSummary) -> None:
     """Print the sweep's name, its tables, and where they are."""
     from rich.text import Text
 
     console = make_console(200)
-    statuses = Counter(job.result.status.lower() for job in jobs)
+    statuses = Counter(job.result.status.lower() for job in jobs) + Counter(refused=refused)
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     console.print(Text(f"\n{led.name}: {counts}", "bold"))
     _print_table(console, *tabulate(jobs[:SHOWN], SHOWN_METRICS))

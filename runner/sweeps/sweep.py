@@ -104,7 +104,7 @@ class Sweep:
 
     def results(self) -> list[Result]:
         """Return what came of its jobs so far, the refused ones too."""
-        folders = [path.parent for path in self.folder.glob("*/result.json")]
+        folders = [path.parent for path in self.folder.glob("[!.]*/result.json")]
         folders += sorted(self.folder.glob(".refused-*"))
         results = []
         for folder in folders:
@@ -176,7 +176,7 @@ def begin(config: DictConfig) -> None:
         jobs = compose_jobs(config, typed)
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
-        led.destinations = build.make_destinations(jobs[0])
+        led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
     _listen(led)

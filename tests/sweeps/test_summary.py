@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runner.processes.launch import Job
 from runner.records.result import Result
 from runner.sweeps.job import name_job, show_value
 from runner.sweeps.plan import short_names
@@ -106,16 +105,15 @@ def test_keys_are_shown_as_short_as_they_differ():
     ],
 )
 def test_a_job_is_named_by_what_is_its_own(overrides: list[str], name: str):
-    config: dict[str, Any] = {"run_name": None}
     fixed = ["model"]
-    assert name_job(Job(config, "", "", overrides), fixed, {"data": "digits"}) == name
-    named = name_job(Job({"run_name": "mine"}, "", "", overrides), fixed, {"data": "digits"})
+    assert name_job(overrides, None, fixed, {"data": "digits"}) == name
+    named = name_job(overrides, "mine", fixed, {"data": "digits"})
     assert named == (name.replace("digits", "mine", 1) if "data=digits" not in overrides else "mine-digits")
 
 
 def test_a_long_name_is_cut_and_still_its_own():
     def name(letter: str) -> str:
-        return name_job(Job({"run_name": None}, "", "", [f"+note={'x' * 200}{letter}"]), [], {"data": "digits"})
+        return name_job([f"+note={'x' * 200}{letter}"], None, [], {"data": "digits"})
 
     assert len(name("a")) == 100 and name("a")[:90] == name("b")[:90] and name("a") != name("b")
 

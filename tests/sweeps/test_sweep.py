@@ -48,11 +48,28 @@ class Watch(Callback):
             os.kill(os.getpid(), getattr(signal, self.ends))
 '''
 
+REFUSING = """
+from torch import nn
+
+from runner.data.digits import load_digits
+
+
+class Net(nn.Linear):
+    def __init__(self, units: int) -> None:
+        super().__init__(64, units)
+        self.scale = float(self.weight.sum())  # the meta device has no values
+
+
+def load(batch_size: int):
+    return load_digits(batch_size=batch_size) if batch_size != 7 else {}["seven"]
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with the user's `own.py`."""
+    """A working directory with the user's `own.py` and `refusing.py`."""
     (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "refusing.py").write_text(REFUSING)
     return tmp_path
 
 
@@ -145,17 +162,40 @@ def test_no_job_begins_when_one_of_them_is_wrong(run_here: Any, folder: Path):
     assert batches(folder) == [] and not (folder / "outputs").exists()
 
 
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
+def test_no_job_begins_when_a_constructor_refuses_one(launcher: str, run_here: Any, folder: Path):
+    """What the user's model cannot be made with, on the meta device or, where it reads values, with memory."""
+    own = ("~model.module", "+model.module._target_=refusing.Net", "+model.module.units=4,-3", *QUIET)
+    done = run_here("-m", *own, "seed=0,1", f"hydra/launcher={launcher}", code=2)
+    assert done.out == ""
+    message, job = done.err.splitlines()
+    assert message.startswith("error: model.module: RuntimeError: Trying to create tensor with negative dimension -3")
+    assert "(refusing.Net) [" in message and "refusing.py:" in message
+    assert job == "  in the job +model.module.units=-3 seed=0"
+    assert batches(folder) == [] and not (folder / "outputs").exists()
+
+
 def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, folder: Path):
-    done = run_here("-m", "optimizer.momentum=0,0.9", *QUIET)
-    assert done.code == 2
-    assert done.err.startswith("error: optimizer: Nesterov momentum requires") and len(done.err.splitlines()) <= 2
+    """Its data are made when it begins."""
+    own = (
+        "model=mlp",
+        "~data",
+        "+data._target_=refusing.load",
+        "callbacks=[checkpoint_saver]",
+        "trainer.max_duration=1ba",
+    )
+    done = run_here("-m", "+data.batch_size=7,400", "seed=0,1", *own, code=2)
+    message, job = done.err.splitlines()
+    assert message.startswith("error: data: KeyError: 'seven' (refusing.load)")
+    assert job == "  in the job +data.batch_size=7 seed=0 and 1 more"
+    assert "2 finished, 2 refused" in done.out
     (sweep,) = sweeps(folder)
-    assert statuses(sweep) == {"digits-momentum0.9": "FINISHED"}
+    assert set(statuses(sweep).values()) == {"FINISHED"} and len(statuses(sweep)) == 2
     assert not any(path.name.startswith(".refused") for path in sweep.iterdir())
     shutil.rmtree(folder / "outputs")
 
-    done = run_here("-m", "optimizer.momentum=0", "seed=0,1,2", *QUIET)
-    assert done.code == 2 and done.err.count("error: ") == 1  # what is wrong with all of them is said once
+    done = run_here("-m", "+data.batch_size=7", "seed=0,1,2", *own, code=2)
+    assert done.err.count("error: ") == 1  # what is wrong with all of them is said once
     assert not (folder / "outputs").exists()
 
 

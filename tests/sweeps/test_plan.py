@@ -1,0 +1,102 @@
+"""The jobs of a sweep before the first begins: what is made of each to check it, and how one is named."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from torch import nn
+
+from runner import Callback, ClassificationModel
+from runner.composed import to_plain
+from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
+from runner.wrong_config import WrongConfig
+
+CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+MADE: list[str] = []
+
+
+class Witness(Callback):
+    def __init__(self) -> None:
+        MADE.append("callback")
+
+
+class Reading(ClassificationModel):
+    """Cannot be made on the meta device, and with a negative size not at all."""
+
+    def __init__(self, size: int = 4) -> None:
+        MADE.append("model")
+        if size == 0:
+            raise ValueError(f"size={size!r}: must be at least 1")
+        super().__init__(nn.Linear(64, size), 10)
+        self.scale = float(next(self.parameters()).sum())
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "planned_here", sys.modules[__name__])
+    monkeypatch.setattr(sys, "argv", ["runner"])
+    MADE.clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        plain = to_plain(compose("config", ["callbacks=none", "algorithms=none", "hydra.run.dir=."]))
+    return plain | {
+        "callbacks": {"witness": {"_target_": "planned_here.Witness"}},
+        "model": {"_target_": "planned_here.Reading", "size": 4},
+    }
+
+
+def jobs(config: Any, *changes: dict[str, Any]) -> list[PlannedJob]:
+    """A job for each change: the value of a group's key."""
+    planned = []
+    for change in changes:
+        own = copy.deepcopy(config)
+        for key, value in change.items():
+            group, _, inner = key.partition(".")
+            if inner:
+                own[group][inner] = value
+            else:
+                own[key] = value
+        planned.append(PlannedJob([f"{key}={value}" for key, value in change.items()], own))
+    return planned
+
+
+def test_what_many_jobs_share_is_made_once(config: Any):
+    check_jobs(jobs(config, *({"seed": seed} for seed in range(5))), "basic")
+    assert MADE == ["callback", "model", "model"]  # on the meta device in vain, then with memory
+    MADE.clear()
+    check_jobs(jobs(config, *({"optimizer.lr": lr} for lr in (0.1, 0.2, 0.3))), "basic")
+    assert MADE.count("callback") == 3 and MADE.count("model") == 2
+
+
+def test_the_job_that_cannot_be_made_is_named(config: Any):
+    with pytest.raises(WrongConfig, match="negative dimension") as raised:
+        check_jobs(jobs(config, {"model.size": 4, "seed": 0}, {"model.size": -3, "seed": 0}), "basic")
+    assert str(raised.value).splitlines()[1:] == ["  in the job model.size=-3 seed=0"]
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_what_a_machine_cannot_do_is_left_to_the_one_that_trains(config: Any):
+    """A wrong value is wrong everywhere."""
+    planned = jobs(config, {"model.size": -3})
+    _check_all(planned, is_here=False)
+    with pytest.raises(WrongConfig, match="RuntimeError"):
+        _check_all(planned, is_here=True)
+    with pytest.raises(WrongConfig, match="size=0: must be"):
+        _check_all(jobs(config, {"model.size": 0}), is_here=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "others", "message"),
+    [
+        ([], 0, "lr=3: too much"),
+        (["+lr=3", "seed=1"], 4, "lr=3: too much"),
+        (["seed=1", "model=a"], 0, "lr=3: too much\n  in the job seed=1 model=a"),
+        (["seed=1"], 2, "lr=3: too much\n  in the job seed=1 and 2 more"),
+    ],
+)
+def test_a_message_names_its_job_unless_a_key_of_it_does(overrides: list[str], others: int, message: str):
+    assert name_job_in("lr=3: too much", overrides, others) == message

@@ -18,7 +18,7 @@ from algorithms._arguments import check_whole
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.randomness import ForwardStream
-from runner.schedulers import ScheduledRates
+from runner.scheduled_rates import ScheduledRates
 from runner.time import convert
 
 log = logging.getLogger("runner")

@@ -21,8 +21,9 @@ class StateDigest(Callback):
     """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared to the bit.
 
     `runner.first_difference("outputs/a", "outputs/b")` names the first batch after which two runs differ, and in what;
-    with an interval of 1ba it is the very batch. A resumed run writes the file of the run that did not stop. In the
-    end the file is logged as an artifact.
+    with an interval of 1ba it is the very batch. The batch that completes `max_duration` has a line at any interval. A
+    resumed run writes the file of the run that did not stop, with one line more where `max_duration` was shorter
+    before. In the end the file is logged as an artifact; a run that ends early without a line in it warns.
 
     A line has `epoch` (from 0), `batch` (from 1), and digests of what rank 0 had when that batch was trained:
 
@@ -39,7 +40,7 @@ class StateDigest(Callback):
     says so, and training goes on.
 
     Args:
-        interval: batches from one line to the next, such as '100ba'; 0: never.
+        interval: batches from one line to the next, such as '100ba'; 0: never, nor for the last.
 
     Raises:
         ValueError: `interval` is not in batches.
@@ -70,7 +71,7 @@ class StateDigest(Callback):
         self._order = order if isinstance(order, SampleOrder) else None
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._path is not None and state.is_due(self.interval):
+        if self._path is not None and (state.is_due(self.interval) or _is_last(state)):
             now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
@@ -79,6 +80,15 @@ class StateDigest(Callback):
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp
         self._epochs = self._digest_samples(before.epoch, before.batch_in_epoch)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._path is not None and not self._path.exists() and not self._warned:
+            log.warning(
+                "%s.interval='%s': no digests, as training ended after batch %d; give less, such as '1ba'",
+                self.config_key,
+                self.interval.time,
+                state.timestamp.batch,
+            )
 
     def close(self, state: State, logger: Logger) -> None:
         if self._path is not None and self._path.exists():
@@ -105,3 +115,11 @@ class StateDigest(Callback):
             if not self._warned:
                 log.warning("digests cannot be written to %s (%s): training goes on without them", path, error)
             self._warned = True
+
+
+def _is_last(state: State) -> bool:
+    """Whether the batch that was just trained completes `max_duration`, at little cost: it is asked each time."""
+    now, end = state.timestamp, state.max_duration
+    if end.unit is TimeUnit.EPOCH:  # which is counted later
+        return now.epoch + 1 == end.value and now.batch_in_epoch == state.train_dataloader_len
+    return now.count(end.unit) >= end.value

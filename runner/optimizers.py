@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from runner.schedulers import Schedule, ScheduledRates
+from runner.scheduled_rates import ScheduledRates
+from runner.schedulers import Schedule
 from runner.time import Progress
 
 OptimizerFactory = Callable[[Any], Optimizer]

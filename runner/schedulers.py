@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions from time to a multiplier of the base rate, and what applies them.
+"""Learning-rate schedules: pure functions from time to a multiplier of the base rate.
 
 Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup of the value that the schedule
 starts with (1, but for `constant` and `linear`). In the formulas t is the time since the start of training and
@@ -11,15 +11,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from runner.time import Progress, Time, Timestamp, TimeUnit, convert
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 Length = Callable[[str | Time], Fraction]
 Curve = Callable[[float], float]
@@ -250,51 +247,3 @@ class warmup_stable_decay(_Ending):
 
     def _value(self, x: float) -> float:
         return 1 + (self.alpha_f - 1) * x
-
-
-def _base_rate(group: dict[str, Any]) -> float:
-    if "initial_lr" not in group:
-        group["initial_lr"] = float(group["lr"])  # a host-device sync for a tensor, once and before training
-    return group["initial_lr"]
-
-
-class ScheduledRates:
-    """What sets an optimizer's learning rates: each group's base rate times the product of the schedules.
-
-    The base rate is the group's `initial_lr`, set to its `lr` where it is missing, as torch's schedulers do. A rate
-    that is a tensor is filled in place. Without schedules the rates are left alone.
-    """
-
-    def __init__(self, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:
-        self.optimizer = optimizer
-        self.schedules = tuple(schedules)
-        self._multipliers: list[Callable[[Timestamp], float]] = []
-        self._bound_to: tuple[Time | None, int | None] = (None, None)
-        for group in optimizer.param_groups:
-            _base_rate(group)
-
-    def step(self, progress: Progress) -> None:
-        """Sets the rates for the batch that comes at `progress`; raises as `Schedule.bind`."""
-        timestamp, max_duration, batches_per_epoch = progress
-        if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
-            self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
-            self._bound_to = max_duration, batches_per_epoch
-        multiplier = math.prod([multiplier_at(timestamp) for multiplier_at in self._multipliers])
-        for group in self.optimizer.param_groups if self.schedules else ():
-            rate = _base_rate(group) * multiplier
-            if isinstance(group["lr"], float | int):
-                group["lr"] = rate
-            else:
-                group["lr"].fill_(rate)
-
-    def state_dict(self) -> dict[str, list[float]]:
-        """The base rate of each group."""
-        return {"base_rates": [_base_rate(group) for group in self.optimizer.param_groups]}
-
-    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Takes over the base rates, one a group (else a ValueError); the rates follow at the next `step`."""
-        groups, base_rates = self.optimizer.param_groups, state["base_rates"]
-        if len(groups) != len(base_rates):
-            raise ValueError(f"base_rates={base_rates!r} must have one rate for each of the {len(groups)} groups")
-        for group, base_rate in zip(groups, base_rates, strict=True):
-            group["initial_lr"] = base_rate

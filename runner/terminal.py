@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 STYLES = {"ok": "bold green", "warning": "bold yellow"}  # of labels, by their first word
 
@@ -37,3 +41,49 @@ def show_path(path: Path) -> str:
     """Return a path as it is best typed: relative where it lies in the working directory."""
     path = path.absolute()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+@contextmanager
+def labelled_lines(label: str) -> Iterator[None]:
+    """Inside, each line that this process prints or logs begins with a label; with an empty one, as ever."""
+    if not label:
+        yield
+        return
+    with ExitStack() as stack:
+        for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+            labelled: Any = _LabelledLines(stream, label)
+            stack.callback(labelled.end)
+            stack.enter_context(redirect(labelled))
+            for handler in logging.getLogger().handlers:  # which keep the stream that they were made with
+                if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
+                    handler.setStream(labelled)
+                    stack.callback(handler.setStream, stream)
+        yield
+
+
+class _LabelledLines:
+    """Hands whole lines to a stream, each behind a label. It is no terminal, so that nobody draws a moving bar."""
+
+    def __init__(self, stream: TextIO, label: str) -> None:
+        self._stream = stream
+        self._label = label
+        self._begun = ""  # a line whose end is still to come
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if lines:
+                self._stream.write("".join(f"{self._label}  |  {line}\n" for line in lines))
+                self._stream.flush()
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        if self._begun:
+            self.write("\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -40,6 +40,7 @@ LAYERS = {
         "precision",
         "randomness",
         "rendezvous",
+        "scheduled_rates",
         "schedulers",
         "state",
         "surgery",
@@ -61,6 +62,7 @@ LAYERS = {
         "records",
         "signatures",
         "sweeps",
+        "wrong_choice",
         "wrong_config",
     },
 }

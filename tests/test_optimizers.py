@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import ExponentialLR, StepLR
 from runner import Algorithm, Callback, ClassificationModel, Model, Trainer
 from runner.data import TensorLoader
 from runner.optimizers import make_optimizers, make_schedulers
-from runner.schedulers import ScheduledRates, constant, linear
+from runner.scheduled_rates import ScheduledRates
+from runner.schedulers import constant, linear
 from runner.time import Progress, Time, Timestamp
 
 

@@ -157,6 +157,7 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
     if not digests:
         raise ValueError(
             f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest, every 100 batches "
-            f"or, by callbacks.state_digest.interval=1ba, after every one. {', '.join(PARTS)} are compared"
+            "and after the last or, by callbacks.state_digest.interval=1ba, after every one. "
+            f"{', '.join(PARTS)} are compared"
         )
     return path.absolute()

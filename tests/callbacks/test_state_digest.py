@@ -226,8 +226,39 @@ def test_a_wider_interval_leaves_lines_out_and_changes_none(tmp_path: Path):
     for interval, found in (("1ba", each), ("3ba", third)):
         fit(tmp_path / interval, interval=interval)
         found.update({line["batch"]: line for line in read_digests(tmp_path / interval)})
-    assert list(third) == [3, 6, 9]
+    assert list(third) == [3, 6, 9, 10]
     assert all(each[batch] == line for batch, line in third.items())
+
+
+@pytest.mark.parametrize("end", ["2ep", "10ba", "74sp"])
+def test_the_last_batch_has_a_line_at_any_interval(tmp_path: Path, end: str):
+    fit(tmp_path, interval="100ba", max_duration=end)
+    fit(tmp_path / "each")
+    assert [line["batch"] for line in read_digests(tmp_path)] == [2 * BATCHES]
+    assert first_difference(tmp_path, tmp_path / "each") == (2 * BATCHES, None, ())
+
+
+def test_a_run_made_longer_keeps_the_line_of_its_former_end(tmp_path: Path):
+    with make_trainer(tmp_path, CheckpointSaver(), interval="3ba", max_duration="4ba") as trainer:
+        trainer.fit()
+    fit(tmp_path, CheckpointSaver(), interval="3ba", resume_path=tmp_path)
+    fit(tmp_path / "each")
+    assert [line["batch"] for line in read_digests(tmp_path)] == [3, 4, 6, 9, 10]
+    assert first_difference(tmp_path, tmp_path / "each") == (10, None, ())
+
+
+def test_a_run_that_is_stopped_before_any_line_says_so(tmp_path: Path, caplog):
+    class Stop(Callback):
+        def batch_end(self, state, logger):
+            state.stop_training()
+
+    for interval, messages in (("100ba", 1), ("1ba", 0), (0, 0)):
+        caplog.clear()
+        with make_trainer(tmp_path / str(interval), Stop(), interval=interval) as trainer:
+            trainer.fit()
+        assert len(caplog.messages) == messages
+        if messages:
+            assert "interval='100ba': no digests, as training ended after batch 1" in caplog.messages[0]
 
 
 def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):

@@ -25,7 +25,7 @@ pytestmark = [
     # Where torch raises while a connection to a worker is made, its socket is left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     # So are ten empty files, by which torchdata sees then whether any more can be opened.
-    pytest.mark.filterwarnings("ignore:unclosed file <_io.FileIO:ResourceWarning"),
+    pytest.mark.filterwarnings(r"ignore:unclosed file <_io\.(FileIO|BufferedRandom):ResourceWarning"),
     pytest.mark.usefixtures("no_process_left"),
 ]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from runner import State
+
+
+log = logging.getLogger("runner")
 
 
 class MetricChoice(NamedTuple):
@@ -69,4 +73,16 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
         asked_for = f"{argument}={monitor!r}" + ("" if label is None else f" of {label!r}")
         raise ValueError(f"{asked_for} {trouble}; there are {listed}")
+    _warn_if_never_measured(state, named[0], f"{argument}={monitor!r}")
     return named[0]
+
+
+def _warn_if_never_measured(state: State, choice: MetricChoice, asked_for: str) -> None:
+    from runner import get_global_rank
+
+    intervals = {one.label: one.eval_interval for one in state.evaluators}
+    interval = intervals.get(choice.label)
+    if interval is not None and not interval.time.value and get_global_rank() == 0:
+        log.warning(
+            "%s never has a value in training: %r is not evaluated there (eval_interval=0)", asked_for, choice.label
+        )

@@ -30,8 +30,8 @@ class ActivationMonitor(Callback):
         ignore_module_types: names of classes whose modules are left out, such as ['Dropout']; None: none.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, no module is of a class to leave out, or the model is
-            compiled, so that its modules cannot be looked into.
+        ValueError: an argument is out of range; at FIT_START, no module is of a class to leave out, the interval is no
+            known number of batches, or the model is compiled, so that its modules cannot be looked into.
 
     Logs:
         activations/l2_norm/{module}_{input,output}.{i}: Euclidean norm of tensor i, counted from 0.
@@ -70,7 +70,13 @@ class ActivationMonitor(Callback):
                     f"ignore_module_types={ignored}: no module is a {name!r}; there are {', '.join(sorted(classes))}"
                 )
         self._modules = [(name, one) for name, one in named if name and type(one).__name__ not in ignored]
-        batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+        try:
+            batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+        except ValueError:
+            given = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
+            raise ValueError(
+                f"interval='{self.interval}': is no known number of batches here ({given}); give it in 'ba'"
+            ) from None
         self._interval = batches.as_integer_ratio()
 
     def before_train_batch(self, state: State, logger: Logger) -> None:

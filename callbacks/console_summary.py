@@ -104,10 +104,11 @@ def _choice(key: str) -> MetricChoice:
 
 
 def _resume_command(state: State) -> str:
-    if all(getattr(one, "latest", None) is None for one in state.callbacks):
-        return "not possible: no checkpoint was written"
     path = show_path(state.run_dir)
-    return f"python -m runner resume={path}" if state.config else f"Trainer(..., resume_path={path!r})"
+    saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
+    if state.config:
+        return f"python -m runner resume={path}" + ("" if saved else "  (from the start: no checkpoint was written)")
+    return f"Trainer(..., resume_path={path!r})" if saved else "not possible: no checkpoint was written"
 
 
 def _epoch(at: Timestamp) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice, choose_metric
@@ -45,6 +46,8 @@ class EarlyStopper(Callback):
     ) -> None:
         if comp not in (None, "gt", "lt"):
             raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
+        if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not math.isfinite(min_delta):
+            raise ValueError(f"min_delta={min_delta!r}: must be a finite number, in the metric's unit")
         self.monitor = monitor
         self.dataloader_label = dataloader_label
         self.comp = comp
@@ -101,8 +104,16 @@ class EarlyStopper(Callback):
         if self._judged_at[unit] - self._best_at[unit] <= self.patience.value:
             return
         shown = f"{self._metric.label}/{self._metric.name}"
-        best = "no number yet" if self._best is None else f"{self._best:.4g}, reached at {self._best_at[unit]}{unit}"
-        log.info("stopped early: %s has not improved on %s", shown, best)
+        if self._best is None:
+            log.info("stopped early: %s has been no number so far", shown)
+        else:
+            log.info(
+                "stopped early: %s has not improved on %.4g, reached at %d%s",
+                shown,
+                self._best,
+                self._best_at[unit],
+                unit,
+            )
         state.stop_training()
 
     def _is_better(self, value: float) -> bool:

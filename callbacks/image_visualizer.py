@@ -111,8 +111,13 @@ def _captions(targets: Any, predictions: Any) -> list[str] | None:
     """Return a line for each image, None where neither targets nor predictions are one number for each."""
     named = {"target": targets, "prediction": predictions}
     found = {name: values for name, values in named.items() if values is not None and values.ndim == 1}
-    columns = [[f"{name} {value:.4g}" for value in values] for name, values in found.items()]
+    columns = [[f"{name} {_short(value)}" for value in values.tolist()] for name, values in found.items()]
     return [", ".join(parts) for parts in zip(*columns, strict=True)] or None
+
+
+def _short(value: float) -> str:
+    """Return a score with four digits, a class with all."""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
 def _pick(batch: Any, key: int | str, name: str) -> Any:

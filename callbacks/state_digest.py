@@ -21,9 +21,10 @@ class StateDigest(Callback):
     """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared to the bit.
 
     `runner.first_difference("outputs/a", "outputs/b")` names the first batch after which two runs differ, and in what;
-    with an interval of 1ba it is the very batch. The batch that completes `max_duration` has a line at any interval. A
-    resumed run writes the file of the run that did not stop, with one line more where `max_duration` was shorter
-    before. In the end the file is logged as an artifact; a run that ends early without a line in it warns.
+    with an interval of 1ba it is the very batch. The batch that completes `max_duration` has a line at any interval,
+    unless that is in epochs and the loader has no length. A resumed run writes the file of the run that did not stop,
+    with one line more where `max_duration` was shorter before. In the end the file is logged as an artifact; a run that
+    ends early without a line in it warns.
 
     A line has `epoch` (from 0), `batch` (from 1), and digests of what rank 0 had when that batch was trained:
 

@@ -24,8 +24,9 @@ class WandBLogger(LoggerDestination):
     Offline, nothing leaves the machine: `wandb sync` sends the folder `wandb` of the run's folder later. Training
     neither waits for wandb nor fails because of it: it works in a thread of its own, what it cannot do is said once,
     and online it never asks for a key. The metrics' x-axis is `batch`. A resumed run keeps its id, and values of
-    batches that are trained again are there twice. Files are copied; of tables wandb keeps a copy in `$WANDB_DATA_DIR`
-    until it has sent them. A run that is refused before training begins leaves nothing. Rank 0 logs.
+    batches that are trained again are there twice; `kill -9` loses what wandb had not written yet. Files are copied; of
+    tables wandb keeps a copy in `$WANDB_DATA_DIR` until it has sent them. A run that is refused before training begins
+    leaves nothing. Rank 0 logs.
 
     Args:
         project: None: `$WANDB_PROJECT`, or else 'runner'.

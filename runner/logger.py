@@ -40,7 +40,8 @@ class Logger:
         self._state = state
         self._interval = interval
         self._pending: deque[Record] = deque()
-        self._draining = threading.Lock()
+        self._draining = threading.RLock()
+        self._delivering = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -107,7 +108,7 @@ class Logger:
         self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations.
+        """Wait until everything logged so far has reached the destinations; from within one of them, return at once.
 
         Raises:
             Exception: what a destination raised in the background, unless it was an OSError, which is only reported.
@@ -131,15 +132,20 @@ class Logger:
 
     def _drain(self) -> None:
         with self._draining:
+            if self._delivering:  # a destination that is being given records flushes: the rest comes after these
+                return
             take = self._pending.popleft
             records = join([take() for _ in range(len(self._pending))])
             if not records:
                 return
             read_back(records)
+            self._delivering = True
             try:
                 self._give(lambda one: one.log_records(records))
             except Exception as error:
                 self._error = self._error or error
+            finally:
+                self._delivering = False
 
     def _give(self, log_to: Callable[[LoggerDestination], None]) -> None:
         """Log to each destination, whatever another one raises; a disk that is full or gone is only reported."""

@@ -114,7 +114,8 @@ def nearest(name: str, allowed: Iterable[Any]) -> str:
     near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if len(names) > 40:
         return f"did you mean {near[0]!r}?" if near else "it has many others"
-    return f"did you mean {near[0]!r}? Allowed: {', '.join(names)}" if near else f"allowed: {', '.join(names)}"
+    listed = ", ".join(names) or "none"
+    return f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
 
 
 def _why_not_found(target: str, cause: BaseException) -> str:

@@ -301,3 +301,25 @@ def test_logging_a_tensor_does_not_wait_for_a_slow_destination():
     finally:
         release.set()
         trainer.close()
+
+
+def test_a_destination_may_look_at_what_was_logged_while_it_takes_records():
+    class LooksBack(LoggerDestination):
+        def __init__(self):
+            self.seen: list[int] = []
+
+        def log_metrics(self, metrics, step):
+            self.seen.append(len(memory.data["a"]))
+
+    memory, looks_back = InMemoryLogger(), LooksBack()
+
+    def log_twice():
+        with make_trainer(memory, looks_back) as trainer:
+            for _ in range(2):
+                trainer.logger.log_metrics({"a": 1.0})
+                trainer.logger.flush()
+
+    logging_thread = threading.Thread(target=log_twice, daemon=True)  # which may hang
+    logging_thread.start()
+    logging_thread.join(timeout=10)
+    assert looks_back.seen == [1, 2]

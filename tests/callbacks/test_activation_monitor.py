@@ -228,3 +228,8 @@ def test_ranks_log_the_share_of_rank_zero(run_ranks):
 def test_arguments_are_checked(name: str, value: str):
     with pytest.raises(ValueError, match=f"{name}="):
         ActivationMonitor(**{name: value})
+
+
+def test_an_interval_that_is_no_number_of_batches_is_refused():
+    with pytest.raises(ValueError, match=r"interval='0.1dur': .* \(max_duration='100sp', 10 batches an epoch\)"):
+        fit(ActivationMonitor("0.1dur"), max_duration="100sp")

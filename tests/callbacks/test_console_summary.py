@@ -120,6 +120,10 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
     with pytest.raises(error):
         make_trainer(tmp_path, ending()).fit()
     assert "resume not possible: no checkpoint was written" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(error):
+        make_trainer(tmp_path, ending(), config={"seed": 0}).fit()
+    text = " ".join(capsys.readouterr().out.split())
+    assert "resume python -m runner resume=run (from the start: no checkpoint was written)" in text
 
 
 def test_a_resumed_run_remembers_the_best(tmp_path, capsys):

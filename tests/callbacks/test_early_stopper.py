@@ -175,8 +175,30 @@ def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: di
         epochs_run([1.0] * 12, EarlyStopper(**arguments))
 
 
-@pytest.mark.parametrize("arguments", [{"comp": "less"}, {"patience": "10m"}, {"patience": "0.5dur"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"comp": "less"},
+        {"patience": "10m"},
+        {"patience": "0.5dur"},
+        {"min_delta": float("nan")},
+        {"min_delta": float("inf")},
+        {"min_delta": "0.1"},
+    ],
+)
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}="):
         EarlyStopper("loss", **arguments)
+
+
+def test_a_metric_that_was_never_a_number_is_said(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "runner")
+    assert epochs_run([float("nan")] * 12, EarlyStopper("loss")) == 2
+    assert caplog.messages == ["stopped early: eval/loss has been no number so far"]
+
+
+def test_a_metric_that_nobody_measures_is_said(caplog: pytest.LogCaptureFixture):
+    assert epochs_run([], EarlyStopper("loss"), eval_interval=0) == 12
+    (message,) = caplog.messages
+    assert message == "monitor='loss' never has a value in training: 'eval' is not evaluated there (eval_interval=0)"

@@ -247,3 +247,13 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
     with pytest.raises(ValueError) as caught:
         ImageVisualizer(**arguments)
     assert str(caught.value).startswith(f"{name}={value!r}")
+
+
+def test_a_class_has_all_its_digits():
+    memory = InMemoryLogger()
+    images, _ = rows(3)
+    batch = {"image": images, "label": torch.tensor([9999, 12345, 21840]), "mask": torch.zeros(3, 4, 4).long()}
+    visualizer = ImageVisualizer("1ba", input_key="image", target_key="label")
+    with make_trainer([batch], visualizer, model=Segmenter(), max_duration="1ba", loggers=[memory]) as trainer:
+        trainer.fit()
+    assert memory.images["Images/Train"][0]["captions"] == ["target 9999", "target 12345", "target 21840"]

@@ -67,6 +67,8 @@ def main() -> int:
         code = 130
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        if isinstance(exit.code, str):  # of a user's code, said as Python would
+            print(exit.code, file=sys.stderr)
     finally:
         ranks().dismiss(code)
         if not wants_trace:

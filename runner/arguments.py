@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from runner.destination import LoggerDestination
 from runner.distributed import get_global_rank, pick_device
-from runner.engine import check_hooks, name_hooks, order_algorithms, overrides
+from runner.engine import check_call, check_hooks, name_hooks, order_algorithms, overrides
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
@@ -76,6 +77,22 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
         raise ValueError(
             f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."
         )
+
+
+def check_model(model: Any) -> None:
+    """Raise where a model is none, or has a method that cannot be called as the trainer calls it.
+
+    Raises:
+        TypeError: the message says what to define.
+    """
+    if not isinstance(model, Model):
+        name = type(model).__name__
+        raise TypeError(f"model={name}: must be a runner.Model; ClassificationModel and others wrap a module")
+    methods = {one: method for one, method in vars(Model).items() if callable(method) and not one.startswith("_")}
+    calls = {one: [*inspect.signature(method).parameters][1:] for one, method in methods.items()}
+    calls |= {"forward": ["batch"], **({"training_step": ["state"]} if model.training_step is not None else {})}
+    for method, given in calls.items():
+        check_call(model, method, given)
 
 
 def check_seed(seed: int) -> int:

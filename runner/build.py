@@ -14,7 +14,7 @@ import hydra.utils
 
 from runner.composed import check_keys, section_of, targets
 from runner.signatures import check_signature, locate
-from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed
+from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -180,6 +180,10 @@ def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
 def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     try:
         yield
+    except SystemExit as exit:
+        if not isinstance(exit.code, str):  # of a signal
+            raise
+        raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
     except Exception as error:
         cause, failed = error, path
         if type(error).__name__ == "InstantiationException" and isinstance(error.__cause__, Exception):

@@ -215,8 +215,18 @@ def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
 
 
 def _states(hooks: Any) -> dict[str, Any]:
-    states = {one.config_key: one.state_dict() for one in hooks}
-    return {key: value for key, value in states.items() if value}
+    states = {}
+    for one in hooks:
+        if own := one.state_dict():
+            try:
+                states[one.config_key] = map_tensors(own, lambda tensor: tensor)
+            except TypeError as error:
+                reason = str(error).partition(";")[0].replace("a batch holds", "it holds")
+                raise TypeError(
+                    f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return tensors, numbers, strings, "
+                    "lists and dicts"
+                ) from None
+    return states
 
 
 def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:

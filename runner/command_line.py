@@ -65,13 +65,17 @@ OPTIONS = (
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Raise where an option with two dashes is none of Hydra's.
+    """Raise where an option with two dashes is none of Hydra's, or would replace `conf/`.
 
     Raises:
-        ValueError: what is meant is most likely a key, which is written without dashes.
+        ValueError: what is meant is most likely a key, which is written without dashes, or `--config-dir`.
     """
     for argument in arguments:
         name = argument.partition("=")[0]
+        if name in ("--config-path", "-cp"):
+            raise ValueError(
+                f"{argument}: conf/ of this project is always read; --config-dir=<folder> adds your own to it"
+            )
         if name.startswith("--") and not any(option.startswith(name) for option in OPTIONS):
             near = difflib.get_close_matches(name, OPTIONS, n=1)
             guess = f"Did you mean {near[0]}? " if near else ""

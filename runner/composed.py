@@ -43,7 +43,11 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
-        plain.pop(group, None)
+        if isinstance(own := plain.pop(group, None), dict) and own:
+            raise ValueError(
+                f"{group}.{next(iter(own))}: nobody reads it; the file that sets it must begin with the line "
+                "'# @package _global_', so that its keys are those of the run"
+            )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
             raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
@@ -97,6 +101,11 @@ def check_keys(config: Mapping[str, Any]) -> None:
     for group in ("model", "data", "optimizer", "trainer"):
         section_of(config, group)
     for group in ("callbacks", "algorithms"):
+        if "_target_" in (config.get(group) or {}):
+            raise ValueError(
+                f"{group}._target_={config[group]['_target_']!r}: has no name; a file of {group}/ begins with its own "
+                "name as key, under which all else stands indented"
+            )
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
                 raise ValueError(

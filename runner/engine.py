@@ -225,17 +225,34 @@ def check_hooks(one: Hooks) -> None:
         for name, method in vars(kind).items() if isinstance(one, kind) else ():
             if not inspect.isfunction(method) or (getattr(type(one), name) is method and name not in vars(one)):
                 continue
-            given = [*inspect.signature(method).parameters][1:]
-            try:
-                # As it is, not as what a decorator wraps: that may bear other arguments.
-                inspect.signature(getattr(one, name), follow_wrapped=False).bind(*given)
-            except ValueError:
-                continue  # built in C, without a signature
-            except TypeError:
-                raise TypeError(
-                    f"{type(one).__name__}.{name} cannot be called as {name}({', '.join(given)}): "
-                    f"define {name}({', '.join(['self', *given])}), or give what is no hook another name"
-                ) from None
+            check_call(one, name, [*inspect.signature(method).parameters][1:], ", or give what is no hook another name")
+
+
+def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
+    """Raise where a method of an object cannot be called with some arguments.
+
+    Args:
+        one: the object.
+        name: of its method.
+        given: names of the arguments, which are given by position.
+        remedy: what else one can do about it, for the message.
+
+    Raises:
+        TypeError: it takes other arguments, is no method, or a generator; the message says what to define.
+    """
+    method = getattr(one, name)
+    if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
+        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield and async")
+    try:
+        # As it is, not as what a decorator wraps: that may bear other arguments.
+        inspect.signature(method, follow_wrapped=False).bind(*given)
+    except ValueError:
+        return  # built in C, without a signature
+    except TypeError:
+        raise TypeError(
+            f"{type(one).__name__}.{name} cannot be called as {name}({', '.join(given)}): "
+            f"define {name}({', '.join(['self', *given])}){remedy}"
+        ) from None
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:

@@ -36,12 +36,14 @@ class Hooks:
         for name, method in vars(cls).items():
             if name.startswith("_") or not inspect.isfunction(method) or name in _EVENT_METHODS:
                 continue
-            if list(inspect.signature(method).parameters) != ["self", "state", "logger"] or hasattr(Hooks, name):
+            given = [*inspect.signature(method).parameters][1:]
+            foreign = name.startswith("on_") and name[3:] in _EVENT_METHODS  # as other libraries call them
+            if (given != ["state", "logger"] and not foreign) or hasattr(Hooks, name):
                 continue
-            near = difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
+            near = [name[3:]] if foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
             if near:
                 raise TypeError(
-                    f"{cls.__name__}.{name}(state, logger) is no event and would never be called; "
+                    f"{cls.__name__}.{name}({', '.join(given)}) is no event and would never be called; "
                     f"did you mean {near[0]!r}? A method that is meant to be no hook takes other arguments."
                 )
         for alias, name in ALIASES.items():

@@ -158,6 +158,7 @@ class Logger:
                     self._warned.add(id(destination))
                     log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
             except Exception as error:
+                error.add_note(f"raised by {destination.config_key!r}, to which this was logged")
                 raised = raised or error
         if raised is not None:
             raise raised

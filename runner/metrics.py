@@ -88,7 +88,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
         TypeError: the model returned something else.
         ValueError: a metric has the name of the loss.
     """
-    made: Any = model.metrics(train=train)
+    made: Any = model.metrics(train)
     metrics: dict[str, Any] = dict(made.items()) if hasattr(made, "items") else {"": None}
     if not all(isinstance(one, nn.Module) and hasattr(one, "compute") for one in metrics.values()):
         raise TypeError(

@@ -67,6 +67,8 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     for key, one in parameters.items():
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
+            if key in ("params", "optimizer"):  # as torch calls what there is only in training
+                raise ValueError(f"{path}: {name} is called in training, which gives it {key}: add '_partial_: true'")
             raise ValueError(f"{path}.{key}: {name} needs this argument; set it with +{path}.{key}=...")
 
 
@@ -171,4 +173,4 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
     if origin in _COLLECTIONS:
         return isinstance(value, _COLLECTIONS[origin])
-    return getattr(origin, "__name__", "") != "Tensor"  # which no config can hold
+    return getattr(origin, "__name__", "") not in ("Tensor", "Module")  # which no config can hold

@@ -15,6 +15,7 @@ from runner import checkpoint, distributed, evaluation, loop, rendezvous
 from runner.arguments import (
     check_duration,
     check_iteration_length,
+    check_model,
     check_seed,
     check_trainable,
     refuse_unseen_hooks,
@@ -108,10 +109,7 @@ class Trainer:
         run_dir: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(model, Model):
-            raise TypeError(
-                f"model={type(model).__name__}: must be a runner.Model; ClassificationModel and others wrap a module"
-            )
+        check_model(model)
         self._iteration_length = check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch

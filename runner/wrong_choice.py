@@ -48,7 +48,9 @@ def about_composing(error: Exception, text: str, overrides: Sequence[str], conf:
         group = match[1]
         if group in LISTS:
             return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
-        return f"+{group}: there is one already; write {group}=... without the +"
+        if any(one.startswith(f"+{group}=") for one in overrides):
+            return f"+{group}: there is one already; write {group}=... without the +"
+        return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
     if re.match(r"Config group override must be a string or a list", text):
         return _about_empty(overrides, conf)
     if match := re.match(r"Ambiguous value for argument '(([^=]+)=([^']*))'", text):

@@ -8,8 +8,8 @@ from torch import nn
 
 from algorithms import EMA
 from callbacks import InMemoryLogger, SpeedMonitor
-from runner import Callback, ClassificationModel, LanguageModel, Time, Trainer
-from runner.arguments import check_arguments, check_duration, check_iteration_length
+from runner import Callback, ClassificationModel, LanguageModel, Model, Time, Trainer
+from runner.arguments import check_arguments, check_duration, check_iteration_length, check_model
 from runner.data import TensorLoader
 
 
@@ -110,3 +110,40 @@ def test_a_duration_in_tokens_needs_a_model_that_counts_them():
     with make_trainer(model=model, train_dataloader=tokens, max_duration="10tok") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.token == 10
+
+
+class Right(Model):
+    def forward(self, batch: Any) -> Any:
+        return batch
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs
+
+
+class TwoInputs(Right):
+    def forward(self, x: Any, y: Any) -> Any:  # type: ignore[override]
+        return x
+
+
+class NoTrain(Right):
+    def metrics(self) -> Any:  # type: ignore[override]
+        return {}
+
+
+class StepOfABatch(Right):
+    def training_step(self, batch: Any, index: int) -> Any:  # type: ignore[override]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TwoInputs, r"TwoInputs.forward cannot be called as forward\(batch\): define forward\(self, batch\)"),
+        (NoTrain, r"NoTrain.metrics cannot be called as metrics\(train\): define metrics\(self, train\)"),
+        (StepOfABatch, r"StepOfABatch.training_step cannot be called as training_step\(state\)"),
+    ],
+)
+def test_a_model_that_cannot_be_called_is_refused(kind: type[Model], message: str):
+    check_model(Right())
+    with pytest.raises(TypeError, match=message):
+        check_model(kind())

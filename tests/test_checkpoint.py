@@ -254,6 +254,17 @@ def test_evaluation_after_load_is_the_evaluation_before(tmp_path: Path):
         equal(trainer.eval()["eval"], before)
 
 
+def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path):
+    class Holds(Callback):
+        def state_dict(self):
+            return {"path": tmp_path}
+
+    refused = pytest.raises(TypeError, match=r"^Holds\.state_dict\(\) cannot be saved: it holds a PosixPath; return")
+    with make_trainer(callbacks=[Holds()]) as trainer, refused:
+        save_checkpoint(trainer.state, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 class Deeper(ClassificationModel):
     def __init__(self):
         super().__init__(make_net(nn.Linear(3, 3)), 3)

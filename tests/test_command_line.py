@@ -46,6 +46,7 @@ def test_hydra_s_options_are_known():
         ("--lr", ("--lr: ", "lr=...")),
         ("--max-duration=3", ("max_duration=...",)),
         ("--confg", ("Did you mean --cfg?",)),
+        ("--config-path=mine", ("--config-path=mine: ", "--config-dir=<folder>")),
     ],
 )
 def test_other_options_are_refused(argument: str, parts: tuple[str, ...]):

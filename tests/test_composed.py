@@ -28,6 +28,12 @@ def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
         plain(f"~{key}")
 
 
+@pytest.mark.parametrize("group", ["experiment", "sweep"])
+def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
+    with pytest.raises(ValueError, match=f"{group}.trainer: nobody reads it; .*'# @package _global_'"):
+        plain(f"+{group}.trainer.max_duration=2ep")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -264,6 +264,19 @@ def test_a_method_that_cannot_be_called_is_refused_when_the_trainer_is_made(kind
     )
 
 
+def test_a_hook_that_would_do_nothing_is_refused():
+    class Yields(Callback):
+        def batch_end(self, state, logger):
+            yield
+
+    class Waits(Callback):
+        async def batch_end(self, state, logger): ...
+
+    for wrong in (Yields, Waits):
+        with pytest.raises(TypeError, match=rf"{wrong.__name__}.batch_end would do nothing when called"):
+            make_trainer(callbacks=[wrong()])
+
+
 def test_so_are_an_attribute_in_the_place_of_a_hook_and_what_a_destination_takes():
     class Started(Callback):
         def __init__(self):

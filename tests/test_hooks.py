@@ -45,6 +45,13 @@ def test_a_misspelt_hook_is_refused_when_the_class_is_made(kind: type[Hooks], wr
         type("Mine", (kind,), {wrong: hook})
 
 
+def test_a_hook_as_other_libraries_call_it_is_refused_whatever_it_takes():
+    def hook(self, trainer, module): ...
+
+    with pytest.raises(TypeError, match=r"Mine\.on_epoch_end\(trainer, module\) is no event.*mean 'epoch_end'"):
+        type("Mine", (Callback,), {"on_epoch_end": hook})
+
+
 def test_every_event_with_a_letter_too_many_is_refused():
     def hook(self, state, logger): ...
 

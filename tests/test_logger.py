@@ -254,8 +254,9 @@ def test_flush_raises_an_error_once():
 
     trainer = make_trainer(Broken())
     trainer.logger.log_metrics({"a": 1})
-    with pytest.raises(ArithmeticError, match="mine"):
+    with pytest.raises(ArithmeticError, match="mine") as raised:
         trainer.logger.flush()
+    assert raised.value.__notes__ == ["raised by 'broken', to which this was logged"]
     trainer.logger.flush()
     trainer.close()
 

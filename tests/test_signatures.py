@@ -168,3 +168,15 @@ def test_annotations_that_are_no_strings_are_read_too():
     check_signature("optimizer", {**sgd, "lr": 1, "nesterov": True})
     with pytest.raises(ValueError, match=r"optimizer.lr='fast': torch.optim.SGD takes float \| torch.Tensor$"):
         check_signature("optimizer", {**sgd, "lr": "fast"})
+
+
+def test_what_is_called_in_training_is_to_be_partial():
+    with pytest.raises(ValueError, match="optimizer: torch.optim.SGD is called in training.*'_partial_: true'"):
+        check_signature("optimizer", {"_target_": "torch.optim.SGD", "lr": 1})
+
+
+@pytest.mark.parametrize("module", ["my_models.Net", {"width": 3}])
+def test_a_module_without_a_target_is_refused(module: Any):
+    wrong = {"_target_": "runner.ClassificationModel", "num_classes": 2, "module": module}
+    with pytest.raises(ValueError, match="model.module=.* takes nn.Module$"):
+        check_signature("model", wrong)

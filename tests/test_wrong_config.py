@@ -207,12 +207,18 @@ def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
     assert "line 2" in explain(raised.value, [], CONF)
 
 
-def test_defaults_that_hydra_cannot_speak_of_are_a_wrong_configuration(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ("- override /model: mlp\n- /callbacks: [speed_monitor]", "^experiment/mine: .* put overrides last$"),
+        ("- /model: mlp", "^model: a file chooses a second one; .*'override /model: ...' instead$"),
+    ],
+)
+def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str, message: str):
     (tmp_path / "experiment").mkdir()
-    defaults = "defaults:\n- override /model: mlp\n- /callbacks: [speed_monitor]"
-    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{defaults}\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ndefaults:\n{defaults}\n")
     command = ["experiment=mine", f"hydra.searchpath=[{tmp_path}]"]
-    refused = pytest.raises(WrongConfig, match=r"^experiment/mine: .* put overrides last$")
+    refused = pytest.raises(WrongConfig, match=message)
     with initialize_config_dir(str(CONF), version_base="1.3"), refused, config_errors():
         compose("config", command)
     with pytest.raises(AssertionError), config_errors():

@@ -23,6 +23,7 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
     Its `--config-dir` comes last, where it is used.
     """
     kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
+    arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
     # After options such as -m: Hydra reads overrides on one side of them only.
     first = next(place for place, one in enumerate(arguments) if re.match(r"~|[^-][^=]*=", one))
     options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
@@ -105,6 +106,18 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
         into[key] = source[key]
     else:
         into.pop(key, None)
+
+
+def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
+    """Whether what is typed changes a key of the record that what it is composed from now has no longer."""
+
+    def has(section: Any) -> bool:
+        *above, key = argument.partition("=")[0].split(".")
+        for one in above:
+            section = section.get(one) if isinstance(section, Mapping) else None
+        return isinstance(section, Mapping) and key in section
+
+    return re.match(r"\w[\w.]*=", argument) is not None and has(saved.config) and not has(saved.base)
 
 
 def _appends(argument: str) -> bool:

@@ -70,7 +70,7 @@ def end_sweep() -> int:
         signal.signal(number, handler)
     if led.stopped_by:
         return 128 + led.stopped_by
-    return 2 if "REFUSED" in statuses else int("FAILED" in statuses)
+    return 2 if "REFUSED" in statuses else int(not statuses.isdisjoint(("FAILED", "KILLED")))
 
 
 def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:

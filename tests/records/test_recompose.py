@@ -101,6 +101,18 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     assert longer.err == USED.format(conf.name) + STRETCHED.replace("2ep -> 3ep", "3ep -> 4ep")
 
 
+def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
+    run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
+):
+    conf.rename(tmp_path / "aside")
+    typed = (f"rerun={run}", "model.module.hidden=[4]")  # of which the default model knows nothing
+    done = run_here(*typed, "hydra.run.dir=again", code=0)
+    assert done.err == GONE.format(conf.name) + "INFO: model.module.hidden: [8] -> [4]\n"
+    config = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert config["model"]["module"]["hidden"] == [4] and config["model"]["module"]["_target_"].endswith("MLP")
+    assert "no key 'hiden'" in run_here(f"rerun={run}", "model.module.hiden=[4]", code=2).err
+
+
 def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..., Any], tmp_path: Path):
     (tmp_path / "other" / "experiment").mkdir(parents=True)
     other = EXPERIMENT.replace("0.07", "0.3").replace("/model: mine", "/model: mlp")

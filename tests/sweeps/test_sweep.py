@@ -48,6 +48,18 @@ class Watch(Callback):
             os.kill(os.getpid(), getattr(signal, self.ends))
 '''
 
+LEAVING = """
+import sys
+
+from runner.data.digits import load_digits
+
+
+def load(batch_size, **options):
+    if batch_size == 7:
+        sys.exit("no images: download them first")
+    return load_digits(batch_size=batch_size, **options)
+"""
+
 REFUSING = """
 from torch import nn
 
@@ -153,6 +165,20 @@ def test_a_job_that_was_cut_off_after_its_last_batch_has_only_to_say_so(run_here
     assert batches(folder) == []
     after = json.loads(file.read_text())
     assert after["status"] == "FINISHED" and after["objective"] == before["objective"] is not None
+
+
+def test_data_that_leave_the_process_say_why_and_the_other_jobs_run(run_here: Any, folder: Path):
+    (folder / "leaving.py").write_text(LEAVING)
+    done = run_here("-m", "data._target_=leaving.load", *SHORT, "callbacks=none", "data.batch_size=7,400", code=2)
+    assert "data: no images: download them first (leaving.load)" in done.err
+    assert "1 finished" in done.out
+
+
+@pytest.mark.slow
+def test_a_job_whose_process_was_ended_is_no_success(run_here: Any, folder: Path):
+    jobs = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    done = run_here("-m", "seed=0,1", *QUIET, "+callbacks.own.ends=SIGTERM", *jobs, code=1)
+    assert "1 finished, 1 killed" in done.out
 
 
 def test_no_job_begins_when_one_of_them_is_wrong(run_here: Any, folder: Path):

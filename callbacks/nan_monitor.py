@@ -34,23 +34,22 @@ class NaNMonitor(Callback):
         self._sent: deque[_Sent] = deque()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.device.type == "cuda":
-            import torch
+        import torch
 
-            losses = torch.zeros(SLOTS, pin_memory=True)
-            self._slots, self._values = list(losses.unbind()), losses.numpy()
-            self._sent.clear()
+        losses = torch.zeros(SLOTS, pin_memory=state.device.type == "cuda")
+        self._slots, self._values = list(losses.unbind()), losses.numpy()
+        self._sent.clear()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        now = state.timestamp
-        if not self._slots:
-            _check(state.total_loss.item(), now.epoch, now.batch)  # on a CPU nothing is waited for
-            return
         if len(self._sent) == SLOTS:
             self._look(wait=True)
+        now = state.timestamp
         self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
-        self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
-        self._look()
+        if state.device.type == "cuda":
+            self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
+            self._look()
+        else:
+            self._check(now.epoch, now.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._look(wait=True)
@@ -67,17 +66,17 @@ class NaNMonitor(Callback):
                     return
                 arrival.synchronize()
             self._sent.popleft()
-            _check(float(self._values[batch % SLOTS]), epoch, batch)
+            self._check(epoch, batch)
 
+    def _check(self, epoch: int, batch: int) -> None:
+        loss = float(self._values[batch % SLOTS])
+        if not math.isfinite(loss):
+            from runner import get_global_rank
 
-def _check(loss: float, epoch: int, batch: int) -> None:
-    if not math.isfinite(loss):
-        from runner import get_global_rank
-
-        raise FloatingPointError(
-            f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
-            "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
-        )
+            raise FloatingPointError(
+                f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
+                "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
+            )
 
 
 class _Sent(NamedTuple):

@@ -40,7 +40,7 @@ class Page:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        wait = WebDriverWait(self.driver, 60, ignored_exceptions=[StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, 30, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"waited for {what}")
 
     def find(self, selector: str, text: str | None = None, number: int = 1) -> list[Any]:

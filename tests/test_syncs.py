@@ -216,7 +216,7 @@ def test_the_trainer_reads_no_more_than_a_loop_by_hand(make_optimizer, precision
     assert found <= by_hand(make_optimizer, precision, parts)
 
 
-def test_callbacks_read_nothing_but_the_loss_on_a_cpu(tmp_path: Path, monkeypatch):
+def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logged = InMemoryLogger()
     built_in = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
@@ -235,8 +235,7 @@ def test_callbacks_read_nothing_but_the_loss_on_a_cpu(tmp_path: Path, monkeypatc
         if importlib.util.find_spec(package) is not None
     ]
     found = with_trainer(sgd, tmp_path / "run", callbacks=[*built_in, *more])
-    # NaNMonitor looks at each loss: on a CPU, where it is there already, and nothing is waited for.
-    assert found - by_hand(sgd) == dict.fromkeys(("item", "aten._local_scalar_dense"), LAST - FIRST)
+    assert found <= by_hand(sgd)
     assert len(logged.data["loss/train/total"]) == 48  # all was read back, elsewhere
     assert {"lr-SGD/group0", "throughput/samples_per_sec", "metrics/eval/MulticlassAccuracy"} <= logged.data.keys()
 

@@ -71,6 +71,7 @@ def test_constant_rows_have_no_kurtosis():
     values = torch.randn(2, 50, dtype=torch.float64)
     with_constant = torch.cat([values, torch.ones(3, 50, dtype=torch.float64)])
     assert statistics(with_constant)["kurtosis"].item() == pytest.approx(statistics(values)["kurtosis"].item())
+    assert math.isnan(statistics(torch.ones(3, 50))["kurtosis"].item())
     assert math.isnan(statistics(torch.full((3, 50), 0.1))["kurtosis"].item())  # whose sum is rounded
 
 

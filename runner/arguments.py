@@ -88,11 +88,12 @@ def check_model(model: Any) -> None:
     if not isinstance(model, Model):
         name = type(model).__name__
         raise TypeError(f"model={name}: must be a runner.Model; ClassificationModel and others wrap a module")
-    methods = {one: method for one, method in vars(Model).items() if callable(method) and not one.startswith("_")}
-    calls = {one: [*inspect.signature(method).parameters][1:] for one, method in methods.items()}
-    calls |= {"forward": ["batch"], **({"training_step": ["state"]} if model.training_step is not None else {})}
-    for method, given in calls.items():
-        check_call(model, method, given)
+    check_call(model, "forward", ["batch"])
+    if model.training_step is not None:
+        check_call(model, "training_step", ["state"])
+    for name, method in vars(Model).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            check_call(model, name, [*inspect.signature(method).parameters][1:])
 
 
 def check_seed(seed: int) -> int:

@@ -15,7 +15,7 @@ Where training stands in the data is the timestamp, and the streams of randomnes
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +66,23 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # Tensors that an average is swapped into for the moment must be copied before they are swapped back.
-        weights = map_tensors(
-            dict(state.unwrapped_model.state_dict()), lambda tensor: _to_cpu(tensor, copy or averaged)
-        )
+        evaluated = dict(state.unwrapped_model.state_dict())
+        weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
         **({CONFIG: state.config} if state.config else {}),
     }
     if not weights_only:
-        snapshot["state.pt"] = keep(
-            {
+        snapshot["state.pt"] = {
+            "algorithms": _states(state.algorithms, keep),
+            "callbacks": _states([*state.callbacks, *state.loggers], keep),
+            **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
                 "scaler": state.scaler.state_dict() if state.scaler is not None else None,
-                "algorithms": _states(state.algorithms),
-                "callbacks": _states([*state.callbacks, *state.loggers]),
                 "train_metrics": metrics,
                 "train_metric_values": state.train_metric_values,
                 "eval_metric_values": state.eval_metric_values,
@@ -94,8 +93,8 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
                 "seed": state.rank_zero_seed,
                 "run_name": state.run_name,
                 "world_size": get_world_size(),
-            }
-        )
+            }),
+        }  # fmt: skip
     if state.device.type == "cuda":
         torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
     return snapshot
@@ -214,18 +213,16 @@ def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
 
-def _states(hooks: Any) -> dict[str, Any]:
+def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
     states = {}
     for one in hooks:
-        if own := one.state_dict():
-            try:
-                states[one.config_key] = map_tensors(own, lambda tensor: tensor)
-            except TypeError as error:
-                reason = str(error).partition(";")[0].replace("a batch holds", "it holds")
-                raise TypeError(
-                    f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return tensors, numbers, strings, "
-                    "lists and dicts"
-                ) from None
+        try:
+            if own := one.state_dict():
+                states[one.config_key] = keep(own)
+        except TypeError as error:
+            reason = str(error).partition(";")[0].replace("a batch holds", "it holds")
+            allowed = "tensors, numbers, strings, lists and dicts"
+            raise TypeError(f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return {allowed}") from None
     return states
 
 

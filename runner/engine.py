@@ -249,10 +249,8 @@ def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -
     except ValueError:
         return  # built in C, without a signature
     except TypeError:
-        raise TypeError(
-            f"{type(one).__name__}.{name} cannot be called as {name}({', '.join(given)}): "
-            f"define {name}({', '.join(['self', *given])}){remedy}"
-        ) from None
+        called, defined = (f"{name}({', '.join(names)})" for names in (given, ["self", *given]))
+        raise TypeError(f"{type(one).__name__}.{name} cannot be called as {called}: define {defined}{remedy}") from None
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:

@@ -160,7 +160,9 @@ def tell_differences(
 
 def name_run(config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]) -> str:
     """Return the name of a run: as typed, as it was before, or made of its model, its data and its folder."""
-    name = config["run_name"] or f"{choices.get('model')}-{choices.get('data')}-{'-'.join(run_dir.parts[-2:])}"
+    name = config["run_name"] or "-".join(
+        [*(choices.get(one) or f"own-{one}" for one in ("model", "data")), *run_dir.parts[-2:]]
+    )
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
         name = name_again(saved, config, run_dir) or name
     return f"{config['mode']}-{name}" if config["mode"] in ("eval", "predict") else str(name)

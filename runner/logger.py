@@ -172,9 +172,8 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
     try:
         return value.__float__()  # which text has not, while float("1") is 1
     except (AttributeError, TypeError):
-        raise TypeError(
-            f"metric {key!r}={value!r}: must be a number or a tensor of one; text goes into log_tags or log_table"
-        ) from None
+        allowed = "must be a number or a tensor of one; text goes into log_tags or log_table"
+        raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
 def join(records: Sequence[Record]) -> list[Record]:

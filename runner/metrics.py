@@ -89,19 +89,16 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
         ValueError: a metric has the name of the loss.
     """
     made: Any = model.metrics(train)
-    metrics: dict[str, Any] = dict(made.items()) if hasattr(made, "items") else {"": None}
-    if not all(isinstance(one, nn.Module) and hasattr(one, "compute") for one in metrics.values()):
-        raise TypeError(
-            f"{type(model).__name__}.metrics(train={train}) returned {made!r}: must be a dict of torchmetrics by "
-            "name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
-        )
+    metrics: dict[str, Any] | None = dict(made.items()) if hasattr(made, "items") else None
+    source = f"{type(model).__name__}.metrics(train={train})"
+    if metrics is None or not all(isinstance(one, nn.Module) and hasattr(one, "compute") for one in metrics.values()):
+        allowed = "a dict of torchmetrics by name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
+        raise TypeError(f"{source} returned {made!r}: must be {allowed}")
     for metric in metrics.values():
         metric.to(device).persistent(True)
     if "loss" in metrics and not train and type(model).loss is not Model.loss:
-        raise ValueError(
-            f"{type(model).__name__}.metrics(train=False) has a metric 'loss', which is the name of the model's own "
-            "loss: it is measured anyway; give the metric another name"
-        )
+        remedy = "it is measured anyway; give the metric another name"
+        raise ValueError(f"{source} has a metric 'loss', which is the name of the model's own loss: {remedy}")
     return metrics
 
 

@@ -11,17 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner import checkpoint, distributed, evaluation, loop, rendezvous
-from runner.arguments import (
-    check_duration,
-    check_iteration_length,
-    check_model,
-    check_seed,
-    check_trainable,
-    refuse_unseen_hooks,
-    set_hooks,
-    set_microbatches,
-)
+from runner import arguments, checkpoint, distributed, evaluation, loop, rendezvous
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.engine import Engine, name_hooks
@@ -109,8 +99,8 @@ class Trainer:
         run_dir: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        check_model(model)
-        self._iteration_length = check_iteration_length(iteration_length)
+        arguments.check_model(model)
+        self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch
         self.state = State(
@@ -118,14 +108,14 @@ class Trainer:
             model=model,
             device=distributed.pick_device(device),
             precision=Precision(precision),
-            seed=check_seed(seed) + distributed.get_global_rank(),
+            seed=arguments.check_seed(seed) + distributed.get_global_rank(),
             rank_zero_seed=seed,
             run_name=run_name or "",
             config=dict(config or {}),
-            max_duration=check_duration(max_duration).scaled(scale_schedule_ratio),
+            max_duration=arguments.check_duration(max_duration).scaled(scale_schedule_ratio),
         )
-        set_microbatches(self.state, grad_accum, microbatch_size)
-        set_hooks(self.state, algorithms, callbacks, loggers)
+        arguments.set_microbatches(self.state, grad_accum, microbatch_size)
+        arguments.set_hooks(self.state, algorithms, callbacks, loggers)
         self._made_group = distributed.init_process_group(self.state.device)
         self._name_run(run_dir)
         self._interval = Interval(eval_interval, name="eval_interval")
@@ -147,9 +137,9 @@ class Trainer:
         """
         state = self.state
         if duration is not None:
-            more = check_duration(duration, "duration")
+            more = arguments.check_duration(duration, "duration")
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
-        check_trainable(state, may_be_over)
+        arguments.check_trainable(state, may_be_over)
         state.stop_requested &= may_be_over
         # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
         with self._interrupt.listening(), self._closing_on_error():
@@ -253,7 +243,7 @@ class Trainer:
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss
         state.precision.check(state.device)
-        refuse_unseen_hooks(state)
+        arguments.refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
@@ -283,9 +273,8 @@ class Trainer:
         self.forward = autocast(state.model)
         self.loss = loop.checked(self, "loss", autocast(model.loss))
         self.eval_forward = autocast(model.eval_forward)
-        self.training_step = None
-        if model.training_step is not None:
-            self.training_step = loop.checked(self, "training_step", autocast(model.training_step))
+        step = model.training_step
+        self.training_step = None if step is None else loop.checked(self, "training_step", autocast(step))
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
         if state.auto_microbatching:
             self.accumulate_gradients = loop.in_fitting_microbatches

@@ -74,7 +74,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
 MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2950  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
+MAX_ENGINE_CODE_LINES = 2900  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
 NO_ENGINE = {"digest", "terminal", "torchmetrics_import", "torchvision_import"}  # which train nothing
 
 

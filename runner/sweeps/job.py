@@ -186,7 +186,7 @@ def name_job(overrides: list[str], run_name: Any, fixed: list[str], choices: Map
     values = swept_values(overrides, fixed)
     prefix = "run_name" if run_name else "data"
     shorts = short_names([*values])
-    parts = [str(run_name or choices.get("data"))]
+    parts = [str(run_name or choices.get("data") or "own-data")]
     for key in sorted(values):
         if key != prefix:
             parts.append(_labelled("" if key in GROUPS else shorts[key], values[key]))

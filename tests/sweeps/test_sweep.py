@@ -216,7 +216,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
     assert job == "  in the job +data.batch_size=7 seed=0 and 1 more"
     assert "2 finished, 2 refused" in done.out
     (sweep,) = sweeps(folder)
-    assert set(statuses(sweep).values()) == {"FINISHED"} and len(statuses(sweep)) == 2
+    assert statuses(sweep) == {f"own-data-batch_size400-seed{seed}": "FINISHED" for seed in (0, 1)}
     assert not any(path.name.startswith(".refused") for path in sweep.iterdir())
     shutil.rmtree(folder / "outputs")
 

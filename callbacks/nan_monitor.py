@@ -44,11 +44,13 @@ class NaNMonitor(Callback):
         if len(self._sent) == SLOTS:
             self._look(wait=True)
         now = state.timestamp
-        self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
+        slot = self._slots[now.batch % SLOTS]
         if state.device.type == "cuda":
+            slot.copy_(state.total_loss, non_blocking=True)
             self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
             self._look()
         else:
+            slot.copy_(state.total_loss)
             self._check(now.epoch, now.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

@@ -57,6 +57,8 @@ class StateDigest(Callback):
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
         self._epochs = ""  # digest of the samples of those that ended
+        self._hashed = (-1, 0)  # the epoch, and how many of its batches are in the hash
+        self._hash = blake2b(digest_size=16)
         self._warned = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -68,6 +70,7 @@ class StateDigest(Callback):
         self._path = state.run_dir / FILE
         if self._path.exists():  # resumed: batches past this one are trained again
             truncate_digests(self._path, state.timestamp.batch)
+        self._hashed = (-1, 0)
         order = getattr(state.train_dataloader, "order", None)
         self._order = order if isinstance(order, SampleOrder) else None
 
@@ -105,8 +108,13 @@ class StateDigest(Callback):
         """Return a digest of the samples of earlier epochs and of this one's first batches; empty without an order."""
         if self._order is None:
             return ""
-        ids = self._order.permutation(epoch)[: batches * self._order.batch_size]
-        return blake2b(self._epochs.encode() + ids.numpy().tobytes(), digest_size=16).hexdigest()
+        begun, done = self._hashed
+        if epoch != begun or batches < done:
+            self._hash, done = blake2b(self._epochs.encode(), digest_size=16), 0
+        size = self._order.batch_size
+        self._hash.update(self._order.permutation(epoch)[done * size : batches * size].numpy())
+        self._hashed = epoch, batches
+        return self._hash.hexdigest()
 
     def _write(self, path: Path, entry: dict[str, Any]) -> None:
         try:

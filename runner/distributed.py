@@ -73,8 +73,7 @@ def pick_device(device: str | torch.device) -> torch.device:
         ValueError: the name is no device, or there is none of that kind here.
     """
     if str(device) == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(kind, get_local_rank()) if kind == "cuda" else torch.device(kind)
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         picked = torch.device(device)
     except RuntimeError:
@@ -83,9 +82,8 @@ def pick_device(device: str | torch.device) -> torch.device:
         count = torch.cuda.device_count()
         index = get_local_rank() if picked.index is None else picked.index
         if index >= count:
-            raise ValueError(
-                f"device={str(device)!r}: this rank would use GPU {index}, but {count} are here; use 'cpu' or 'auto'"
-            )
+            wants = f"this rank would use GPU {index}, but {count} are here"
+            raise ValueError(f"device={str(device)!r}: {wants}; start fewer ranks, or give 'cpu'")
         return torch.device("cuda", index)
     return picked
 

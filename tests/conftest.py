@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = 10.0  # seconds that ranks have to notice that another has failed
+PATIENCE = 300.0  # seconds for what takes seconds on a machine with nothing else to do
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -67,6 +69,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+class VirtualClock:
+    """A clock that goes on by what is slept, and by a tick with each reading: how busy the machine is does not show."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Nanoseconds."""
+        self.tick = 0
+        """Nanoseconds; above 0 where what is measured one after another must not begin at the same time."""
+
+    def read(self) -> int:
+        """What `time.perf_counter_ns` gives."""
+        self.now += self.tick
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """What `time.sleep` does, at once."""
+        self.now += round(seconds * 1e9)
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """Lets time pass in `time.sleep` alone, for who reads `time.perf_counter` or `time.perf_counter_ns`."""
+    clock = VirtualClock()
+    monkeypatch.setattr(time, "perf_counter_ns", clock.read)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.read() / 1e9)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    return clock
 
 
 def find_free_port() -> int:
@@ -149,7 +180,7 @@ class RunApp(Protocol):
         self,
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = 120.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = ...,
         folder: Path | None = None,
     ) -> Finished:
@@ -164,7 +195,7 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
     def run(
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = 120.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = {},
         folder: Path | None = None,
     ) -> Finished:
@@ -228,7 +259,7 @@ class RunRanks(Protocol):
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = ...,
     ) -> list[Finished]:
         """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
@@ -247,7 +278,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = {},
     ) -> list[Finished]:
         if callable(program):
@@ -257,6 +288,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         logs = tmp_path_factory.mktemp("ranks")
         script = logs / "program.py"
         script.write_text(source + LEAVE)
+        shutil.copy(ROOT / "tests" / "turns.py", logs)
         shared = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
@@ -305,7 +337,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowSe
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.uri}/health", timeout=5):
                 break

@@ -16,19 +16,24 @@ def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: A
         import os
         import time
 
+        from turns import say, wait_for
+
         from runner.processes.launch import Job, kept_over_restarts
         from runner.processes.local_ranks import ranks
 
         mine = ranks()
+        seed = int(os.environ["SEED"])
         if mine.rank == 0:
-            time.sleep(1)  # the others find the round of before
-            seed = int(os.environ["SEED"])
+            wait_for(f"calls1-{seed}", f"calls2-{seed}")
+            time.sleep(0.5)  # the others find the round of before
             folder = kept_over_restarts("folder", lambda: f"folder{seed}")
             with mine.sharing(Job({"seed": seed}, folder, "")):
-                time.sleep(0.5)
+                wait_for(f"has1-{seed}", f"has2-{seed}")
         else:
+            say(f"calls{mine.rank}-{seed}")
             job = next(mine.receive())
             print(job.config["seed"], job.run_dir)
+            say(f"has{mine.rank}-{seed}")
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -40,7 +45,8 @@ def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: A
 def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
     def program():
         import os
-        import time
+
+        from turns import say, wait_for
 
         from runner.rendezvous import first_failure, group_store, meet
 
@@ -52,14 +58,15 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
                 raise ValueError("the cause")
             except ValueError as error:
                 assert first_failure(error) is error
-            time.sleep(2)
+            say("failed")
+            wait_for("read0", "read2")
             return
+        wait_for("failed")
         for error in (RuntimeError("connection closed"), ValueError("of its own"), KeyboardInterrupt()):
-            time.sleep(0.3)
             print(type(first_failure(error)).__name__)
         print(first_failure(RuntimeError("connection closed")))
-        if rank == 0:
-            time.sleep(2)  # hosts the store
+        say(f"read{rank}")
+        wait_for("read0", "read2")  # rank 0 hosts the store
 
     done = run_ranks(program, 3)
     for one in (done[0], done[2]):
@@ -73,21 +80,26 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
         import os
         import time
 
+        from turns import say, wait_for
+
         from runner.interrupt import RankFailed
         from runner.rendezvous import first_failure, group_store, meet
 
         meet()
-        start = time.monotonic()
         if os.environ["RANK"] == "1":
+            wait_for("waits")
             time.sleep(0.5)
             first_failure(ValueError("the cause"))
+            start = time.monotonic()
+            wait_for("left")
+            assert time.monotonic() - start < 20
         else:
+            say("waits")
             try:
                 group_store()
             except RankFailed as failure:
                 print(failure)
-            assert time.monotonic() - start < 20
-        time.sleep(1)
+            say("left")
 
     done = run_ranks(program, 2)
     assert tuple(done[0].stdout.splitlines()) == SIGNS
@@ -96,7 +108,8 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
 def test_a_failure_belongs_to_its_job(run_ranks: Any):
     def program():
         import os
-        import time
+
+        from turns import say, wait_for
 
         from runner.rendezvous import begin_job, first_failure, group_store, meet
 
@@ -108,6 +121,7 @@ def test_a_failure_belongs_to_its_job(run_ranks: Any):
         if os.environ["RANK"] == "0":
             error = RuntimeError("a new one")
             assert first_failure(error) is error
-        time.sleep(2)
+        say("done" + os.environ["RANK"])
+        wait_for("done0", "done1")
 
     run_ranks(program, 2)

@@ -17,6 +17,7 @@ from runner import Algorithm, Callback, ClassificationModel, Event, Trainer, sav
 from runner.data import TensorLoader
 
 SLEEP = 0.005  # seconds
+TICK = 1e-6  # seconds that the virtual clock goes on with each reading
 
 
 class Slow(Callback):
@@ -65,6 +66,12 @@ class Nothing(Algorithm):
 class Fails(Callback):
     def batch_end(self, state, logger):
         raise RuntimeError("on purpose")
+
+
+@pytest.fixture
+def ticking(steady: Any) -> None:
+    """Time passes in `sleep`, and a little between two readings of the clock, by which slices nest."""
+    steady.tick = round(1e9 * TICK)
 
 
 def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
@@ -118,6 +125,17 @@ def depths(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+def test_it_reads_a_real_clock(tmp_path: Path):
+    memory = InMemoryLogger()
+    began = time.perf_counter()
+    with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
+        trainer.fit()
+    found = rows(memory)
+    assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < sum(one["ms"] for one in found.values())
+    assert sum(one["ms"] for one in found.values()) <= 1e3 * (time.perf_counter() - began)
+
+
+@pytest.mark.usefixtures("ticking")
 def test_the_table_says_what_a_callback_costs(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
@@ -127,7 +145,7 @@ def test_the_table_says_what_a_callback_costs(tmp_path: Path):
     found = rows(memory)
     slow = found["slow", "batch_end"]
     assert slow["calls"] == 12
-    assert 12e3 * SLEEP <= slow["ms"] < 24e3 * SLEEP
+    assert slow["ms"] == pytest.approx(12e3 * (SLEEP + TICK))
     assert slow["us per call"] == slow["us per step"] == pytest.approx(slow["ms"] * 1e3 / 12)
     assert found["slow", "eval_batch_end"]["calls"] == 12
     assert {event for owner, event in found if owner == "nothing"} == {"batch_start"}
@@ -137,9 +155,10 @@ def test_the_table_says_what_a_callback_costs(tmp_path: Path):
         costs = [one["ms"] for one in part.values()]
         assert costs == sorted(costs, reverse=True)
     assert sum(one["share of run"] for one in found.values()) == pytest.approx(1.0)
-    assert sum(one["ms"] for one in found.values()) == pytest.approx(seconds * 1e3, rel=0.05)
+    assert sum(one["ms"] for one in found.values()) == pytest.approx(seconds * 1e3, abs=20e3 * TICK)
 
 
+@pytest.mark.usefixtures("ticking")
 def test_shares_are_of_the_step_and_what_is_outside_of_steps_is_apart(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, clock := Clock(), SlowOutside(), Slow(), EventTrace(), loggers=[memory]) as trainer:
@@ -157,11 +176,11 @@ def test_shares_are_of_the_step_and_what_is_outside_of_steps_is_apart(tmp_path: 
     }
     assert sum(one["share of step"] for one in inside.values()) == pytest.approx(1.0)
     milliseconds = sum(one["ms"] for one in inside.values())
-    assert milliseconds == pytest.approx(clock.seconds * 1e3 + inside["slow", "batch_end"]["ms"], rel=0.2)
+    assert milliseconds == pytest.approx(clock.seconds * 1e3 + inside["slow", "batch_end"]["ms"], abs=12 * 20e3 * TICK)
     assert sum(one["us per step"] for one in inside.values()) == pytest.approx(milliseconds * 1e3 / 12)
     assert inside["slow", "batch_end"]["share of step"] > 0.5
-    assert outside["everything else", "outside of steps"]["ms"] < 1e3 * SLEEP * 10
-    assert outside["slow_outside", "eval_batch_end"]["ms"] >= 12 * 10e3 * SLEEP
+    assert outside["everything else", "outside of steps"]["ms"] < 1e3 * SLEEP
+    assert outside["slow_outside", "eval_batch_end"]["ms"] == pytest.approx(12e3 * (10 * SLEEP + TICK))
 
 
 class SlowToStart:
@@ -181,6 +200,7 @@ class SlowToStart:
         return len(self.batches)
 
 
+@pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("slow", ["train", "eval"])
 def test_the_start_of_an_epoch_and_evaluation_within_one_are_no_part_of_steps(tmp_path: Path, slow: str):
     memory = InMemoryLogger()
@@ -188,10 +208,11 @@ def test_the_start_of_an_epoch_and_evaluation_within_one_are_no_part_of_steps(tm
     with make_trainer(tmp_path, EventTrace(), loggers=[memory], eval_interval="2ba", **loader) as trainer:
         trainer.fit()
     inside, outside = parts(rows(memory))
-    assert sum(one["ms"] for one in inside.values()) < 20e3 * SLEEP
+    assert sum(one["ms"] for one in inside.values()) < 1e3 * SLEEP
     assert outside["everything else", "outside of steps"]["ms"] > 3 * 20e3 * SLEEP
 
 
+@pytest.mark.usefixtures("ticking")
 def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Path):
     memory, slow = InMemoryLogger(), Slow()
     with make_trainer(tmp_path, EventTrace(), slow, loggers=[memory], grad_accum=2) as trainer:
@@ -217,8 +238,8 @@ def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Pa
     assert len(sleeping) == 12
     steps, batches = slices(path, "range"), [one for one in slices(path, "range") if one["name"] == "batch"]
     assert all(one["ts"] < sleep["ts"] < one["ts"] + one["dur"] for one, sleep in zip(batches, sleeping, strict=True))
-    short = sorted(one["dur"] for one in steps if one["name"] in ("forward", "backward", "optimizer step"))
-    assert short[len(short) // 2] < 1e6 * SLEEP  # the median: on a busy machine any one of them may be held up
+    short = [one["dur"] for one in steps if one["name"] in ("forward", "backward", "optimizer step")]
+    assert max(short) < 1e6 * SLEEP
 
 
 class OwnStep(ClassificationModel):
@@ -269,6 +290,7 @@ def test_errors_and_listeners_name_who_is_measured(tmp_path: Path):
     assert slices(tmp_path / "event_trace" / "rank0-ba0.json", "callback")[-1]["name"] == "fails"
 
 
+@pytest.mark.usefixtures("ticking")
 def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
     with make_trainer(tmp_path, Slow(), EventTrace(), max_duration="5ba") as trainer:
         trainer.fit()
@@ -279,7 +301,7 @@ def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
         trainer.fit()
     found = rows(memory)
     assert found["slow", "batch_end"]["calls"] == 12
-    assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < 24e3 * SLEEP
+    assert found["slow", "batch_end"]["ms"] == pytest.approx(12e3 * (SLEEP + TICK))
     assert found["slow", "batch_end"]["us per step"] == found["slow", "batch_end"]["us per call"]
     assert found["slow", "batch_end"]["share of step"] > 0.5
     assert found["everything else", "in steps"]["calls"] == 12
@@ -309,6 +331,7 @@ def test_a_checkpoint_whose_rest_is_one_number_is_taken(tmp_path: Path):
     assert (state["rest"], state["rest_outside"]) == (6000, 0)
 
 
+@pytest.mark.usefixtures("ticking")
 def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, EventTrace(), loggers=[memory]) as trainer:
@@ -317,7 +340,7 @@ def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
         trainer.predict([(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))])
     found = rows(memory)
     assert found["in_memory_logger", "init"]["calls"] == 1
-    assert 0 < found["everything else", "outside of steps"]["ms"] < 150
+    assert 0 < found["everything else", "outside of steps"]["ms"] < 100e3 * TICK
     assert parts(found)[0] == {}
     names = {one["name"] for one in slices(tmp_path / "event_trace" / "rank0-ba0.json", "range")}
     assert names == {"evaluation", "eval batch", "eval forward", "prediction", "predict batch", "predict forward"}

@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -86,23 +87,27 @@ def test_what_is_not_a_loss_or_metric_is_left_out():
 
 
 PROGRAM = """
-import time, torch
+import sys, time, torch
 from torch import nn
 from callbacks import ProgressBar
 from runner import ClassificationModel, Trainer
 
-class Slow:
+now = [0.0]  # seconds of a clock that goes on by 0.02 a batch
+time.perf_counter = lambda: now[0]
+
+class OnRequest:
     def __len__(self):
         return 10
 
     def __iter__(self):
         for _ in range(10):
-            time.sleep(0.02)
+            assert sys.stdin.readline()
+            now[0] += 0.02
             yield torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 
 with Trainer(
     model=ClassificationModel(nn.Linear(3, 2), 2),
-    train_dataloader=Slow(),
+    train_dataloader=OnRequest(),
     optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
     max_duration="3ep",
     callbacks=[ProgressBar(refresh_interval=0.02)],
@@ -113,13 +118,20 @@ print("done")
 """
 
 
+def plain(output: bytes) -> str:
+    """What a terminal was sent, without what moves its cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace")).replace("\r", "\n")
+
+
 def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay():
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=theirs, env=environment) as process:
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=theirs, env=environment) as process:
         os.close(theirs)
-        output = b""
-        while True:
+        output, asked = b"", 0
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
             try:
                 chunk = os.read(ours, 65536)
             except OSError:  # how Linux says that the other side is closed
@@ -127,15 +139,23 @@ def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay():
             if not chunk:
                 break
             output += chunk
+            # A batch is trained when it is seen how many were before: each number is drawn, however slow that is.
+            seen = {*re.findall(r"epoch (\d)/3  \S+  (\d)/10", plain(output))}
+            assert process.stdin is not None
+            process.stdin.write(b"\n" * (len(seen) - asked))
+            process.stdin.flush()
+            asked = len(seen)
+        else:
+            process.kill()  # a number is not drawn
     os.close(ours)
     assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode()).replace("\r", "\n")
+    text = plain(output)
     shown = {int(number) for number in re.findall(r"epoch 2/3  \S+  (\d+)/10", text)}
-    assert len(shown) > 3
-    assert shown <= set(range(11))
-    assert re.search(r"loss [\d.]+ +[\d.]+ ba/s +0:00:00 left", text)
+    assert set(range(10)) <= shown <= set(range(11))
+    assert re.search(r"loss [\d.]+ +50 ba/s +0:00:00 left", text)
     finished = [line for line in text.splitlines() if "|" in line]
     assert [line.split("  ")[0] for line in finished] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert all(line.rstrip().endswith("|  50 ba/s  |  0.2 s") for line in finished)
     assert text.rstrip().endswith("done")
     assert output.decode().rindex("\x1b[?25h") > output.decode().rindex("\x1b[?25l"), "the cursor is hidden"
 

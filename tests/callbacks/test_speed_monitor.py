@@ -12,7 +12,7 @@ from callbacks._clock import SAMPLING
 from callbacks._peak_flops import find_peak
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
-DELAY = 0.01  # seconds that a batch takes to read
+DELAY = 0.012  # seconds that a batch takes to read: long enough that each is logged
 EVALUATION = 0.1  # seconds
 
 
@@ -67,34 +67,46 @@ def fit(monitor: SpeedMonitor, **arguments: Any) -> tuple[dict[str, list[float]]
     return series, trainer, seconds
 
 
+@pytest.mark.usefixtures("steady")
 def test_waiting_for_data_counts_and_evaluations_do_not():
     series, _, seconds = fit(SpeedMonitor(window_size=7, time_unit="seconds"))
     rates = series["throughput/batches_per_sec"]
-    assert len(rates) == 20
-    assert max(rates) < 1 / DELAY
-    assert min(rates) > 1 / EVALUATION  # 3 evaluations within a window would push it below
-    assert series["time/train"][-1] >= 20 * DELAY
-    assert series["time/val"][-1] >= 4 * EVALUATION  # the fourth comes after the last batch
-    assert series["time/train"][-1] + series["time/val"][-1] <= series["time/total"][-1] <= seconds
+    assert rates == pytest.approx([1 / DELAY] * 20)
+    assert series["time/train"][-1] == pytest.approx(20 * DELAY)
+    assert series["time/val"][-1] == pytest.approx(4 * EVALUATION)  # the fourth comes after the last batch
+    assert series["time/train"][-1] + series["time/val"][-1] == pytest.approx(series["time/total"][-1])
+    assert series["time/total"][-1] == pytest.approx(seconds)
 
 
 class Watch(Callback):
-    """Notes when each batch has ended."""
+    """Notes when each batch has ended; takes time itself, which counts where it comes before the monitor."""
 
-    def __init__(self):
+    def __init__(self, seconds: float = 0.0):
+        self.seconds = seconds
         self.ended: list[float] = []
 
     def batch_end(self, state, logger):
         self.ended.append(time.perf_counter())
+        time.sleep(self.seconds * (1 + state.timestamp.batch % 3))
 
 
+@pytest.mark.usefixtures("steady")
 def test_rates_are_those_of_another_clock():
-    watch, monitor = Watch(), SpeedMonitor(window_size=30)
-    series, _, _ = fit(monitor, callbacks=[monitor, watch], eval_dataloader=None, max_duration="40ba")
+    slow, watch, monitor = Watch(DELAY), Watch(), SpeedMonitor(window_size=30)
+    series, _, _ = fit(monitor, callbacks=[slow, monitor, watch], eval_dataloader=None, max_duration="40ba")
     rates = series["throughput/batches_per_sec"]
     for last in (35, 39):
-        assert rates[last] == pytest.approx(30 / (watch.ended[last] - watch.ended[last - 30]), rel=0.02)
+        assert rates[last] == pytest.approx(30 / (watch.ended[last] - watch.ended[last - 30]), rel=1e-6)
     assert series["throughput/samples_per_sec"][-1] == pytest.approx(4 * rates[-1])
+
+
+def test_it_reads_a_real_clock():
+    """Between two callbacks that look at it before and after the monitor, however long anything takes."""
+    before, after, monitor = Watch(), Watch(), SpeedMonitor(window_size=30)
+    series, _, _ = fit(monitor, callbacks=[before, monitor, after], eval_dataloader=None, max_duration="40ba")
+    rates = series["throughput/batches_per_sec"]
+    for last in (35, 39):
+        assert 30 / (after.ended[last] - before.ended[last - 30]) <= rates[last] < 1 / DELAY
 
 
 def test_short_batches_are_not_all_logged_but_the_last_is():
@@ -109,6 +121,7 @@ def test_short_batches_are_not_all_logged_but_the_last_is():
     assert rates[-1] >= 500 / seconds  # of all batches, not of those that were logged
 
 
+@pytest.mark.usefixtures("steady")
 def test_rates_are_of_one_window():
     series, _, _ = fit(SpeedMonitor(window_size=3, gpu_flops_available=1e6, time_unit="minutes"))
     batches = series["throughput/batches_per_sec"]
@@ -135,13 +148,15 @@ def test_what_the_model_does_not_count_is_not_logged():
     }
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_resumed_run_goes_on_counting(tmp_path):
     first, trainer, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), max_duration="2ep", run_dir=tmp_path)
     save_checkpoint(trainer.state, tmp_path / "checkpoint")
     second, _, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), resume_path=tmp_path / "checkpoint")
-    assert second["time/train"][0] >= first["time/train"][-1] + DELAY
-    assert second["time/val"][0] == first["time/val"][-1] >= first["time/val"][-2] + EVALUATION
-    assert second["time/total"][0] >= first["time/total"][-1] >= first["time/total"][-2] + EVALUATION
+    assert second["time/train"][0] == pytest.approx(first["time/train"][-1] + DELAY)
+    assert second["time/val"][0] == first["time/val"][-1] == pytest.approx(first["time/val"][-2] + EVALUATION)
+    assert second["time/total"][0] == pytest.approx(first["time/total"][-1] + DELAY)
+    assert first["time/total"][-1] == pytest.approx(first["time/total"][-2] + EVALUATION)
     assert second["throughput/batches_per_sec"][-1] == pytest.approx(20 / second["time/train"][-2])  # at that batch
 
 

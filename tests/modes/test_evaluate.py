@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with one run in it; tests add others and change nothing of it."""
     folder = tmp_path_factory.mktemp("trained")
     command = [sys.executable, "-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     return folder
 
 
@@ -65,14 +65,14 @@ def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, ch
     assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
     weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
     assert (weights,) in rows(trained, "select value from tags where key = 'runner.evaluates'")
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("sending to MLflow: ")] == []
 
 
 def on_two_ranks(folder: Path, *arguments: str) -> str:
     """Standard output of a command on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     command += [*arguments, "callbacks=none"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -211,7 +211,7 @@ from runner import Callback
 class Slow(Callback):
     def eval_batch_end(self, state, logger):
         Path("began").touch()
-        time.sleep(0.2)
+        time.sleep(1.0)
 
     predict_batch_end = eval_batch_end
 """
@@ -232,15 +232,21 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, num
     ]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "began").exists() and process.poll() is None and time.monotonic() < deadline:
+            name = f"{mode}-{tmp_path.name}"
+
+            def wait_for_status(status: str) -> None:
+                deadline = time.monotonic() + 120
+                while rows(trained, "select status from runs where name = ?", name) != [(status,)]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+
+            wait_for_status("RUNNING")
+            while not (tmp_path / "began").exists():
+                assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(number)
             assert process.wait(30) == 128 + number
-            name = f"{mode}-{tmp_path.name}"
-            while rows(trained, "select status from runs where name = ?", name) != [("KILLED",)]:
-                assert time.monotonic() < deadline  # MLflow's writer outlives the process for a moment
-                time.sleep(0.1)
+            wait_for_status("KILLED")  # MLflow's writer outlives the process for a moment
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def start_torchrun(folder: Path, arguments: Sequence[str], options: Sequence[str
 
 
 def torchrun(
-    folder: Path, *arguments: str, options: Sequence[str] = ALONE, timeout: float = 120.0
+    folder: Path, *arguments: str, options: Sequence[str] = ALONE, timeout: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
     with start_torchrun(folder, arguments, options) as agent:
         try:
@@ -112,7 +112,7 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path):
 def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argument: str):
     """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
     start = time.monotonic()
-    done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger", timeout=60)
+    done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger")
     assert time.monotonic() - start < 45
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
@@ -125,9 +125,14 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
 
 def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
     def program():
+        import atexit
+
+        from turns import say, wait_for  # pyright: ignore[reportMissingImports]
+
         from runner.processes.launch import Job, Ranks
 
         ranks = Ranks()
+        atexit.register(say, f"rank{ranks.rank} leaves")
         if ranks.rank == 0:
             for seed in range(2):
                 with ranks.sharing(Job({"seed": seed, "callbacks": {"a": [1, None]}}, "/folder", f"run{seed}")):
@@ -137,9 +142,7 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
             for job in ranks.receive():
                 print(job)
         if ranks.rank == 0:
-            import time
-
-            time.sleep(2)  # its store is the meeting place
+            wait_for("rank1 leaves", "rank2 leaves")  # its store is the meeting place
 
     done = run_ranks(program, 3, check=False)
     assert [one.returncode for one in done] == [0, 3, 3], done
@@ -149,19 +152,22 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
 
 def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
     def program():
-        import time
+        from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
         from runner.processes.launch import Job, Ranks
 
         ranks = Ranks()
         if ranks.rank == 0:
             with ranks.sharing(Job({}, "", "")):
-                time.sleep(2)
+                wait_for("nothing came")
             ranks.dismiss(2)
-            time.sleep(2)
+            wait_for("more came")
         else:
             next(ranks.receive())
-            print(ranks.hears_more(seconds=0.2), ranks.hears_more(seconds=20))
+            print(ranks.hears_more(seconds=0.2))
+            say("nothing came")
+            print(ranks.hears_more(seconds=120))
+            say("more came")
 
     done = run_ranks(program, 2)
     assert done[1].stdout.split() == ["False", "True"]
@@ -226,7 +232,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
     with start_torchrun(tmp_path, arguments, options) as other:
         try:
             done = torchrun(tmp_path, *arguments, options=options)
-            other.communicate(timeout=30)
+            other.communicate(timeout=300)
         finally:
             other.terminate()
     assert done.returncode == other.returncode == 0, done.stderr
@@ -244,7 +250,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
     ],
 )
 def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
-    done = torchrun(tmp_path, *arguments, "callbacks=none", timeout=60)
+    done = torchrun(tmp_path, *arguments, "callbacks=none")
     assert done.stderr.count("error: ") == 1 and f"error: {part}" in done.stderr
     assert "exitcode  : 2" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

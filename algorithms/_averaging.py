@@ -126,8 +126,9 @@ class WeightAverage(Algorithm):
 
     Training goes on with its own weights. A subclass sets `_average` by parameter name, when there is one, and calls
     `_changed` whenever it has changed it. Running statistics of batch norm are no weights: they are estimated anew at
-    the average, from the first batches of the training data as the loader gives them, once per change. Each rank reads
-    its own share; those of rank 0 are evaluated. Other buffers are those of training.
+    the average, from the first batches of the training data as the loader gives them, once for each moment at which it
+    is evaluated or saved. Each rank reads its own share; those of rank 0 are evaluated. Other buffers are those of
+    training.
 
     Args:
         bn_batches: training batches for that; 0 keeps the running statistics of training.
@@ -140,6 +141,7 @@ class WeightAverage(Algorithm):
         self._average: dict[str, Tensor] = {}
         self._norms: list[_BatchNorm] = []
         self._statistics: list[Tensor] = []
+        self._estimated_at: tuple[int | float, ...] = ()  # iteration, epoch, batch
         self._swapped = False
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -169,6 +171,9 @@ class WeightAverage(Algorithm):
             return
         weights, averages = [*self._parameters.values()], [self._average[name] for name in self._parameters]
         running = [buffer for norm in self._norms for buffer in norm.buffers()]
+        now = state.timestamp[:3]
+        if now != self._estimated_at:  # what a model computes may depend on time, as with StochasticDepth
+            self._statistics, self._estimated_at = [], now
         self._swapped = True
         try:
             with swapped_in([*weights, *running], [*averages, *(self._statistics or running)]):

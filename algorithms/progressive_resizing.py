@@ -38,8 +38,9 @@ def scaled_size(length: int, scale: float, increment: int) -> int:
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Return images (N, C, H, W) in another size: bilinear and antialiased; other than floating point, the nearest."""
-    if images.is_floating_point():
-        return F.interpolate(images, size, mode="bilinear", antialias=True)
+    if images.is_floating_point():  # in 32 bits or more, as torch cannot antialias 16 on the CPU
+        wide = images.to(torch.promote_types(images.dtype, torch.float32))
+        return F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
     rows, columns = (
         torch.arange(new, device=images.device) * old // new for new, old in zip(size, images.shape[2:], strict=True)
     )

@@ -80,9 +80,15 @@ class StochasticDepth(Algorithm):
         self._blocks = [block for block in made.values() if isinstance(block, StochasticBlock)]
         self._rates = drop_rates(len(self._blocks), self.drop_rate, self.drop_distribution)
 
-    def before_dataloader(self, state: State, logger: Logger) -> None:
-        # Not as late as BATCH_START: until then another algorithm may have evaluated the batch.
-        self._set_rates(state)
+    def after_load(self, state: State, logger: Logger) -> None:
+        # With each step of time, not at BATCH_START: evaluations and averages of weights run the model in between.
+        warmup, risen = self.drop_warmup, 1.0
+        if warmup.value:
+            risen = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
+        for block, rate in zip(self._blocks, self._rates, strict=True):
+            block.rate = rate * risen
+
+    fit_start = batch_end = epoch_end = iteration_end = after_load
 
     def batch_start(self, state: State, logger: Logger) -> None:
         rates = [block.rate for block in self._blocks]
@@ -104,19 +110,6 @@ class StochasticDepth(Algorithm):
             stop = start + state.unwrapped_model.num_samples(state.microbatch)
             for block, kept in zip(self._blocks, self._kept, strict=True):
                 block.kept = kept[start:stop]
-
-    def eval_start(self, state: State, logger: Logger) -> None:
-        self._set_rates(state)
-
-    def predict_start(self, state: State, logger: Logger) -> None:
-        self._set_rates(state)
-
-    def _set_rates(self, state: State) -> None:
-        warmup, risen = self.drop_warmup, 1.0
-        if warmup.value:
-            risen = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
-        for block, rate in zip(self._blocks, self._rates, strict=True):
-            block.rate = rate * risen
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:

@@ -152,3 +152,8 @@ def test_arguments_are_checked(arguments: dict):
 @pytest.mark.parametrize("mode", ["resize", "crop"])
 def test_resume(check_resume, resnet, mode: str):
     check_resume(lambda: [ProgressiveResizing(mode, 0.5, 0.2, 0.2, size_increment=1)], build=resnet)
+
+
+def test_images_in_16_bits_are_resized_like_those_in_32():
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.testing.assert_close(resize(images, (4, 4)), resize(images.float(), (4, 4)).bfloat16(), rtol=0, atol=0)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import StochasticDepth
+from algorithms import LAWA, StochasticDepth
 from algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
-from runner import Callback, ClassificationModel, stream_seed
+from callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, save_checkpoint, stream_seed
 
 KEY = "stochastic_depth"
 
@@ -207,3 +208,40 @@ def test_two_ranks_leave_out_the_same_blocks(run_ranks):
     assert first.stdout == second.stdout
     for weights, expected in zip(json.loads(first.stdout), json.loads(alone.stdout), strict=True):
         torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected))
+
+
+class Saves(Callback):
+    """Saves each batch's checkpoint, and the last once more with what FIT_END knows."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def batch_checkpoint(self, state, logger):
+        save_checkpoint(state, self.folder / str(state.timestamp.batch))
+
+    fit_end = batch_checkpoint
+
+
+@pytest.mark.parametrize("warmup", ["0dur", "1dur"])
+def test_an_average_has_the_same_statistics_after_a_resume(make_trainer, tmp_path, warmup: str):
+    def run(**arguments):
+        memory, saves = InMemoryLogger(), Saves(tmp_path)
+        algorithms = [LAWA(update_interval="4ba"), StochasticDepth("Residual", drop_rate=0.9, drop_warmup=warmup)]
+        with make_trainer(
+            *algorithms,
+            build=net,
+            callbacks=[saves],
+            loggers=[memory],
+            max_duration="7ba",
+            eval_interval="1ba",
+            **arguments,
+        ) as trainer:
+            trainer.fit(may_be_over=True)
+        weights = torch.load(tmp_path / "7" / "model.pt", weights_only=True)
+        return [float(value) for _, value in memory.data.get("loss/eval/total", [])], weights
+
+    losses, weights = run()
+    for batch in (5, 7):
+        later, again = run(resume_path=tmp_path / str(batch))
+        assert later == losses[batch:]
+        torch.testing.assert_close(again, weights, rtol=0, atol=0)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 MAX_EVENTS = 8
+MAX_METRICS = 8  # in a line, for training and for each evaluator
 
 
 def describe_run(state: State) -> Iterator[tuple[str, str]]:
@@ -82,11 +83,15 @@ def _length(value: Any) -> int | None:
 def describe_metrics(values: Mapping[str, float]) -> list[str]:
     """Return metrics as text, one part for training and one for each evaluator: 'eval loss 0.12 Accuracy 0.98'."""
     parts: dict[str, list[str]] = {}
-    for key, value in values.items():
+    for key in sorted(values, key=lambda key: key.count("/")):  # metrics before their parts, such as single classes
         kind, _, rest = key.partition("/")
         label, _, name = rest.partition("/")
         if kind == "loss" and name == "total":
-            parts.setdefault(label, []).insert(0, f"loss {value:.4g}")
+            parts.setdefault(label, []).insert(0, f"loss {values[key]:.4g}")
         elif kind == "metrics":
-            parts.setdefault(label, []).append(f"{name.removeprefix('Multiclass').removeprefix('Binary')} {value:.4g}")
+            short = name.removeprefix("Multiclass").removeprefix("Binary")
+            parts.setdefault(label, []).append(f"{short} {values[key]:.4g}")
+    for shown in parts.values():
+        if len(shown) > MAX_METRICS:
+            shown[MAX_METRICS:] = [f"and {len(shown) - MAX_METRICS:,} more"]
     return [f"{label} {' '.join(parts[label])}" for label in sorted(parts, key=lambda one: one != "train")]

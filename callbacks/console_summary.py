@@ -126,8 +126,8 @@ def _print_metrics(series: dict[str, _Series]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column, justify in (("metric", "left"), ("final", "right"), ("best", "right"), ("at", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    # Those of evaluators first: they are what runs are compared by.
-    keys = sorted(series, key=lambda key: (key.split("/")[1] == "train", not key.startswith("metrics/")))
+    # Those of evaluators first: they are what runs are compared by. Of each, the whole before single classes.
+    keys = sorted(series, key=lambda key: (key.count("/"), key.split("/")[1] == "train", key.startswith("loss/")))
     for key in keys[:MAX_METRICS]:
         one = series[key]
         table.add_row(

@@ -56,8 +56,11 @@ class JSONLinesLogger(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         line = _to_line({"hyperparameters": hyperparameters})
-        if self.path is not None and not (self.path.exists() and line in self.path.read_text().splitlines(True)):
-            self._write([line])
+        if self.path is not None and self.path.exists():
+            with self.path.open() as file:  # line by line: the file of a long run is large
+                if line in file:
+                    return
+        self._write([line])
 
     def log_records(self, records: Sequence[Record]) -> None:
         self._write([_to_line(_describe(record)) for record in records])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 MAX_POINTS = 1024  # more than a screen has columns for
+MAX_CURVES = 12  # in a panel; a legend of more hides what it explains
 PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}
 
 
@@ -23,7 +24,7 @@ class LearningCurves(LoggerDestination):
     The picture lies in the run's folder and is logged as an artifact in the folder 'plots'. Of each key at most 1024
     points are kept, each the mean of equally many neighbours, so memory and checkpoints stay small however long the
     run; a resumed run draws the whole of it. The training loss of single batches is drawn faintly behind its running
-    mean.
+    mean. A panel shows at most 12 keys.
 
     Args:
         filename: of the picture; its suffix says the format.
@@ -130,9 +131,9 @@ def draw(curves: Mapping[str, Any]) -> Any:
     figure.subplots_adjust(left=0.16 / len(panels), right=1 - 0.04 / len(panels), bottom=0.14, top=0.9, wspace=0.22)
     for position, (title, keys) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), position)
-        for key in keys:
+        for key in sorted(keys, key=lambda key: key.count("/"))[:MAX_CURVES]:  # those of single classes last
             _plot(axes, key, curves[key].steps, curves[key].values)
-        axes.set_title(title)
+        axes.set_title(title if len(keys) <= MAX_CURVES else f"{title}, {MAX_CURVES} of {len(keys):,}")
         axes.set_xlabel("batch")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small", framealpha=0.6)

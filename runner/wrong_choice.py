@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from runner.command_line import LISTS, config_dir, search_path
+from runner.command_line import LISTS, config_dir, key_of, search_path
 from runner.composed import MODES
 from runner.signatures import nearest
 
@@ -156,11 +156,13 @@ def _keys(section: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str, Any]:
-    """Return the config as it is without the overrides of a key, or the default one where that fails too."""
+    """Return the config as it is without the overrides of a key; where that fails, of choices alone, or the default."""
     # Without options and what they are given, which has no key.
     keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
     kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
-    for attempt in ([*kept, *search_path(overrides)], search_path(overrides)):
+    # Where another key is wrong too.
+    chosen = [one for one in kept if (conf / key_of(one)).is_dir() and not one.startswith("~")]
+    for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
         GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(str(conf), version_base="1.3"):

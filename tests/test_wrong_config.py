@@ -46,6 +46,11 @@ def explained(*overrides: str) -> str:
         (["optimizer.lrr=1"], "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, "),
         # The allowed keys are those of the chosen optimizer.
         (["optimizer=adam", "optimizer.momentum=1"], "optimizer.momentum: optimizer has no key 'momentum'; allowed: b"),
+        # Also where another key is wrong.
+        (
+            ["optimizer=adam", "optimizer.momentum=1", "optimizer.x=1"],
+            "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
+        ),
         # It stands in another section, or further inside.
         (["model=mlp", "model.hidden=3"], "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?"),
         (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),

@@ -88,6 +88,24 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
     assert "resume" not in rows
 
 
+def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys):
+    class PerClass(Callback):
+        def eval_end(self, state, logger):
+            logger.log_metrics({f"metrics/eval/PerClass/{number}": 0.0 for number in range(10)})
+
+    with make_trainer(tmp_path, PerClass()) as trainer:
+        trainer.fit()
+        capsys.readouterr()
+    keys = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert keys[1:5] == [
+        "metrics/eval/MulticlassAccuracy",
+        "loss/eval/total",
+        "metrics/train/MulticlassAccuracy",
+        "loss/train/total",
+    ]
+    assert keys[5] == "metrics/eval/PerClass/0"
+
+
 class Fail(Callback):
     def batch_end(self, state, logger):
         if state.timestamp.batch == 5:

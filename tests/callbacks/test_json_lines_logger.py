@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,21 @@ def test_a_resumed_run_doubles_no_step(tmp_path: Path) -> None:
 def test_a_file_outside_the_run_is_refused(filename: str) -> None:
     with pytest.raises(ValueError, match=f"filename='{filename}'"):
         JSONLinesLogger(filename)
+
+
+def test_a_resumed_run_reads_a_large_file_line_by_line(tmp_path: Path):
+    with make_trainer(tmp_path, JSONLinesLogger(), callbacks=[CheckpointSaver()]) as trainer:
+        trainer.fit()
+    path = tmp_path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.writelines(f'{{"step":1,"epoch":0,"filler":"{"x" * 1000}"}}\n' for _ in range(10_000))
+    logger = JSONLinesLogger()
+    with make_trainer(tmp_path, logger, duration="3ep", resume_path=tmp_path):
+        tracemalloc.start()
+        try:
+            logger.log_hyperparameters({"own": 1})
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 1e6  # of 10 MB
+    assert read(path)[-1] == {"hyperparameters": {"own": 1}}

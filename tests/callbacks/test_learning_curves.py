@@ -102,6 +102,16 @@ def test_many_points_are_averaged_into_few():
     assert list(curves.state_dict()) == ["loss/a/total"]
 
 
+def test_of_many_curves_a_panel_shows_as_many_as_its_legend_has_room_for():
+    curves = LearningCurves()
+    metrics = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)} | {"metrics/train/Accuracy": 0.5}
+    curves.log_records([Record(metrics, step, Timestamp(), 0.0) for step in range(1, 4)])
+    ((title, drawn),) = lines(curves).items()
+    assert title == "metrics, 12 of 1,001"
+    assert [*drawn][:2] == ["train/Accuracy", "train/PerClass/0"]
+    assert len(drawn) == 12
+
+
 def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
     whole, first, second = LearningCurves(), LearningCurves(), LearningCurves()
     torch.manual_seed(0)

@@ -86,6 +86,13 @@ def test_what_is_not_a_loss_or_metric_is_left_out():
     assert describe_metrics(values) == ["train loss 0.1235", "b loss 2 F1 0.25"]
 
 
+def test_of_many_metrics_the_first_are_shown():
+    values = {f"metrics/train/PerClass/{number}": 0.0 for number in range(1000)} | {"metrics/train/Accuracy": 0.5}
+    (line,) = describe_metrics(values)
+    assert line.startswith("train Accuracy 0.5 PerClass/0 0 ")
+    assert line.endswith(" PerClass/6 0 and 993 more")
+
+
 PROGRAM = """
 import sys, time, torch
 from torch import nn

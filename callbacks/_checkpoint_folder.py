@@ -101,12 +101,15 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Remove what a crash left under the hidden names that everything here has before it is complete."""
-        for path in self.path.glob(".*"):
-            if path.is_dir() and not path.is_symlink():
+        """Remove what a crash left under the hidden names that everything here has before it is complete.
+
+        Other hidden files are the user's: `folder` may be the run's own, or any.
+        """
+        for pattern in (".*.partial-*", ".*.discarded-*"):
+            for path in self.path.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+        for link in ("latest", "best"):
+            (self.path / f".{link}.link").unlink(missing_ok=True)
 
 
 def check_filename(filename: str) -> None:

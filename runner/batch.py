@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
         return type(batch)(*(map_tensors(value, function) for value in batch))
     if isinstance(batch, tuple | list):
         return type(batch)(map_tensors(value, function) for value in batch)
+    if isinstance(batch, numpy.generic):
+        return batch.item()  # a float64 is a float, but a checkpoint with one cannot be read without unpickling it
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
         return batch
     raise TypeError(

@@ -32,11 +32,14 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
     Files go to a hidden folder beside `path`, are synced, and appear under `path` by one rename.
 
     Raises:
+        FileExistsError: at `path` is something that is no checkpoint.
         OSError: the disk is full or the folder read-only; nothing is left under `path`.
     """
     if snapshot is None:
         return
     path = Path(path)
+    if path.exists() and not (path / MANIFEST).exists():
+        raise FileExistsError(f"path={str(path)!r} is there and no checkpoint: give the name of a folder that is not")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torchmetrics
@@ -263,6 +264,28 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path):
     with make_trainer(callbacks=[Holds()]) as trainer, refused:
         save_checkpoint(trainer.state, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_numbers_of_numpy_can_be_resumed(tmp_path: Path):
+    class Best(Callback):
+        best = 0.0
+
+        def state_dict(self):
+            return {"best": numpy.float64(0.5), "at": numpy.int64(3)}
+
+        def load_state_dict(self, state):
+            self.best, self.at = state["best"], state["at"]
+
+    def arguments() -> dict[str, Any]:
+        rates = numpy.logspace(-2, -1, 2, dtype="float32")
+        return {"optimizers": lambda params: torch.optim.SGD(params, lr=rates[0]), "schedulers": None}
+
+    with make_trainer(callbacks=[Best()], **arguments()) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "end")
+    best = Best()
+    with make_trainer(callbacks=[best], resume_path=tmp_path / "end", **arguments()):
+        assert (best.best, best.at) == (0.5, 3)
 
 
 class Deeper(ClassificationModel):

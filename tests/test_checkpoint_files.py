@@ -95,6 +95,16 @@ def test_an_existing_checkpoint_is_replaced(tmp_path: Path):
         assert value_of(tmp_path / "one") == value and names(tmp_path) == {"one"}
 
 
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "table.csv").write_text("1")
+    (tmp_path / "notes").write_text("2")
+    for name in ("results", "notes"):
+        with pytest.raises(FileExistsError, match="no checkpoint"):
+            write_checkpoint(snapshot(), tmp_path / name)
+    assert names(tmp_path) == {"results", "notes"} and (tmp_path / "results" / "table.csv").read_text() == "1"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for one megabyte; where mounting is not allowed, files of this process are that small."""

@@ -40,6 +40,7 @@ class BatchSizeWarmup(Algorithm):
         Rate, Increase the Batch Size", arXiv:1711.00489; McCandlish et al. 2018, arXiv:1812.06162).
     """
 
+    picks_samples = True
     runs_before = ("SelectiveBackprop", *AUGMENTATIONS)
 
     def __init__(self, start: float = 0.25, duration: float = 0.3) -> None:

@@ -54,6 +54,7 @@ class InfoBatch(Algorithm):
         arXiv:2303.04947); none where epochs are few.
     """
 
+    picks_samples = True
     runs_before = AUGMENTATIONS
     # AFTER_LOSS goes in reverse: the losses are those of the smoothed targets.
     runs_after = ("LabelSmoothing",)

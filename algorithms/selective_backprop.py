@@ -67,6 +67,7 @@ class SelectiveBackprop(Algorithm):
         Gain", arXiv:2307.06440). Wrong labels have high losses too.
     """
 
+    picks_samples = True
     runs_before = AUGMENTATIONS
 
     def __init__(
@@ -109,4 +110,7 @@ class SelectiveBackprop(Algorithm):
             return batch
         images = get_images(batch, self.input_key, "scale_factor below 1")
         size = [max(1, round(length * self.scale_factor)) for length in images.shape[2:]]
-        return with_item(batch, self.input_key, F.interpolate(images, size, mode="bilinear", antialias=True))
+        # In 32 bits or more: torch cannot antialias 16 on the CPU.
+        wide = images.to(torch.promote_types(images.dtype, torch.float32))
+        small = F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
+        return with_item(batch, self.input_key, small)

@@ -112,7 +112,7 @@ class StateDigest(Callback):
         if epoch != begun or batches < done:
             self._hash, done = blake2b(self._epochs.encode(), digest_size=16), 0
         size = self._order.batch_size
-        self._hash.update(self._order.permutation(epoch)[done * size : batches * size].numpy())
+        self._hash.update(self._order.permutation(epoch)[done * size : batches * size].numpy().tobytes())
         self._hashed = epoch, batches
         return self._hash.hexdigest()
 

@@ -50,9 +50,7 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
     """
     duration = Time.parse_or_epochs(value, name)
     if duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0:
-        raise ValueError(
-            f"{name}={value!r}: must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep' or '1h30m'"
-        )
+        raise ValueError(f"{name}={value!r}: must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep', '1h'")
     return duration
 
 
@@ -132,9 +130,7 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
     if microbatch_size not in (None, "auto") and (not isinstance(microbatch_size, int) or microbatch_size < 1):
         raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
     if microbatch_size is not None and grad_accum > 1:
-        raise ValueError(
-            f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another: give one"
-        )
+        raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another")
 
 
 _UNSEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
@@ -179,11 +175,14 @@ def set_hooks(state: State, algorithms: Any, callbacks: Any, loggers: Any) -> No
     """Put algorithms, callbacks and the destinations that work on this rank into the state, named and in order.
 
     Raises:
-        ValueError: algorithms conflict, or two objects bear one name.
+        ValueError: algorithms conflict, two objects bear one name, or one has the state of another Trainer's run.
         TypeError: something is of another kind, or its hooks take other arguments.
     """
     hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
     state.algorithms = tuple(order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm))))
+    for one in (*state.algorithms, *hooks):
+        if one.has_trained and one.state_dict():
+            raise ValueError(f"{one.config_key}: was in another Trainer, whose state it still has; make a new one")
     state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
     destinations = (one for one in hooks if isinstance(one, LoggerDestination))
     state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)

@@ -43,6 +43,7 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False) 
         weights_only: leave out `state.pt`: enough to evaluate and to start from, not to resume.
 
     Raises:
+        FileExistsError: at `path` is something that is no checkpoint.
         OSError: the disk is full or the folder read-only; nothing is left under `path`.
     """
     write_checkpoint(capture(state, weights_only, copy=False), path)
@@ -79,6 +80,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
             **keep({
                 "timestamp": state.timestamp.state_dict(),
+                "previous_timestamp": state.previous_timestamp.state_dict(),
                 "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
@@ -151,9 +153,7 @@ def restore(state: State, path: str | Path) -> None:
     """
     path = find_checkpoint(path)
     if not (path / "state.pt").exists():
-        raise ValueError(
-            f"checkpoint {str(path)!r} holds weights only: start from it with load_path, it cannot be resumed"
-        )
+        raise ValueError(f"checkpoint {str(path)!r} holds weights only: start from it with load_path instead")
     saved = read_file(path, "state.pt")
     _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
@@ -173,7 +173,8 @@ def restore(state: State, path: str | Path) -> None:
     _load_states(state.algorithms, saved["algorithms"])
     _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
     _load_metric_states(state, saved["train_metrics"])
-    state.timestamp = state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
+    state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
+    state.previous_timestamp = Timestamp.from_state_dict(saved.get("previous_timestamp", saved["timestamp"]))
     state.train_metric_values = saved["train_metric_values"]
     state.eval_metric_values = saved["eval_metric_values"]
     for evaluator in state.evaluators:

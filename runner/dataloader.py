@@ -21,7 +21,8 @@ class BatchStream:
     before it, and knows how many samples each rank has. Anything else that yields batches works too: its sampler's
     `set_epoch` is called, batches before the start are read and dropped, and with many ranks it must shard itself
     (`DistributedSampler`), into shares of equal size. What it, or the transform of a loader of this project, draws from
-    torch's generators while a batch is read depends on the seed, the epoch and the batch alone.
+    torch's generators while a batch is read depends on the seed, the epoch and the batch alone; but not in persistent
+    workers of a plain DataLoader, which keep generators of their own from one epoch to the next.
 
     Args:
         loader: yields this rank's batches.
@@ -54,9 +55,7 @@ class BatchStream:
         except TypeError:
             self.length = None
         if self.length == 0:
-            raise ValueError(
-                f"{name} has no batches: its data set is empty, or smaller than one batch with drop_last=True"
-            )
+            raise ValueError(f"{name} has no batches: its data set is empty, or smaller than one with drop_last=True")
         self.loader = loader
         self.name = name
         self._device = device

@@ -144,7 +144,7 @@ class Firing:
 
 class _ClosedTable(dict[str, tuple[Handler, ...]]):
     def __missing__(self, event: str) -> NoReturn:
-        raise RuntimeError(f"event={event!r} came after close(); make a new Trainer to go on")
+        raise RuntimeError(f"event={str(event)!r} came after close(); make a new Trainer (an error closes it too)")
 
 
 def overrides(one: Hooks, event: Event) -> bool:

@@ -22,6 +22,7 @@ from runner.metrics import WeightedMean, update_metrics
 from runner.time import Timestamp
 
 if TYPE_CHECKING:
+    from runner.state import State
     from runner.trainer import Trainer
 
 
@@ -34,7 +35,7 @@ def evaluate_now(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
         on.eval_before_all()
         for evaluator in evaluators:
             evaluate(trainer, evaluator)
-        on.eval_after_all()
+        _tell(trainer.state, on.eval_after_all)
 
 
 def evaluate_standalone(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
@@ -70,13 +71,18 @@ def evaluate(trainer: Trainer, evaluator: Evaluator) -> None:
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:
-        raise ValueError(
-            f"evaluator {evaluator.label!r} yielded no batch; a generator that is used up cannot be read again"
-        )
+        raise ValueError(f"evaluator {evaluator.label!r} yielded no batch; a generator that is used up yields none")
     values = {name: metric.compute() for name, metric in metrics.items()}
     state.eval_metric_values[evaluator.label] = {**values, "loss": loss.compute()} if trainer.has_loss else values
     evaluator.evaluated_at = state.timestamp.batch
-    on.eval_end()
+    _tell(state, on.eval_end)
+
+
+def _tell(state: State, fire: Callable[[], None]) -> None:
+    """Fire an event that a resumed run does not fire again: until all have heard it, no checkpoint is whole."""
+    whole, state.is_whole = state.is_whole, False
+    fire()
+    state.is_whole = whole
 
 
 def predict(trainer: Trainer, stream: BatchStream) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.time import Interval, Time
@@ -42,8 +43,7 @@ class Evaluator:
         self.label = label
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
-        self.own_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
-        self.eval_interval = self.own_interval
+        self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
         self.evaluated_at: int | None = None
         """Batches trained when it last ran."""
         self.subset_num_batches = subset_num_batches
@@ -79,10 +79,9 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluato
     Raises:
         ValueError: two of them have one label, or a list mixes evaluators with other things.
     """
-    evaluators = _listed(eval_dataloader)
+    evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may have the same
     for one in evaluators:
-        # One that another Trainer used starts anew.
-        one.eval_interval, one.evaluated_at = one.own_interval or interval, None
+        one.eval_interval, one.evaluated_at = one.eval_interval or interval, None
     return evaluators
 
 
@@ -91,11 +90,13 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return []
     if isinstance(eval_dataloader, Evaluator):
         return [eval_dataloader]
-    if isinstance(eval_dataloader, list | tuple) and any(isinstance(one, Evaluator) for one in eval_dataloader):
-        if not all(isinstance(one, Evaluator) for one in eval_dataloader):
-            raise ValueError("eval_dataloader: a list must hold Evaluators only, each with its label")
-        labels = [one.label for one in eval_dataloader]
+    several = eval_dataloader if isinstance(eval_dataloader, list | tuple) else []
+    if several and all(isinstance(one, Evaluator) for one in several):
+        labels = [one.label for one in several]
         if len({*labels}) < len(labels):
             raise ValueError(f"eval_dataloader: evaluators must have different labels, not {labels}")
-        return list(eval_dataloader)
+        return list(several)
+    loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
+    if isinstance(eval_dataloader, Mapping) or loaders:
+        raise ValueError("eval_dataloader: a list must hold Evaluators only, each with its label and loader")
     return [Evaluator("eval", eval_dataloader)]

@@ -30,6 +30,8 @@ class Hooks:
 
     config_key: str = ""
     """Its name in the config, by which its state is saved; the Trainer fills it in where it is empty."""
+    has_trained: bool = False
+    """Whether a Trainer's `fit` has called it: it may hold state of that run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -226,6 +228,8 @@ class Algorithm(Hooks):
     runs_before: ClassVar[Iterable[str]] = ()
     runs_after: ClassVar[Iterable[str]] = ()
     conflicts_with: ClassVar[Iterable[str]] = ()
+    picks_samples: ClassVar[bool] = False
+    """Whether it leaves out samples of a batch: then ranks of unequal shares must add up the tokens that they train."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -88,6 +89,7 @@ class Logger:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
+            atexit.register(self._flush_late)
 
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int | None = None
@@ -124,6 +126,11 @@ class Logger:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            atexit.unregister(self._flush_late)
+        self.flush()
+
+    def _flush_late(self) -> None:
+        log.warning("run %r was not closed: use `with Trainer(...)`, or call close()", self._state.run_name)
         self.flush()
 
     def _work(self) -> None:
@@ -168,6 +175,8 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
+        if value.is_complex():
+            raise TypeError(f"metric {key!r} is complex; log its abs(), or its parts")
         return value.detach().reshape(()).clone()
     try:
         return value.__float__()  # which text has not, while float("1") is 1

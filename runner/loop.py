@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runner.batch import split
-from runner.distributed import all_reduce_gradients, any_rank
+from runner.distributed import all_reduce_gradients, all_reduce_sum, any_rank
 from runner.evaluation import evaluate_now
 from runner.interrupt import Interrupt
 from runner.loss import Weight, check_loss, detach, fractions, rank_share, scaled_total, weighted_sum
@@ -31,7 +31,11 @@ def fit(trainer: Trainer) -> None:
     state, on, stream = trainer.state, trainer.engine.on, trainer.train_stream
     state.unwrapped_model.train()
     trainer.pulse.start()
+    for one in (*state.algorithms, *state.callbacks, *state.loggers):
+        one.has_trained = True
     on.fit_start()
+    if state.resumed_from is not None:  # from a checkpoint of an evaluation that failed
+        evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])
     now = state.timestamp
     if now.epoch_in_iteration and now.batch_in_epoch == 0 and trainer.iteration_is_complete():
         end_iteration(trainer)  # resumed from the EPOCH_CHECKPOINT before it
@@ -68,9 +72,9 @@ def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:
         on.after_dataloader()
         train_batch(trainer, samples, all_samples)
         on.batch_end()
+        state.is_whole = True
         if state.evaluators:
             evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
-        state.is_whole = True
         on.batch_checkpoint()
         if pulse.signal:
             state.ended_between_batches = True
@@ -106,7 +110,9 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     for scheduler in trainer.batch_schedulers:
         scheduler.step()
     tokens = state.unwrapped_model.num_tokens(state.batch)
-    if tokens and samples != all_samples:
+    if tokens and trainer.sums_tokens:
+        tokens = int(all_reduce_sum(torch.tensor(tokens if samples else 0)))  # on the host
+    elif tokens and samples != all_samples:
         tokens = tokens * all_samples // max(1, samples)  # what stands in for an empty share is one sample
     state.step_time(state.timestamp.to_next_batch(all_samples, tokens, trainer.pulse.beat()))
 
@@ -119,8 +125,8 @@ def end_epoch(trainer: Trainer) -> None:
     for scheduler in trainer.epoch_schedulers:
         scheduler.step()
     on.epoch_end()
-    evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
     state.is_whole = True
+    evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state)])
     on.epoch_checkpoint()
     if trainer.iteration_is_complete():
         end_iteration(trainer)

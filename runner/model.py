@@ -26,7 +26,9 @@ class Model(nn.Module):
 
     Attributes:
         training_step: None, or a method ``training_step(state)`` of the subclass, which the training loop then calls in
-            place of its own forward, loss and backward.
+            place of its own forward, loss and backward. It leaves gradients, of losses times ``state.loss_scale``, and
+            returns the loss; the loop then steps all optimizers, once. It does not step them itself: a GAN takes the
+            gradients of both losses first, those of each for its own network only.
 
     Raises:
         TypeError: the subclass lacks ``forward``, or both ``loss`` and ``training_step``.
@@ -40,9 +42,7 @@ class Model(nn.Module):
         if cls.forward is nn.Module.forward:
             raise TypeError(f"{cls.__name__} has no forward: define forward(self, batch), which returns the outputs")
         if cls.loss is Model.loss and cls.training_step is None:
-            raise TypeError(
-                f"{cls.__name__} has no loss: define loss(self, outputs, batch), or training_step(self, state)"
-            )
+            raise TypeError(f"{cls.__name__} has no loss: define loss(self, outputs, batch), or training_step")
         self._validated: tuple[Any, Any] | None = None
 
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:

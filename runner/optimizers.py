@@ -36,14 +36,12 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
 
     Raises:
         TypeError: something is neither an optimizer nor a factory of one, or needs a closure to step.
-        ValueError: an optimizer holds parameters that the model does not, or a key names no submodule.
+        ValueError: an optimizer holds parameters that the model does not, or another's; a key names no submodule.
     """
     if optimizers is None:
         return []
     if isinstance(optimizers, Mapping):
-        made = [
-            _make(factory, _submodule(model, name), f"optimizers[{name!r}]") for name, factory in optimizers.items()
-        ]
+        made = [_make(one, _submodule(model, key), f"optimizers[{key!r}]") for key, one in optimizers.items()]
     elif isinstance(optimizers, list | tuple):
         made = [_make(one, model, "optimizers") for one in optimizers]
     else:
@@ -51,10 +49,12 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     for one in made:
         closure = inspect.signature(one.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(
-                f"optimizers={type(one).__name__}: needs a closure to step, which a step with callbacks cannot give"
-            )
+            raise TypeError(f"optimizers={type(one).__name__}: needs a closure to step, which a run cannot give it")
         _check_parameters(one, model)
+    held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]
+    if shared := len(held) - len({*held}):
+        twice = f"{shared} parameters are in several of them, which would each step them"
+        raise ValueError(f"optimizers: {twice} (weights that submodules share?); give these to one")
     return made
 
 

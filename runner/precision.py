@@ -45,9 +45,7 @@ class Precision(StrEnum):
             try:
                 import transformer_engine.pytorch  # noqa: F401  # pyright: ignore[reportMissingImports]
             except ImportError:
-                raise ValueError(
-                    "precision='amp_fp8' needs the package transformer-engine; or use 'amp_bf16'"
-                ) from None
+                raise ValueError("precision='amp_fp8' needs transformer-engine; or use 'amp_bf16'") from None
         if device.type == "cpu" and self in (Precision.AMP_BF16, Precision.BF16) and not _fast_bf16_on_cpu():
             warnings.warn(
                 f"precision={self.value!r}: this CPU has no bfloat16 unit; expect it to be about ten times slower",

@@ -69,19 +69,20 @@ class ForwardStream:
             self._seed_device(seed)
 
 
-def set_determinism(deterministic: bool) -> tuple[bool, bool] | None:
+def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
     """Switch torch's deterministic algorithms on, and return what was before; None when there is nothing to do."""
     if not deterministic:
         return None
-    before = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = enabled, warns, torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     return before
 
 
-def restore_determinism(before: tuple[bool, bool] | None) -> None:
+def restore_determinism(before: tuple[bool, bool, bool] | None) -> None:
     """Undo `set_determinism`."""
     if before is not None:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]

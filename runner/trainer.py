@@ -41,7 +41,8 @@ class Trainer:
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of those.
         optimizers: a factory from parameters to an optimizer, an optimizer, or a dict of factories by the name of the
             submodule whose parameters they get (for a model with its own `training_step`). Factories are called after
-            INIT, when algorithms have changed the model; one whose first argument is called `model` gets the model.
+            INIT, when algorithms have changed the model, and get what is trainable then: what is frozen is not stepped
+            later either. One whose first argument is called `model` gets the model.
         schedulers: schedules of `runner.schedulers`, whose product multiplies the rates, or factories of torch's own.
         max_duration: a time string, or epochs as an int.
         eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
@@ -142,7 +143,7 @@ class Trainer:
         arguments.check_trainable(state, may_be_over)
         state.stop_requested &= may_be_over
         # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
-        with self._interrupt.listening(), self._closing_on_error():
+        with self._interrupt.listening(), self._running():
             loop.fit(self)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
@@ -156,9 +157,9 @@ class Trainer:
             evaluators = ensure_evaluators(eval_dataloader, self._interval)
         if not evaluators:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
-        with self._closing_on_error():
-            if eval_dataloader is not None:
-                self._open_evaluators(evaluators)
+        if eval_dataloader is not None:
+            self._open_evaluators(evaluators)
+        with self._running():
             evaluation.evaluate_standalone(self, evaluators)
             if eval_dataloader is not None:
                 self._open_evaluators(self.state.evaluators)  # those given here may have had their labels
@@ -166,8 +167,9 @@ class Trainer:
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Return this rank's outputs for each batch of a dataloader, on the CPU. All ranks."""
-        with self._closing_on_error():
-            return evaluation.predict(self, self._open(dataloader, "dataloader"))
+        stream = self._open(dataloader, "dataloader")
+        with self._running():
+            return evaluation.predict(self, stream)
 
     def close(self) -> None:
         """Let callbacks and destinations finish; the Trainer cannot be used afterwards. May be called again."""
@@ -193,6 +195,13 @@ class Trainer:
         if self._iteration_length is None:
             return state.stop_requested or state.timestamp >= state.max_duration
         return state.timestamp.epoch_in_iteration >= self._iteration_length.value
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Inside, an error closes the Trainer; afterwards torch's generators are as they were, for the user."""
+        cuda = [self.state.device] if self.state.device.type == "cuda" else []
+        with self._closing_on_error(), torch.random.fork_rng(cuda):
+            yield
 
     @contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -224,6 +233,9 @@ class Trainer:
 
     def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
         for one in evaluators:
+            if one.dataloader is self.state.train_dataloader and getattr(one.dataloader, "persistent_workers", False):
+                remedy = "its persistent workers read one pass at a time; give a loader of its own"
+                raise ValueError(f"evaluator {one.label!r}: dataloader is the train_dataloader: {remedy}")
             self.eval_streams[one.label] = self._open(one.dataloader, f"dataloader of evaluator {one.label!r}")
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
@@ -239,6 +251,7 @@ class Trainer:
         state, fire = self.state, self.engine.run_event
         model, self._interrupt = state.unwrapped_model, Interrupt()
         self.world_size = distributed.get_world_size()
+        self.sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
         self.pulse = distributed.Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runner import Evaluator, Interval
+from runner.data import TensorLoader
 from runner.evaluator import ensure_evaluators
 
 LOADER = [torch.zeros(2, 3)]
@@ -46,9 +47,14 @@ def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
     assert ensure_evaluators(None, interval) == []
     (made,) = ensure_evaluators(LOADER, interval)
     assert (made.label, made.dataloader, made.eval_interval) == ("eval", LOADER, interval)
-    assert ensure_evaluators(one, interval) == [one]
-    assert ensure_evaluators((one, two), interval) == [one, two]
-    assert (one.eval_interval, two.eval_interval) == (interval, Interval("5ba"))
+    (alone,) = ensure_evaluators(one, interval)
+    both = ensure_evaluators((one, two), interval)
+    assert [vars(alone)] == [vars(one) | {"eval_interval": interval}]
+    assert [*map(vars, both)] == [vars(one) | {"eval_interval": interval}, vars(two)]
+    assert two.eval_interval == Interval("5ba")
+    for several in ([TensorLoader(LOADER[0], batch_size=1, shuffle=False)] * 2, {"a": LOADER}):
+        with pytest.raises(ValueError, match="each with its label and loader"):
+            ensure_evaluators(several, interval)
     with pytest.raises(ValueError, match="a list must hold Evaluators only"):
         ensure_evaluators([one, LOADER], interval)
     with pytest.raises(ValueError, match=r"must have different labels, not \['one', 'one'\]"):
@@ -57,7 +63,8 @@ def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
 
 def test_an_evaluator_takes_the_interval_of_each_trainer_that_it_is_given_to():
     one = Evaluator("one", LOADER)
-    for interval in (Interval("3ba"), Interval("1ep")):
-        one.evaluated_at = 7
-        ensure_evaluators(one, interval)
-        assert (one.eval_interval, one.evaluated_at) == (interval, None)
+    intervals = Interval("3ba"), Interval("1ep")
+    both = [*ensure_evaluators(one, intervals[0]), *ensure_evaluators(one, intervals[1])]
+    assert [made.eval_interval for made in both] == [*intervals]  # neither changes the other's
+    both[0].evaluated_at = 7
+    assert both[1].evaluated_at is one.evaluated_at is one.eval_interval is None

@@ -24,7 +24,6 @@ LAYERS = {
     0: {"event", "time"},
     1: {
         "batch",
-        "bits_per_token",
         "dataloader",
         "destination",
         "distributed",

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +56,30 @@ def test_not_a_number_and_infinity_arrive_unaltered():
 def test_a_tensor_that_is_no_number_is_an_error_with_its_key(shape):
     with make_trainer(InMemoryLogger()) as trainer, pytest.raises(ValueError, match=r"metric 'norm' has shape \("):
         trainer.logger.log_metrics({"norm": torch.zeros(shape)})
+
+
+def test_a_complex_tensor_is_an_error_with_its_key():
+    with make_trainer(InMemoryLogger()) as trainer, pytest.raises(TypeError, match="metric 'wave' is complex"):
+        trainer.logger.log_metrics({"wave": torch.tensor(1j)})
+
+
+def test_what_a_trainer_logged_that_was_never_closed_is_not_lost(tmp_path: Path):
+    program = """
+import torch
+from callbacks import JSONLinesLogger
+from runner import ClassificationModel, Trainer
+
+data = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))] * 7
+sgd = lambda params: torch.optim.SGD(params, lr=0.1)
+trainer = Trainer(model=ClassificationModel(torch.nn.Linear(3, 2), 2), train_dataloader=data, optimizers=sgd,
+                  loggers=JSONLinesLogger(), run_dir="run", run_name="mine", device="cpu")
+trainer.fit()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "run 'mine' was not closed: use `with Trainer(...)`, or call close()\n"
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [one["step"] for one in map(json.loads, lines) if "loss/train/total" in one["metrics"]] == [*range(1, 8)]
 
 
 @pytest.mark.parametrize("value", ["hello", "1.5", None, [1.0], 1j, np.zeros(3)], ids=str)

@@ -81,6 +81,15 @@ def test_parameters_of_another_model_are_refused():
         make_optimizers(SGD(nn.Linear(3, 4).parameters(), lr=0.1), Two())
 
 
+def test_weights_that_submodules_share_are_stepped_once():
+    tied = Two()
+    tied.head.weight = tied.body.weight
+    with pytest.raises(ValueError, match="1 parameters are in several"):
+        make_optimizers({"body": partial(SGD, lr=0.1), "head": partial(SGD, lr=0.1)}, tied)
+    with pytest.raises(ValueError, match="4 parameters are in several"):
+        make_optimizers([partial(SGD, lr=0.1), partial(SGD, lr=0.1)], Two())
+
+
 def test_surgery_at_init_needs_a_factory():
     class Replace(Algorithm):
         def init(self, state, logger):
@@ -108,7 +117,7 @@ def test_schedules_are_bound_to_each_optimizer():
 
 
 def test_torch_schedulers_are_made_for_each_optimizer():
-    optimizers = make_optimizers([partial(SGD, lr=1.0), partial(Adam, lr=1.0)], Two())
+    optimizers = make_optimizers({"body": partial(SGD, lr=1.0), "head": partial(Adam, lr=1.0)}, Two())
     given = [partial(StepLR, step_size=1), lambda optimizer: ExponentialLR(optimizer, 0.9)]
     rates, stepped = make_schedulers(given, optimizers, progress(), 1.0, False)
     assert not rates and [type(one) for one in stepped] == [StepLR, StepLR, ExponentialLR, ExponentialLR]

@@ -228,6 +228,12 @@ def test_deterministic_runs_refuse_what_is_not_and_restore_what_was():
     first = run(deterministic=True, callbacks=[Look()])
     assert all(inside) and not torch.are_deterministic_algorithms_enabled()
     assert equal(first, run())
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        run(deterministic=True)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_metrics_are_no_part_of_the_streams():

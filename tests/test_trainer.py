@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger
+from callbacks import EarlyStopper, InMemoryLogger
 from runner import Callback, ClassificationModel, Event, Logger, Model, State, Time, Trainer
-from runner.data import TensorLoader
+from runner.data import DatasetLoader, TensorLoader
 from runner.schedulers import constant, cosine_annealing, linear, step
 
 
@@ -317,6 +318,17 @@ def test_durations_as_int_time_or_string_are_equal():
             assert trainer.state.max_duration == "2ep"
 
 
+def test_torchs_generator_is_left_to_the_user():
+    """Models that are made one after the other in one process must not be the same."""
+    with make_trainer(max_duration="2ba", eval_dataloader=make_data()) as trainer:
+        before = torch.get_rng_state()
+        trainer.fit()
+        assert torch.equal(torch.get_rng_state(), before)
+        trainer.eval([(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))])
+        trainer.predict([torch.zeros(2, 3)])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_determinism_ends_with_the_trainer_also_when_it_cannot_be_made():
     assert not torch.are_deterministic_algorithms_enabled()
     with make_trainer(deterministic=True):
@@ -348,3 +360,34 @@ def test_two_equal_trainers_train_equal_weights_whatever_watches():
 
     for one, other in zip(weights(), weights(Draws()), strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_has_trained_in_one_trainer_is_not_taken_for_new_by_the_next():
+    stopper, memory = EarlyStopper("loss"), InMemoryLogger()
+    with pytest.raises(TypeError, match="model="):
+        Trainer(model=nn.Linear(3, 2), callbacks=[stopper])  # type: ignore[arg-type]
+    with make_trainer(stopper, memory, eval_dataloader=make_data()) as trainer:
+        trainer.fit(duration="1ba")
+        trainer.fit(duration="1ba")
+    with make_trainer(memory) as trainer:  # has no state
+        trainer.fit(duration="1ba")
+    with pytest.raises(ValueError, match="early_stopper: was in another Trainer"):
+        make_trainer(stopper, eval_dataloader=make_data())
+
+
+@pytest.mark.parametrize("call", [lambda trainer: trainer.eval(5), lambda trainer: trainer.predict(5)])
+def test_a_wrong_loader_does_not_close_the_trainer(call: Any):
+    with make_trainer() as trainer:
+        trainer.fit(duration="1ba")
+        with pytest.raises(TypeError, match="must be iterable"):
+            call(trainer)
+        trainer.fit(duration="1ba")
+        assert trainer.state.timestamp.batch == 2
+
+
+@pytest.mark.parametrize("make", [torch.utils.data.DataLoader, partial(DatasetLoader, shuffle=False)])
+def test_persistent_workers_read_for_one_alone(make: Any):
+    data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
+    loader = make(data, batch_size=2, num_workers=1, persistent_workers=True)
+    with pytest.raises(ValueError, match="evaluator 'eval': dataloader is the train_dataloader"):
+        make_trainer(train_dataloader=loader, eval_dataloader=loader)

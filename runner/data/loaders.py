@@ -195,6 +195,7 @@ class DatasetLoader(OrderedLoader):
             raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
         super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size))
         self.dataset = dataset
+        self.persistent_workers = bool(loader_options.get("persistent_workers"))
         self._keys = BatchKeys(self.order)
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)

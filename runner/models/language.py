@@ -50,7 +50,7 @@ class LanguageModel(Model):
         """Returns the bits per target token under ``metric_name`` for an evaluation, and nothing for training."""
         if train:
             return {}  # the training loss is the same figure in nats
-        from runner.bits_per_token import BitsPerToken
+        from runner.models.bits_per_token import BitsPerToken
 
         return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
 

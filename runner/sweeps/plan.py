@@ -141,6 +141,7 @@ def quieten_optuna() -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"optuna\.|hydra_plugins\.hydra_optuna_sweeper")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")
 
 
 def short_names(keys: list[str]) -> dict[str, str]:

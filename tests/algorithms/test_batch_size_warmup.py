@@ -62,6 +62,46 @@ def test_resume(check_resume):
     check_resume(lambda: [BatchSizeWarmup(duration=1.0)])
 
 
+def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
+    def program():
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+
+        from algorithms import BatchSizeWarmup, SelectiveBackprop
+        from runner import Callback, LanguageModel, Trainer, get_global_rank
+        from runner.data import TensorLoader
+
+        class Tokens(Callback):
+            mine = 0
+
+            def after_train_batch(self, state, logger):
+                if not state.batch_is_padding:
+                    self.mine += state.batch[0].numel()
+
+        tokens = torch.randint(9, (16, 8), generator=torch.Generator().manual_seed(0))
+        for algorithm in (BatchSizeWarmup(1.0, 0.1), SelectiveBackprop(0.0, 1.0, keep=0.4, interrupt=0)):
+            torch.manual_seed(0)
+            counted = Tokens()
+            with Trainer(
+                model=LanguageModel(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))),
+                train_dataloader=TensorLoader(tokens, tokens, batch_size=5, shuffle=False),  # 2 and 3, at last 0 and 1
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+                max_duration="150tok",
+                algorithms=[algorithm],
+                callbacks=counted,
+                device="cpu",
+            ) as trainer:
+                trainer.fit()
+                trained = torch.tensor([counted.mine, trainer.state.timestamp.batch])
+                every = [torch.empty_like(trained) for _ in range(2)]
+                dist.all_gather(every, trained)
+            assert trainer.state.timestamp.token == every[0][0] + every[1][0] >= 150, get_global_rank()
+            assert every[0][1] == every[1][1]
+
+    run_ranks(program, 2)
+
+
 def test_ranks_keep_the_same_share_and_train_alike(run_ranks):
     def program():
         import torch

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import CheckpointSaver
+from callbacks import CheckpointSaver, InMemoryLogger
 from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer, is_complete
 from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
@@ -175,6 +175,13 @@ def test_leftovers_of_a_crash_are_removed(tmp_path):
     assert not list(folder.glob(".*"))
 
 
+def test_other_hidden_files_in_the_folder_are_left_alone(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".env").touch()
+    fit(tmp_path, CheckpointSaver(folder="."))
+    assert {path.name for path in tmp_path.glob(".*")} == {".git", ".env"}
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_folder_that_cannot_be_written_is_a_warning_until_it_can(tmp_path, caplog, asynchronous: bool):
     class Repair(Callback):
@@ -281,6 +288,29 @@ def test_an_error_when_weights_or_metrics_are_of_no_batch_leaves_none(tmp_path, 
     with pytest.raises(ValueError, match="inside"):
         fit(tmp_path, CheckpointSaver(), FailsAt(event, ValueError("inside")), model=model, eval_interval="5ba")
     assert saved(tmp_path) == {"ep1-ba4"}
+
+
+@pytest.mark.parametrize("interval", ["5ba", "1ep"])
+def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
+    """Its batch is not lost: as a rule it is a mistake in a metric, found at the first evaluation."""
+
+    class Fails(Callback):
+        def eval_batch_end(self, state, logger):
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fit(tmp_path, CheckpointSaver("9ep"), Fails(), model=Model(), eval_interval=interval)
+    (left,) = saved(tmp_path)
+    memory, expected = InMemoryLogger(), InMemoryLogger()
+    resumed = fit(tmp_path, CheckpointSaver("9ep"), memory, model=Model(), eval_interval=interval, resume_path=tmp_path)
+    whole = fit(tmp_path / "whole", CheckpointSaver("9ep"), expected, model=Model(), eval_interval=interval)
+    assert resumed.state.metric_values == whole.state.metric_values
+    batch = int(left.partition("-ba")[2])
+    for key, points in expected.data.items():
+        if key.startswith(("metrics/eval", "loss/eval")):
+            assert [(now.batch, value) for now, value in memory.data[key]] == [
+                (now.batch, value) for now, value in points if now.batch >= batch
+            ]
 
 
 def test_an_error_at_the_start_of_an_epoch_leaves_none_that_would_start_it_twice(tmp_path):

@@ -49,9 +49,10 @@ def test_evaluation_is_spread_over_its_text_and_always_the_same():
     torch.testing.assert_close(evaluation.tensors[0], again.tensors[0])
     windows = evaluation.tensors[0]
     assert windows.shape == (32, 129)
-    places = [text.index(bytes(window.numpy())) for window in windows]
-    assert places == sorted(places)
-    assert places[0] == 0
+    places = [0]
+    for window in windows:  # a text may be there twice
+        places.append(text.index(bytes(window.numpy()), places[-1]))
+    assert places[1] == 0
     assert places[-1] > 0.9 * len(text)
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from runner.bits_per_token import BitsPerToken
+from runner.models.bits_per_token import BitsPerToken
 
 
 def test_a_uniform_model_over_the_bytes_has_eight_bits_per_byte():

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.command_line import config_dir, search_path, typed_value
@@ -45,6 +45,28 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
             compose_conf([*kept, one], options)
             kept.append(one)
     return kept
+
+
+def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a composed config as plain values; what it asks of Hydra (`${hydra:job.name}`) is as the record has it.
+
+    Args:
+        composed: from `compose_conf`, where no job of Hydra's runs that could be asked.
+        config: of the record.
+    """
+    plain = _as_recorded(OmegaConf.to_container(composed), config)
+    found: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
+    return found
+
+
+def _as_recorded(value: Any, recorded: Any) -> Any:
+    if isinstance(value, dict):
+        before = recorded if isinstance(recorded, Mapping) else {}
+        return {key: _as_recorded(item, before.get(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        before = recorded if isinstance(recorded, list) and len(recorded) == len(value) else [None] * len(value)
+        return [_as_recorded(*pair) for pair in zip(value, before, strict=True)]
+    return recorded if isinstance(value, str) and "${hydra:" in value else value
 
 
 def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -> tuple[str | None, bool]:

@@ -21,7 +21,15 @@ from runner import build
 from runner.command_line import config_dir, key_of, typed_value
 from runner.composed import OF_THE_COMMAND
 from runner.processes.launch import kept_over_restarts
-from runner.records.recompose import CONFIG_DIR, changes_since, composable, compose_conf, composing, config_dir_of
+from runner.records.recompose import (
+    CONFIG_DIR,
+    changes_since,
+    composable,
+    compose_conf,
+    composing,
+    config_dir_of,
+    resolved,
+)
 from runner.records.record import differences
 from runner.records.result import read_result
 from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run
@@ -175,7 +183,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
         check_targets(folder, [config, OmegaConf.to_container(composed)], _allowed(arguments))
-        base: Any = OmegaConf.to_container(composed, resolve=True)
+        base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
     changes = changes_since(config, base, options) if has_all else []

@@ -80,6 +80,25 @@ def test_it_is_used_again_from_anywhere_and_in_every_mode(
     )
 
 
+LINES = """
+lines:
+  _target_: callbacks.JSONLinesLogger
+  filename: ${hydra:job.name}-${hydra:runtime.choices.model}.jsonl
+"""
+
+
+def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callable[..., Any], tmp_path: Path):
+    (conf / "callbacks").mkdir()
+    (conf / "callbacks" / "lines.yaml").write_text(LINES)
+    run = tmp_path / "run"
+    made = [one for one in MADE if "callbacks" not in one]
+    run_app(*made, "--config-dir", conf.name, "callbacks=[checkpoint_saver,lines]", f"hydra.run.dir={run}")
+    (file,) = run.glob("*-mine.jsonl")
+    for again in (["mode=eval", f"resume={run}"], ["mode=check", f"rerun={run}"], [f"resume={run}", LONGER]):
+        run_app(*again)
+    assert {json.loads(line).get("epoch") for line in file.read_text().splitlines()} >= {0, 1, 2}
+
+
 def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):

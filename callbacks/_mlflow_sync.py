@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from callbacks._mlflow_spool import try_lock
 from callbacks._mlflow_target import register_of
 from callbacks._mlflow_writer import configure
 from runner.terminal import show_path
+
+INTERVAL = 10.0  # seconds between two words on how far a long run is
 
 
 def sync(tracking_uri: str, run_dir: Path | None) -> bool:
@@ -55,9 +58,15 @@ def _send(run_dir: Path) -> bool:
         return False
     alive.close()
 
-    terminal = sys.stderr
+    terminal, said = sys.stderr, time.monotonic()
+    with (run_dir / "mlflow" / "spool.jsonl").open("rb") as spool:
+        lines = sum(1 for _ in spool)
 
     def report(news: dict[str, Any]) -> None:
+        nonlocal said
+        if "lines" in news and time.monotonic() - said > INTERVAL:
+            said = time.monotonic()
+            print(f"{shown}: {news['lines']} of {lines} lines are sent", file=terminal, flush=True)
         for name in ("error", "refused"):
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)

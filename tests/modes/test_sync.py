@@ -42,8 +42,13 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
     register = tmp_path / "outputs" / ".mlflow_unsent"
     assert len(list(register.iterdir())) == 2
 
-    done = run_app("mode=sync", "resume=b")
+    talkative = "from callbacks import _mlflow_sync as sync; sync.INTERVAL = -1.0\n"
+    program = talkative + "from runner.__main__ import command; command()"
+    command = [sys.executable, "-c", program, "mode=sync", "resume=b"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "b: MLflow has all of it\n"
+    lines = len((tmp_path / "b" / "mlflow" / "spool.jsonl").read_text().splitlines())
+    assert done.stderr.splitlines()[-1] == f"b: {lines} of {lines} lines are sent"
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     done = run_app("mode=sync")
     assert done.stdout == "a: MLflow has all of it\n"

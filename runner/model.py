@@ -139,4 +139,6 @@ class Model(nn.Module):
 
     def _targets(self, batch: Any) -> Any:
         validated = self._validated
+        if isinstance(batch, Mapping) and validated is None:
+            raise TypeError(f"{type(self).__name__}: a batch that is a mapping has no batch[1]; override update_metric")
         return validated[1] if validated is not None and validated[0] is batch else batch[1]

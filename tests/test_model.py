@@ -54,6 +54,10 @@ def test_the_defaults_of_a_model(batch):
     model.update_metric(batch, outputs, metric)
     assert metric.updates[0][0] is outputs
     assert metric.updates[0][1] is batch[1]
+    with pytest.raises(
+        TypeError, match=r"Regression: a batch that is a mapping has no batch\[1\]; override update_metric"
+    ):
+        model.update_metric({"inputs": batch[0], "targets": batch[1]}, outputs, metric)
 
 
 def test_a_model_without_forward_or_loss_is_refused_when_it_is_made():

@@ -187,4 +187,5 @@ def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_plac
     assert not any(overrides(one, Event.INIT) for one in late)
     surgery = [one for one in all_of([*CLASSES]) if overrides(one, Event.INIT)]
     assert len(surgery) > 15
-    assert not any(overrides(one, Event.AFTER_LOAD) for one in surgery)
+    # StochasticDepth sets the rates of its blocks then, which are no parameters.
+    assert [type(one).__name__ for one in surgery if overrides(one, Event.AFTER_LOAD)] == ["StochasticDepth"]

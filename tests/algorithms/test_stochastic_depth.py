@@ -127,6 +127,20 @@ def test_a_rate_of_nothing_changes_nothing(train):
         torch.testing.assert_close(dropped.seen, train(build=net).seen, rtol=0, atol=0)
 
 
+def test_loading_sets_rates_and_leaves_modules_and_parameters_in_place(make_trainer):
+    class Look(Callback):
+        def before_load(self, state, logger):
+            self.before = [*state.unwrapped_model.modules(), *state.unwrapped_model.parameters()]
+
+    look = Look()
+    with make_trainer(StochasticDepth("Residual", "block", 0.5), build=net, callbacks=[look]) as trainer:
+        model = trainer.state.unwrapped_model
+        after = [*model.modules(), *model.parameters()]
+        assert len(after) == len(look.before)
+        assert all(one is other for one, other in zip(after, look.before, strict=True))
+        assert 0.5 in [getattr(one, "rate", 0.0) for one in model.modules()]
+
+
 def test_a_block_that_is_left_out_sees_nothing_and_gets_gradients_of_zero(make_trainer, train):
     with make_trainer(StochasticDepth("Residual", "block", 1.0, "uniform"), build=net) as trainer:
         trainer.fit()

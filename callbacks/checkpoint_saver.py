@@ -29,7 +29,7 @@ class CheckpointSaver(Callback):
         save_interval: time string, or epochs as an int; 0: only at the end.
         folder: in the run's folder.
         filename: of a checkpoint, with any field of `Timestamp` in braces.
-        keep: how many of the newest to keep, at least 1; -1: all.
+        keep: how many of the newest to keep, at least 1 (there must be room for one more); -1: all.
         monitor: metric that says which is best, 'MulticlassAccuracy' or with its label 'eval/MulticlassAccuracy';
             only a value of the very weights that are saved counts. None: there is no best.
         mode: 'min' or 'max', the better; None: 'min' for losses, errors, and metrics that say so of themselves.

@@ -20,6 +20,7 @@ from runner.command_line import check_options, keys_first, merge_repeated, shado
 from runner.job import Task, run
 from runner.processes.launch import Ranks, is_rank_zero, print_failure
 from runner.processes.local_ranks import end_with_parent, ranks
+from runner.processes.threads import wait_briefly
 from runner.records.begin_again import with_saved_arguments
 from runner.records.run_folder import remove_unused
 from runner.records.saved_run import SavedRun, find_saved_run, with_latest
@@ -123,6 +124,7 @@ def command() -> NoReturn:
     Threads are joined, exit handlers run and output is flushed as ever. What is left out is the interpreter's own
     teardown: with torch loaded it takes half a second, and threads of its process groups can abort in it.
     """
+    wait_briefly()
     code = main()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

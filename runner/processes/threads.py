@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SPINS = "50000"  # looks for work; by default it is 300,000, and with much less a run alone is slower
 
 
 def cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def wait_briefly() -> None:
+    """Have torch's idle threads sleep soon, unless the user's environment says how they wait. Before torch is imported.
+
+    They look for work for milliseconds otherwise, on cores that another process may need: two runs at once on one
+    machine slow each other down by far more than they compute, see `benchmarks/together.py`.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def choose_threads(asked: int | None, processes: int, jobs: int) -> int | None:

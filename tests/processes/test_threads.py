@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,31 @@ def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 def share(processes: int) -> int:
     """The cores of each of so many processes, worked out from what the system says."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [({}, "50000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_idle_threads_sleep_soon_unless_the_user_says_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
+    """It is said before torch is imported, which reads it then, and never again."""
+    program = """
+import os, sys
+from runner.__main__ import command
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("torch is imported with", os.environ.get("GOMP_SPINCOUNT"))
+
+sys.meta_path.insert(0, Watch())
+command()
+"""
+    env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", program, "mode=check", "model=mlp", "callbacks=none"]
+    done = subprocess.run(command, cwd=tmp_path, env=env | own, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.count("torch is imported with") == 1
+    assert f"torch is imported with {expected}\n" in done.stdout
 
 
 def test_cores_are_those_that_this_process_may_use():

@@ -1,0 +1,69 @@
+"""What a run loses where another one trains on the same machine at the same time.
+
+    python benchmarks/together.py
+
+The default experiment is trained alone, and then twice at once. Two runs that share the machine fairly take twice as
+long each. Printed is how much longer the slower of two takes for a batch than a run alone: with half the cores each
+(`launch.threads`), with all cores as it is, and with torch's threads waiting as they do by default, which spin on the
+cores that the other run needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {"half the cores each": 4.0, "all cores": 80.0}
+DEFAULT = "300000"  # libgomp's, where there are no more threads than cores
+ARGUMENTS = ("+callbacks=[json_lines_logger]", "trainer.max_duration=3ep")
+
+
+def start(
+    folder: Path, number: int, spins: str | None, arguments: Sequence[str]
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a run; return its process and its folder."""
+    run_dir = folder / f"run{number}"
+    env = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
+    env |= {"PYTHONPATH": str(ROOT)} | ({} if spins is None else {"GOMP_SPINCOUNT": spins})
+    command = [sys.executable, "-m", "runner", *ARGUMENTS, *arguments, f"hydra.run.dir={run_dir}"]
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL), run_dir
+
+
+def train(runs: int, spins: str | None = None, arguments: Sequence[str] = ()) -> float:
+    """Return the seconds of the last epoch's median batch, of the slowest of so many runs at once."""
+    with tempfile.TemporaryDirectory() as name:
+        started = [start(Path(name), number, spins, arguments) for number in range(runs)]
+        if any(process.wait() for process, _ in started):
+            raise RuntimeError("a run failed")
+        return max(read_seconds(run_dir) for _, run_dir in started)
+
+
+def read_seconds(run_dir: Path) -> float:
+    """Return the seconds of the last epoch's median batch of a run."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    times = [line["wall_time"] for line in lines if line.get("epoch") == 2 and "loss/train/total" in line["metrics"]]
+    return statistics.median(later - earlier for earlier, later in pairwise(times))
+
+
+def main() -> int:
+    """Print what was measured; exit code 1 when two runs get in each other's way by more than the limits."""
+    alone = min(train(1) for _ in range(2))
+    half = f"launch.threads={max(1, (os.cpu_count() or 2) // 2)}"
+    ratios = {"half the cores each": train(2, None, [half]) / alone, "all cores": train(2) / alone}
+    print(f"alone: {1e3 * alone:.1f} ms a batch; the slower of two runs at once, over it:")
+    for name, ratio in ratios.items():
+        print(f"{name:>35}: {ratio:6.1f} times  (limit {LIMITS[name]:.0f})")
+    print(f"{'all cores, as libgomp waits':>35}: {train(2, DEFAULT) / alone:6.1f} times")
+    return int(any(ratio > LIMITS[name] for name, ratio in ratios.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = 10.0  # seconds that ranks have to notice that another has failed
-PATIENCE = 300.0  # seconds for what takes seconds on a machine with nothing else to do
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -180,7 +179,7 @@ class RunApp(Protocol):
         self,
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = PATIENCE,
+        timeout: float = 120.0,
         env: Mapping[str, str | None] = ...,
         folder: Path | None = None,
     ) -> Finished:
@@ -195,7 +194,7 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
     def run(
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = PATIENCE,
+        timeout: float = 120.0,
         env: Mapping[str, str | None] = {},
         folder: Path | None = None,
     ) -> Finished:
@@ -259,7 +258,7 @@ class RunRanks(Protocol):
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = PATIENCE,
+        timeout: float = 60.0,
         env: Mapping[str, str | None] = ...,
     ) -> list[Finished]:
         """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
@@ -278,7 +277,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = PATIENCE,
+        timeout: float = 60.0,
         env: Mapping[str, str | None] = {},
     ) -> list[Finished]:
         if callable(program):
@@ -337,7 +336,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowSe
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.uri}/health", timeout=5):
                 break

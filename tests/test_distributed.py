@@ -264,7 +264,7 @@ def on_ranks() -> None:
             "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
             "tokens": collectives_of(language_model(), token_data(480)),
         },
-        "clock": end_after_seconds(0.5),
+        "clock": end_after_seconds(1.5),
         "virtual clock": end_after_virtual_seconds(1.5),
         "any": [any_rank(get_global_rank() == 1), any_rank(False)],
         "object": broadcast_object({"rank": get_global_rank()}),
@@ -354,7 +354,8 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
         assert found["clock"] == ranks[0]["clock"]
         # By rank 0's: after one batch ranks agree to meet again in a second, which is after 50 more, and so on.
         assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))
-    assert ranks[0]["clock"][1] >= 0.5
+    batches, seconds = ranks[0]["clock"]
+    assert batches > 10 and seconds >= 1.5
 
 
 def check_refusals(said: dict[str, str | None]) -> None:
@@ -394,14 +395,11 @@ def train_until_signalled() -> None:
     class Terminate(Callback):
         def batch_end(self, state, logger):
             if get_global_rank() == 1 and state.timestamp.batch == 25:
-                self.signalled = time.monotonic()
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.005)
 
         def close(self, state, logger):
             Path(f"stopped{get_global_rank()}.json").write_text(json.dumps(state.timestamp.batch))
-            if get_global_rank() == 1:
-                assert time.monotonic() - self.signalled < 30  # ranks agree once a second
 
     with Trainer(
         model=Classifier(),
@@ -416,8 +414,10 @@ def train_until_signalled() -> None:
 
 
 def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, strict):
+    started = time.monotonic()
     finished = run_ranks(run_file("train_until_signalled"), 2, check=False, env=strict)
     assert [one.returncode for one in finished] == [143, 143], [one.stderr for one in finished]
+    assert time.monotonic() - started < 30
     stopped = [json.loads((tmp_path / f"stopped{rank}.json").read_text()) for rank in range(2)]
     assert stopped[0] == stopped[1] >= 25
     checkpoints = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()]

@@ -174,7 +174,7 @@ def test_in_a_thread_fit_works_and_leaves_signals_alone(tmp_path: Path):
 
     thread = threading.Thread(target=fit)
     thread.start()
-    thread.join(120)
+    thread.join(60)
     assert seen == [before, before]
 
 

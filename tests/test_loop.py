@@ -535,8 +535,8 @@ def test_a_wall_clock_duration_is_one_of_a_real_clock():
     with make_trainer(SlowBatches(), max_duration="0.3s") as trainer:
         started = time.perf_counter()
         trainer.fit()
-        assert 0.3 <= trainer.state.timestamp.total_wct <= time.perf_counter() - started
-        assert trainer.state.timestamp.batch <= 16
+        assert 0.3 <= trainer.state.timestamp.total_wct <= time.perf_counter() - started < 20
+        assert 1 < trainer.state.timestamp.batch <= 16
 
 
 # Data

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its schema, whose making takes seconds: tests that do not ask for a new one have a copy."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     make = f"from mlflow import MlflowClient; MlflowClient('sqlite:///{path}').get_experiment_by_name('x')"
-    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
     return path
 
 
@@ -322,12 +322,11 @@ for command in (["--help"], ["--cfg", "job"], ["optimizer.lrr=1"], ["model=mpl"]
     print("exit", main())
 print("imported", sorted({slow!r} & set(sys.modules)))
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20  # seconds of CPU time
+    assert time.monotonic() - start < 20
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit ")] == ["exit 0", "exit 0", "exit 2", "exit 2", "exit 2"]
     assert lines[-1] == "imported []"
@@ -337,7 +336,7 @@ print("imported", sorted({slow!r} & set(sys.modules)))
 
 def test_who_reads_no_more_ends_it_quietly(tmp_path: Path):
     command = f"{sys.executable} -m runner --help | head -1"
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
 
 
@@ -346,7 +345,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     """The main job from a new folder, with its output; nothing is there before, the store included."""
     folder = tmp_path_factory.mktemp("story")
     command = [sys.executable, "-m", "runner", *SHORT, "+callbacks=lr_monitor"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return folder, done
 

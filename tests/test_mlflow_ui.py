@@ -40,7 +40,7 @@ class Page:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        wait = WebDriverWait(self.driver, 120, ignored_exceptions=[StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, 60, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"waited for {what}")
 
     def find(self, selector: str, text: str | None = None, number: int = 1) -> list[Any]:
@@ -102,7 +102,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
         options.add_argument(f"--{argument}")
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:
-        driver.set_page_load_timeout(120)
+        driver.set_page_load_timeout(60)
         yield Page(driver, screenshots)
     finally:
         driver.quit()  # and with it the browser and its processes

@@ -296,7 +296,7 @@ def test_values_are_read_on_the_loggers_thread(tmp_path: Path):
         def batch_end(self, state, logger):
             if state.timestamp.batch == 20:
                 give_up = threading.Event()
-                for _ in range(2400):
+                for _ in range(200):
                     if threads or give_up.wait(0.05):
                         break
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import ProgressiveResizing
-from algorithms.progressive_resizing import crop, resize, scaled_size, scheduled_scale
+from algorithms._batch import resize
+from algorithms.progressive_resizing import crop, scaled_size, scheduled_scale
 from callbacks import InMemoryLogger
 from runner import ClassificationModel
 from runner.data import TensorLoader

@@ -41,7 +41,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its schema, whose making takes seconds: each test has a copy."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     make = f"from mlflow import MlflowClient; MlflowClient('sqlite:///{path}').get_experiment_by_name('x')"
-    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
     return path
 
 
@@ -66,7 +66,7 @@ def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:
     return sorted((step, math.nan if is_nan else value) for step, value, is_nan in rows)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
@@ -341,7 +341,7 @@ def start_child(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def finish_child(child: subprocess.Popen[bytes], code: int) -> None:
-    _, errors = child.communicate(timeout=300)
+    _, errors = child.communicate(timeout=60)
     assert child.returncode == code, errors.decode()
 
 
@@ -434,7 +434,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
         "from callbacks._mlflow_process import shared_writer; print(shared_writer().pid);"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     pid, imported = done.stdout.splitlines()
     assert (done.returncode, done.stderr, imported) == (0, "", "")
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import os
 import signal
 import sqlite3
-import statistics
 import subprocess
 import sys
 import threading
@@ -78,7 +76,7 @@ class _Passing(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        inner = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=300)
+        inner = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
         inner.request(self.command, self.path, body, headers)
         answer = inner.getresponse()
@@ -136,7 +134,7 @@ def logged(run_dir: Path) -> Counter[tuple[str, int]]:
     return Counter((key, entry["s"]) for entry in entries if "m" in entry for key in entry["m"])
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
@@ -203,21 +201,17 @@ def test_a_slow_server_does_not_slow_training_and_loses_nothing(store: Store, tm
     batches = 2000
 
     def seconds(*loggers: Any) -> float:
-        """Of a batch, the median: some are held up on a busy machine, with and without a server."""
-        ended: list[float] = []
-        watch = Script(0.0, **{f"at_{batch}": lambda: ended.append(time.perf_counter()) for batch in range(batches)})
-        with make_trainer(tmp_path / "run", batches, *loggers, callbacks=[watch]) as trainer:
+        with make_trainer(tmp_path / "run", batches, *loggers) as trainer:
+            started = time.monotonic()
             trainer.fit()
-        assert len(ended) == batches
-        return statistics.median(end - begin for begin, end in itertools.pairwise(ended))
+            return time.monotonic() - started
 
     shared_writer()
     with Proxy(store.server, "slow") as proxy:
         alone = seconds(InMemoryLogger())
-        # It has sent everything when it is closed.
-        beside = seconds(MLflowLogger(proxy.uri, store.experiment, close_timeout=150.0))
+        beside = seconds(MLflowLogger(proxy.uri, store.experiment))  # which has sent everything when it is closed
         assert proxy.calls["slow"] > 5
-    assert beside < 3 * alone, f"{1 / alone:.0f} batches/s alone, {1 / beside:.0f} beside the server"
+    assert beside < 3 * alone + 0.5, f"{batches / alone:.0f} batches/s alone, {batches / beside:.0f} beside the server"
     assert store.statuses() == ["FINISHED"]
     assert store.points() == logged(tmp_path / "run") and store.points()["loss/train/total", batches] == 1
 
@@ -241,7 +235,7 @@ def test_a_server_that_is_away_for_a_while_gets_everything_once(
 
         script = Script(0.005, at_20=lambda: turn("up", 6, cut="runs/create"), at_120=lambda: turn("down", 12))
         script.acts |= {220: lambda: turn("cut", 2), 320: lambda: turn("up", 18)}
-        mlflow = MLflowLogger(proxy.uri, store.experiment, close_timeout=150.0, system_metrics_interval=0.2)
+        mlflow = MLflowLogger(proxy.uri, store.experiment, system_metrics_interval=0.2)
         with make_trainer(tmp_path / "run", 400, mlflow, callbacks=[script]) as trainer:
             trainer.fit()
     assert store.statuses() == ["FINISHED"]
@@ -291,7 +285,7 @@ def test_a_deaf_server_ends_with_the_wait(store: Store, tmp_path: Path, caplog: 
 
 def test_two_runs_at_once_make_one_store(tmp_path: Path) -> None:
     runs = [start_app(tmp_path, "trainer.max_duration=5ep") for _ in range(2)]
-    assert [run.wait(timeout=300) for run in runs] == [0, 0]
+    assert [run.wait(timeout=90) for run in runs] == [0, 0]
     assert sqlite_statuses(tmp_path) == ["FINISHED", "FINISHED"]
 
 
@@ -341,8 +335,10 @@ def test_no_process_stays_when_the_trainer_is_gone(
             (tmp_path / name).mkdir()
             env = {"TEST_MARK": mark, "MLFLOW_EXPERIMENT_NAME": store.experiment, "MLFLOW_TRACKING_URI": uris[name]}
             trainers.append(start_app(tmp_path / name, "trainer.max_duration=100000ep", env=env))
-        wait_until(lambda: all(run_folders(tmp_path / name) for name in names))
-        wait_until(lambda: (tmp_path / "sqlite/outputs/mlflow.db").exists() and sqlite_statuses(tmp_path / "sqlite"))
+        wait_until(lambda: all(run_folders(tmp_path / name) for name in names), 60)
+        wait_until(
+            lambda: (tmp_path / "sqlite/outputs/mlflow.db").exists() and sqlite_statuses(tmp_path / "sqlite"), 60
+        )
         assert len(descendants(mark)) == 2 * len(names)  # each trainer and its writer
         started = time.monotonic()
         for trainer in trainers:
@@ -365,7 +361,7 @@ def count_tables(database: Path) -> int:
 def test_a_store_whose_making_was_cut_off_opens_again(tmp_path: Path, run_app: Any) -> None:
     with marked() as mark:
         trainer = start_app(tmp_path, "trainer.max_duration=1000ep", env={"TEST_MARK": mark})
-        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")))
+        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")), 60)
     assert trainer.wait(timeout=10) == -signal.SIGKILL
     run_app(*TINY, "trainer.max_duration=1ep")
     wait_until(lambda: sqlite_statuses(tmp_path) == ["FAILED", "FINISHED"])

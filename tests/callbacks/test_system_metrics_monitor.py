@@ -30,12 +30,12 @@ class Sends(Callback):
         with socket.create_server(("127.0.0.1", 0)) as server:
             receiver = threading.Thread(target=self.receive, args=(server,))
             receiver.start()
-            with socket.create_connection(server.getsockname(), timeout=60) as connection:
+            with socket.create_connection(server.getsockname(), timeout=20) as connection:
                 connection.sendall(bytes(SENT))
-            receiver.join(timeout=60)
+            receiver.join(timeout=20)
 
     def receive(self, server: socket.socket) -> None:
-        server.settimeout(60)
+        server.settimeout(20)
         connection, _ = server.accept()
         with connection:
             while connection.recv(1 << 20):

@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with one run in it; tests add others and change nothing of it."""
     folder = tmp_path_factory.mktemp("trained")
     command = [sys.executable, "-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
     return folder
 
 
@@ -65,14 +65,14 @@ def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, ch
     assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
     weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
     assert (weights,) in rows(trained, "select value from tags where key = 'runner.evaluates'")
-    assert [line for line in done.stderr.splitlines() if not line.startswith("sending to MLflow: ")] == []
+    assert done.stderr == ""
 
 
 def on_two_ranks(folder: Path, *arguments: str) -> str:
     """Standard output of a command on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     command += [*arguments, "callbacks=none"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -235,7 +235,7 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, num
             name = f"{mode}-{tmp_path.name}"
 
             def wait_for_status(status: str) -> None:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 60
                 while rows(trained, "select status from runs where name = ?", name) != [(status,)]:
                     assert time.monotonic() < deadline
                     time.sleep(0.1)

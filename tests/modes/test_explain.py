@@ -200,7 +200,7 @@ def test_standard_output_is_json_and_nothing_is_left(tmp_path: Path, run_app: An
     assert "loud" in done.stderr
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     several = subprocess.run(
-        [*ranks, "mode=explain", "explain.format=json", "model=mlp"], capture_output=True, text=True, timeout=300
+        [*ranks, "mode=explain", "explain.format=json", "model=mlp"], capture_output=True, text=True, timeout=90
     )
     assert several.returncode == 0, several.stderr
     assert len(json.loads(several.stdout)["events"]) == len(Event)

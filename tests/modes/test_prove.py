@@ -144,7 +144,7 @@ def test_no_process_outlives_it(tmp_path: Path, number: int):
     prover = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
     started: list[psutil.Process] = []
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 60
         while len(started) < 2 or not (tmp_path / "proof" / "uninterrupted" / "digests.jsonl").exists():
             assert time.monotonic() < deadline and prover.poll() is None
             started = psutil.Process(prover.pid).children(recursive=True)

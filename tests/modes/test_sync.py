@@ -26,7 +26,7 @@ command()
 def train_unsent(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Train with a writer that never sends."""
     command = [sys.executable, "-c", UNSENT, *LOGGED, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
 
 
 def query(folder: Path, sql: str) -> list[Any]:

@@ -66,7 +66,7 @@ class Failing(Callback):
         if state.timestamp.batch != 1 or state.rank_zero_seed != self.seed:
             return
         if get_global_rank() not in self.ranks:
-            time.sleep(600 if self.busy else 0)
+            time.sleep(60 if self.busy else 0)
         elif self.how == "raise":
             raise ValueError(f"the cause on rank {get_global_rank()}")
         elif self.how == "exit":
@@ -106,7 +106,7 @@ class Endless(Callback):
     def batch_end(self, state, logger):
         if state.timestamp.batch == 3:
             Path(f"training{get_global_rank()}-{state.rank_zero_seed}").touch()
-            time.sleep(600 if self.busy and get_global_rank() == 1 else 0)
+            time.sleep(60 if self.busy and get_global_rank() == 1 else 0)
         time.sleep(0.02)
 '''
 
@@ -187,7 +187,7 @@ def started(folder: Path, *arguments: str) -> Iterator[Command]:
         process.wait(GONE)
 
 
-def wait_for(condition: Any, seconds: float = 120.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def wait_for(condition: Any, seconds: float = 120.0) -> None:
 def torchrun(folder: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    subprocess.run([*command, *arguments], cwd=folder, env=env, capture_output=True, timeout=300, check=True)
+    subprocess.run([*command, *arguments], cwd=folder, env=env, capture_output=True, timeout=120, check=True)
 
 
 def test_they_train_what_torchrun_s_ranks_train(folder: Path, run_app: Any):
@@ -255,7 +255,7 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
 )
 def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, how: str, end: str):
     with started(folder, *SHORT, TWO, *use("Failing", ranks=ranks, how=how)) as command:
-        assert command.process.wait(300) == 1
+        assert command.process.wait(60) == 1
         command.wait_until_gone()
     text = command.stderr()
     *_, last = [line for line in text.splitlines() if not line.startswith(("raised by", "in callbacks"))]
@@ -280,7 +280,7 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
 @pytest.mark.slow
 def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
     with started(folder, *SHORT, TWO, *use("Failing", ranks="[1]", how="kill"), *use("Stuck")) as command:
-        assert command.process.wait(300) == 1
+        assert command.process.wait(60) == 1
         command.wait_until_gone()
     assert command.stderr().rstrip().endswith("it was killed by SIGKILL, as the system does where memory is short")
 
@@ -295,7 +295,7 @@ def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):
 def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_app: Any):
     """The other rank waits for it, in vain."""
     sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, *use("Refused", rank="0,-1"), *use("Witness"))
-    done = run_app(*sweep, exit_code=None)
+    done = run_app(*sweep, exit_code=None, timeout=60)
     assert done.returncode, done.stdout
     assert "error: callbacks.refused.rank=0: refused" in done.stderr
     assert len(seen(folder, 0)) == len(seen(folder, 1)) == 1
@@ -348,7 +348,7 @@ def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_ap
     program = "from runner.__main__ import command; command()"  # as the console script starts it
     arguments = (*SHORT, TWO, "trainer.max_duration=1ba", *use("Witness"))
     command = [sys.executable, "-P", "-c", program, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(seen(folder, 1)) == 1
 

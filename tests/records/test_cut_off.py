@@ -148,7 +148,7 @@ def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "runner")
     arguments = (*SHORT, *QUIET, "hydra.run.dir=run", "+callbacks.dying._target_=own.Dying")
     done = subprocess.run(
-        [sys.executable, *torchrun, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, *torchrun, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "died").exists() and status(tmp_path / "run") == "FINISHED"

@@ -69,7 +69,7 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
         with pytest.raises(WrongConfig, match="another process trains this run now"), owned(tmp_path):
             pass
     finally:
-        other.communicate("\n", timeout=300)
+        other.communicate("\n", timeout=30)
     with owned(tmp_path), owned(tmp_path / "on a disk that takes no file"):
         pass
 

@@ -95,7 +95,7 @@ class Sessions:
         ranks = ({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
         return [self.start(function, env, **arguments) for env in ranks]
 
-    def wait(self, sessions: Sequence[Session], timeout: float = 300.0) -> list[int]:
+    def wait(self, sessions: Sequence[Session], timeout: float = 60.0) -> list[int]:
         """The exit codes of processes, all of which end within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         return [session.wait(deadline) for session in sessions]

@@ -72,7 +72,7 @@ def run(folder: Path, *command: str, exit_code: int = 0) -> None:
             start_new_session=True,
         )
         try:
-            code = process.wait(300)
+            code = process.wait(100)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ def kill_after(sessions: Any, delays: dict[Path, float]) -> None:
     before = {run: (run / "progress").stat().st_size for run in delays}
     running = {run: sessions.start(save_each_batch, run_dir=run) for run in delays}
     kill_at: dict[Path, float] = {}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 30
     while (left := [run for run in delays if running[run].process.is_alive()]) and time.monotonic() < deadline:
         for run in left:
             if run not in kill_at and (run / "progress").stat().st_size > before[run]:

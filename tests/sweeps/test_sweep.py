@@ -253,7 +253,7 @@ def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message
 def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: str):
     program = "import hydra_plugins; hydra_plugins.__path__ = []; from runner.__main__ import command; command()"
     command = [sys.executable, "-c", program, "-m", choice, "seed=0,1", *QUIET]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.rstrip().endswith(f"needs a package that is not installed; run pip install {package}")
     assert len(done.stderr.splitlines()) == 1 and not (folder / "outputs").exists()
@@ -280,7 +280,7 @@ def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Pa
             assert "left out digits-seed1: another process trains it now" in done.out
             assert batches(folder) == []
         finally:
-            other.communicate("\n", timeout=120)
+            other.communicate("\n", timeout=20)
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 0
     assert len(batches(folder)) == 2
 
@@ -373,7 +373,7 @@ def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: P
     assert artifacts == {"jobs.csv", "jobs.json", "comparison.png"}
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=20)
@@ -408,7 +408,7 @@ os._exit(code)
             file = folder / "batches.txt"
             wait_for(lambda: file.exists() and len(file.read_text().splitlines()) >= 8, leader)
             os.killpg(leader.pid, number) if number == signal.SIGINT else leader.send_signal(number)
-            out, err = leader.communicate(timeout=300)
+            out, err = leader.communicate(timeout=60)
         finally:
             if leader.poll() is None:
                 os.killpg(leader.pid, signal.SIGKILL)
@@ -417,7 +417,7 @@ os._exit(code)
     (sweep,) = sweeps(folder)
     assert "KILLED" in statuses(sweep).values() and "RUNNING" not in statuses(sweep).values()
     (folder / "interrupted").touch()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(batches(folder)) == sorted(six("digits-seed0", "digits-seed1", "digits-seed2"))  # each batch once
     assert statuses(sweep) == dict.fromkeys(["digits-seed0", "digits-seed1", "digits-seed2"], "FINISHED")

@@ -2,7 +2,8 @@
 
 Reads from top to bottom like the pseudocode in `runner.event.Event`. There is no logging, timing, checkpointing or
 stopping criterion here: those are callbacks. Nothing waits for the device, and the only collective per batch is the
-gradient all-reduce (and, where a model weighs its loss by something other than samples, the sum of those weights).
+gradient all-reduce (and sums over the ranks of what their models and algorithms say that they need: the weights of a
+loss that is no mean over samples, and the tokens that are trained where samples are left out).
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ def fit(trainer: Trainer) -> None:
     state, on, stream = trainer.state, trainer.engine.on, trainer.train_stream
     state.unwrapped_model.train()
     trainer.pulse.start()
-    for one in (*state.algorithms, *state.callbacks, *state.loggers):
-        one.has_trained = True
     on.fit_start()
     if state.resumed_from is not None:  # from a checkpoint of an evaluation that failed
         evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])

@@ -142,6 +142,8 @@ class Trainer:
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
         arguments.check_trainable(state, may_be_over)
         state.stop_requested &= may_be_over
+        for one in (*state.algorithms, *state.callbacks, *state.loggers):
+            one.has_trained = True
         # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
         with self._interrupt.listening(), self._running():
             loop.fit(self)
@@ -198,7 +200,7 @@ class Trainer:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Inside, an error closes the Trainer; afterwards torch's generators are as they were, for the user."""
+        """Inside, an error closes the Trainer; afterwards torch's generators, of CPU and CUDA, are as they were."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
         with self._closing_on_error(), torch.random.fork_rng(cuda):
             yield

@@ -1,4 +1,4 @@
-"""What several algorithms do with a batch: reach its parts by key, replace them in a new one, read its targets."""
+"""What several algorithms do with a batch: reach its parts by key, resize or replace them, read its targets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runner import Algorithm
@@ -95,6 +96,17 @@ def get_images(batch: Any, key: Key, owner: str) -> Tensor:
             f"{owner} needs floating-point images (N, C, H, W)"
         )
     return images
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images (N, C, H, W) in another size: bilinear and antialiased; other than floating point, the nearest."""
+    if images.is_floating_point():  # in 32 bits or more, as torch cannot antialias 16 on the CPU
+        wide = images.to(torch.promote_types(images.dtype, torch.float32))
+        return F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
+    rows, columns = (
+        torch.arange(new, device=images.device) * old // new for new, old in zip(size, images.shape[2:], strict=True)
+    )
+    return images[:, :, rows[:, None], columns]
 
 
 def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:

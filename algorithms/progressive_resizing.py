@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._arguments import check_range, check_whole
-from algorithms._batch import Key, get_images, get_item, with_item
+from algorithms._batch import Key, get_images, get_item, resize, with_item
 from runner import Algorithm, Logger, State, stream_seed
 
 MODES = ("resize", "crop")
@@ -34,17 +32,6 @@ def scheduled_scale(progress: float, initial: float, delay: float, finetune: flo
 def scaled_size(length: int, scale: float, increment: int) -> int:
     """Return round(length * scale / increment) * increment, at least one increment and at most the length."""
     return length if scale == 1 else min(length, max(1, round(length * scale / increment)) * increment)
-
-
-def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return images (N, C, H, W) in another size: bilinear and antialiased; other than floating point, the nearest."""
-    if images.is_floating_point():  # in 32 bits or more, as torch cannot antialias 16 on the CPU
-        wide = images.to(torch.promote_types(images.dtype, torch.float32))
-        return F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
-    rows, columns = (
-        torch.arange(new, device=images.device) * old // new for new, old in zip(size, images.shape[2:], strict=True)
-    )
-    return images[:, :, rows[:, None], columns]
 
 
 def crop(images: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._arguments import check_range, check_whole
-from algorithms._batch import AUGMENTATIONS, Key, get_images, pick_samples, refuse_alternating_flips, with_item
+from algorithms._batch import AUGMENTATIONS, Key, get_images, pick_samples, refuse_alternating_flips, resize, with_item
 from algorithms._sample_losses import evaluate_losses
 from runner import Algorithm, Logger, State, stream_seed
 
@@ -109,8 +108,5 @@ class SelectiveBackprop(Algorithm):
         if self.scale_factor == 1:
             return batch
         images = get_images(batch, self.input_key, "scale_factor below 1")
-        size = [max(1, round(length * self.scale_factor)) for length in images.shape[2:]]
-        # In 32 bits or more: torch cannot antialias 16 on the CPU.
-        wide = images.to(torch.promote_types(images.dtype, torch.float32))
-        small = F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
-        return with_item(batch, self.input_key, small)
+        height, width = (max(1, round(length * self.scale_factor)) for length in images.shape[2:])
+        return with_item(batch, self.input_key, resize(images, (height, width)))

@@ -31,7 +31,7 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], Path]:
     """Start a run; return its process and its folder."""
     run_dir = folder / f"run{number}"
-    env = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     env |= {"PYTHONPATH": str(ROOT)} | ({} if spins is None else {"GOMP_SPINCOUNT": spins})
     command = [sys.executable, "-m", "runner", *ARGUMENTS, *arguments, f"hydra.run.dir={run_dir}"]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL), run_dir

@@ -70,7 +70,6 @@ class StateDigest(Callback):
         self._path = state.run_dir / FILE
         if self._path.exists():  # resumed: batches past this one are trained again
             truncate_digests(self._path, state.timestamp.batch)
-        self._hashed = (-1, 0)
         order = getattr(state.train_dataloader, "order", None)
         self._order = order if isinstance(order, SampleOrder) else None
 

@@ -27,7 +27,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(map_tensors(value, function) for value in batch)
     if isinstance(batch, numpy.generic):
-        return batch.item()  # a float64 is a float, but a checkpoint with one cannot be read without unpickling it
+        return batch.item()  # numpy's float64 is a float too, but could be read from a checkpoint by unpickling only
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
         return batch
     raise TypeError(

@@ -140,7 +140,6 @@ def quieten_optuna() -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"optuna\.|hydra_plugins\.hydra_optuna_sweeper")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")
 
 

@@ -11,6 +11,7 @@ from algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBac
 from algorithms._sample_losses import evaluate_losses, sample_losses
 from algorithms.selective_backprop import draw_ranks, select
 from runner import Callback, ClassificationModel, LanguageModel, Model
+from runner.data import TensorLoader
 from runner.models import GPT
 
 
@@ -137,6 +138,17 @@ def test_evaluating_losses_changes_nothing(train, batch_norm: bool):
 def test_losses_may_be_those_of_smaller_images(train, resnet):
     small = train(SelectiveBackprop(0.0, 1.0, scale_factor=0.5, interrupt=0), build=resnet).batches
     assert {tuple(images.shape) for images, _ in small} == {(4, 2, 4, 4)}
+
+
+def test_smaller_images_may_be_in_16_bits(train, resnet):
+    images, targets = torch.randn(24, 2, 4, 4).bfloat16(), torch.arange(24) % 3
+    arguments: dict[str, Any] = {
+        "build": lambda: resnet().bfloat16(),
+        "train_dataloader": TensorLoader(images, targets, batch_size=8, shuffle=True),
+        "eval_dataloader": None,
+    }
+    small = train(SelectiveBackprop(0.0, 1.0, scale_factor=0.5, interrupt=0), **arguments).batches
+    assert {(tuple(images.shape), images.dtype) for images, _ in small} == {((4, 2, 4, 4), torch.bfloat16)}
 
 
 def test_it_runs_before_augmentation_and_composes_with_what_mixes(make_trainer):

@@ -22,12 +22,16 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 GRACE = 10.0  # seconds that ranks have to notice that another has failed
 
 Finished = subprocess.CompletedProcess[str]
+
+if str(HERE) not in sys.path:
+    sys.path.append(str(HERE))  # tests import `*_runs` from here; last, for folders in it bear names of packages
 
 
 def isolate_environment() -> None:
@@ -287,7 +291,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         logs = tmp_path_factory.mktemp("ranks")
         script = logs / "program.py"
         script.write_text(source + LEAVE)
-        shutil.copy(ROOT / "tests" / "turns.py", logs)
+        shutil.copy(HERE / "turns.py", logs)
         shared = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),

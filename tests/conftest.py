@@ -309,6 +309,26 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
     return run
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with its schema, whose making takes seconds: tests that do not ask for a new one have a copy."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    make = f"from mlflow import MlflowClient; MlflowClient('sqlite:///{path}').get_experiment_by_name('x')"
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_store: Path) -> Path:
+    """A working directory with an empty store and the user's `own.py`."""
+    from main_runs import OWN
+
+    (tmp_path / "outputs").mkdir()
+    shutil.copy(empty_store, tmp_path / "outputs" / "mlflow.db")
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
 @dataclass(frozen=True)
 class MLflowServer:
     """A real `mlflow server` on 127.0.0.1, with its store and its artifacts in one folder."""

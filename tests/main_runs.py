@@ -1,0 +1,76 @@
+"""The main job made short, what a user wrote beside it, and what commands leave in a working directory."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")  # 6 batches
+
+OWN = '''
+"""What a user wrote."""
+import resource
+
+from torch import nn
+
+from runner import Callback, ClassificationModel
+
+
+class Failing(Callback):
+    def batch_start(self, state, logger):
+        raise RuntimeError("a callback that fails")
+
+
+class FullDisk(Callback):
+    def fit_start(self, state, logger):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+class NoFolder(Callback):
+    def fit_start(self, state, logger):
+        (state.run_dir / "checkpoints").write_text("in the way of the folder")
+
+
+class Greeter(Callback):
+    def __init__(self, word: str = "hello") -> None:
+        self.word = word
+
+    def fit_start(self, state, logger):
+        print(self.word, type(state.unwrapped_model).__name__)
+
+
+class OwnModel(ClassificationModel):
+    def __init__(self, units: int = 4) -> None:
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, units), nn.ReLU(), nn.Linear(units, 10)), 10)
+
+
+class Broken:
+    def __init__(self) -> None:
+        None + 1
+
+
+class Net(nn.Linear):
+    def __init__(self, units: int = 4) -> None:
+        super().__init__(64, units)
+
+
+class Lost:
+    def __init__(self) -> None:
+        {}["key"]
+
+
+def load_lost() -> None:
+    {}["train"]
+'''
+
+
+def query(folder: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Rows of the store in a working directory."""
+    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
+        return connection.execute(sql, values).fetchall()
+
+
+def run_folders(folder: Path, base: str = "outputs/20*/*") -> list[Path]:
+    return sorted(folder.glob(base))

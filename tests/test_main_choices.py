@@ -1,0 +1,61 @@
+"""What a user chooses beyond the defaults: classes, configs and packages of one's own, less, or other ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from main_runs import SHORT, query, run_folders
+
+
+def test_own_classes_and_own_configs(folder: Path, run_here: Any):
+    """From the working directory and `--config-dir`, where a group takes more files."""
+    for path, text in {
+        "more/model/own.yaml": "_target_: own.OwnModel\nunits: 8\n",
+        "more/callbacks/greeter.yaml": "greeter:\n  _target_: own.Greeter\n  word: welcome\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    code, out, err = run_here(
+        *("--config-dir=more", "model=own", "data.batch_size=400", "trainer.max_duration=1ba"),
+        *("+callbacks=greeter", "+callbacks.second._target_=own.Greeter", "~callbacks.mlflow_logger"),
+    )
+    assert code == 0, err
+    assert err == ""
+    assert "welcome OwnModel" in out and "hello OwnModel" in out
+    (run_dir,) = run_folders(folder)
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"] == {"_target_": "own.OwnModel", "units": 8}
+    for config_dir in (["--config-dir=more"], ["--config-dir", "more"]):
+        given = [*config_dir, "model=own", "+callbacks=greeter"]
+        unknown = run_here(*given, "callbacks.greeter.wrod=hi", code=2).err
+        assert unknown == "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?" + (
+            " Allowed: word\n"
+        )
+        assert "model has no key 'unit'; did you mean 'units'" in run_here(*given, "model.unit=4", code=2).err
+
+
+def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):
+    code, out, err = run_here(*SHORT, "callbacks=none", "algorithms=none", "scheduler=none")
+    assert (code, out, err) == (0, "", "")
+    (run_dir,) = run_folders(folder)
+    assert {path.name for path in run_dir.iterdir()} >= {"config.yaml", "overrides.yaml", "environment.json"}
+    assert query(folder, "select count(*) from runs") == [(0,)]
+
+
+def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: Any):
+    _, out, err = run_here("callbacks=speed_monitor", "mode=explain", code=0)
+    (line,) = err.splitlines()
+    assert line.startswith("WARNING: callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, ")
+    assert line.endswith("; +callbacks=speed_monitor adds to them") and "speed_monitor" in out
+
+
+@pytest.mark.parametrize("package", ["callbacks", "algorithms"])
+def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path, run_app: Any, package: str):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    done = run_app(exit_code=2)
+    assert done.stderr.startswith(f"error: package {package!r} is found at {tmp_path}")
+    assert "Rename" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {package}

@@ -1,0 +1,56 @@
+"""Folders and disks that are full, taken or not to be written: what was there stays, and a lost end is a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from main_runs import SHORT, query, run_folders
+
+
+def test_neither_mlflow_nor_a_full_disk_ends_training_but_a_lost_end_is_a_failure(folder: Path, run_app: Any):
+    done = run_app(
+        *(*SHORT, "+callbacks.full._target_=own.FullDisk", "callbacks.mlflow_logger.tracking_uri=nosuch://store"),
+        "model.module.hidden=[1000]",
+        exit_code=1,
+    )
+    (run_dir,) = run_folders(folder)
+    assert "WARNING: MLflow: " in done.stderr and "nosuch" in done.stderr
+    assert done.stderr.count("WARNING: MLflow: ") == 1
+    assert done.stderr.count("WARNING: checkpoint ") == 1 and "epoch 2/2" in done.stdout
+    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in done.stderr
+    assert not (run_dir / "checkpoints").exists() or list((run_dir / "checkpoints").iterdir()) == []
+    assert list(run_dir.rglob("*.tmp")) == []
+    assert query(folder, "select count(*) from runs") == [(0,)]
+
+
+def test_a_folder_that_cannot_be_written_at_the_end_is_a_failure(folder: Path, run_here: Any):
+    code, out, err = run_here(*SHORT, "+callbacks.mine._target_=own.NoFolder")
+    assert code == 1 and "epoch 2/2" in out
+    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in err
+    assert query(folder, "select status from runs") == [("FAILED",)]
+
+
+def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Path, run_here: Any):
+    (folder / "kept").mkdir()
+    (folder / "kept" / "notes.txt").write_text("mine")
+    assert run_here("hydra.run.dir=kept", "callbacks.checkpoint_saver.monitor=nothing").code == 2
+    assert (folder / "kept" / "notes.txt").read_text() == "mine"
+
+
+def test_a_working_directory_that_cannot_be_written_is_named(tmp_path: Path, run_app: Any):
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    done = run_app(exit_code=2)
+    assert done.stderr.startswith("error: hydra.run.dir: ") and f"'{tmp_path}/outputs" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any):
+    arguments = (*SHORT, "hydra.run.dir=runs/a", "~callbacks.mlflow_logger")
+    assert run_here(*arguments).code == 0
+    before = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
+    code, _, err = run_here(*arguments, "optimizer.lr=0.2")
+    assert code == 2
+    assert "runs/a/checkpoints" in err and "resume" in err
+    after = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
+    assert after == before and any(path.name == "config.yaml" for path in after)

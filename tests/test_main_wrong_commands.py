@@ -1,0 +1,220 @@
+"""Wrong commands: each is one message that shows the fault and what to write in its place, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from main_runs import query, run_folders
+
+# What is wrong, and what the message must hold: the fault as typed, and what to write in its place.
+WRONG: dict[str, tuple[str, ...]] = {
+    # words that are in another place
+    "speed_monitor": ("speed_monitor", "+callbacks=speed_monitor"),
+    "+algorithms=speed_monitor": ("algorithms=speed_monitor", "+callbacks=speed_monitor"),
+    "+callbacks=mixup": ("callbacks=mixup", "+algorithms=mixup"),
+    "batch_size=4": ("batch_size", "data.batch_size"),
+    # groups and choices
+    "modle=mlp": ("modle", "did you mean 'model'"),
+    "model=mpl": ("model=mpl", "did you mean 'mlp'"),
+    "model=": ("model=", "gpt, mlp, resnet8"),
+    "model=null": ("model=null", "gpt, mlp, resnet8"),
+    "scheduler=cosine": ("scheduler=cosine", "did you mean 'cosine_annealing'"),
+    "trainer=fast": ("trainer=fast", "default"),
+    "experiment=digits_plan": ("experiment=digits_plan", "did you mean 'digits_plain'"),
+    "callbacks=speedmonitor": ("callbacks=speedmonitor", "did you mean 'speed_monitor'"),
+    "+callbacks=speed_monitr": ("callbacks=speed_monitr", "did you mean 'speed_monitor'"),
+    "+algorithms=mixupp": ("algorithms=mixupp", "did you mean 'mixup'"),
+    "callbacks=null": ("callbacks=null", "none"),
+    "algorithms=null": ("algorithms=null", "none"),
+    "callbacks=progress_bar,lr_monitor": ("callbacks=progress_bar,lr_monitor", "[progress_bar,lr_monitor]"),
+    "hydra/launcher=slurm": ("hydra/launcher=slurm", "basic"),
+    "+model=mlp": ("+model", "model=", "without the +"),
+    "~data": ("data=None", "conf/data/"),
+    "~optimizer": ("optimizer=None", "conf/optimizer/"),
+    "~seed": ("seed",),
+    # keys
+    "optimizer.lrr=1": ("optimizer.lrr", "did you mean 'lr'"),
+    "optimizer=adam optimizer.momentum=0.9": ("optimizer.momentum", "betas"),
+    "experiment=digits_plain optimizer=adamw": ("experiment=digits_plain", "~optimizer.momentum ~optimizer.nesterov"),
+    "trainer.max_durations=1ep": ("trainer.max_durations", "did you mean 'max_duration'"),
+    "+trainer.typo=1": ("trainer.typo", "runner.Trainer has no such argument"),
+    "++trainer.maxduration=1ep": ("trainer.maxduration", "did you mean 'max_duration'"),
+    "+trainer.train_dataloader=1": ("trainer.train_dataloader", "other groups"),
+    "+trainer.max_duration=2ep": ("+trainer.max_duration", "without the +"),
+    "seed.x=1": ("seed.x", "single value"),
+    "callbacks.speed_monitor.window_size=3": ("callbacks.speed_monitor.window_size", "+callbacks=speed_monitor"),
+    "~callbacks.speed_monitor": ("callbacks.speed_monitor", "not part of this run"),
+    "mode.x=1": ("mode.x", "mode is a single value"),
+    "model.module.widht=4": ("model.module.widht", "did you mean 'width'"),
+    # classes
+    "+callbacks.mine=3": ("callbacks.mine=3", "_target_"),
+    "callbacks.mlflow_logger=null": ("callbacks.mlflow_logger=None", "~callbacks."),
+    "+callbacks.mine._target_=nowhere.Mine": ("callbacks.mine._target_='nowhere.Mine'", "no module 'nowhere'"),
+    "+callbacks.mine._target_=callbacks.SpeedMonitr": ("_target_='callbacks.SpeedMonitr'", "'SpeedMonitor'"),
+    "+callbacks.mine._target_=own.Greter": ("_target_='own.Greter'", "did you mean 'Greeter'"),
+    "+callbacks.mine._target_=needy.Mine": ("_target_='needy.Mine'", "package 'not_installed_at_all'"),
+    "+callbacks.mine._target_=torn.Mine": ("_target_='torn.Mine'", "SyntaxError"),
+    "+callbacks.mine._target_=os.sep": ("_target_='os.sep'", "is a str"),
+    "+callbacks.mine._target_=own.Greeter +callbacks.mine.wrod=hi": ("callbacks.mine.wrod", "did you mean 'word'"),
+    "+callbacks.mine._target_=own.Broken": ("callbacks.mine", "own.Broken", "NoneType", "own.py:"),
+    "+callbacks.mine._target_=own.Lost": ("callbacks.mine: KeyError: 'key' (own.Lost)", "own.py:", "HYDRA_FULL_ERROR"),
+    "~model.module +model.module._target_=own.Net +model.module.units=-3": ("model.module: RuntimeError: ", "own.py:"),
+    "~data +data._target_=own.load_lost": ("data: KeyError: 'train' (own.load_lost)", "own.py:"),
+    "model._target_=3": ("model._target_=3",),
+    "model._target_=runner.models.ResNet8": ("model.module", "runner.models.ResNet8 has no such argument"),
+    "optimizer._target_=torch.optim.SDG": ("torch.optim.SDG", "did you mean 'SGD'"),
+    "data._target_=runner.data.digits.load_digts": ("load_digts", "did you mean 'load_digits'"),
+    # types and values
+    "seed=one": ("seed='one'", "whole number"),
+    "seed=-1": ("seed=-1", "at least 0"),
+    "run_name=[1,2]": ("run_name=[1, 2]", "name"),
+    "optimizer.lr=fast": ("optimizer.lr='fast'", "float"),
+    "optimizer.lr=-1": ("optimizer", "learning rate", "-1"),
+    "optimizer.nesterov=maybe": ("optimizer.nesterov='maybe'", "bool"),
+    "optimizer=adam optimizer.betas=3": ("optimizer.betas=3", "tuple"),
+    "model.module.width=wide": ("model.module.width='wide'", "int"),
+    "model.module.width=0": ("model.module.width=0", "at least 1"),
+    "model=mlp model.module.hidden=[-3]": ("error: model.module.hidden=[-3]", "at least 1"),
+    "data.batch_size=0": ("data.batch_size=0", "at least 1"),
+    "data.batch_size=-5": ("data.batch_size=-5", "at least 1"),
+    "trainer.load_strict=perhaps": ("trainer.load_strict='perhaps'", "bool"),
+    "trainer.precision=fp64": ("trainer.precision='fp64'", "did you mean 'fp32'"),
+    "trainer.device=gpu": ("trainer.device='gpu'", "'cuda'"),
+    "trainer.device=cuda:99": ("trainer.device='cuda:99'", "'cpu'"),
+    "trainer.grad_accum=0": ("trainer.grad_accum=0", "at least 1"),
+    "trainer.microbatch_size=-3": ("trainer.microbatch_size=-3", "'auto'"),
+    "trainer.scale_schedule_ratio=-1": ("trainer.scale_schedule_ratio=-1", "above 0"),
+    "+callbacks=speed_monitor callbacks.speed_monitor.window_size=0": ("speed_monitor.window_size=0", "at least 1"),
+    "algorithms.batch_augment.pad=-1": ("algorithms.batch_augment.pad=-1", "at least 0"),
+    "callbacks.mlflow_logger.close_timeout=-1": ("callbacks.mlflow_logger.close_timeout=-1", "0 or more"),
+    "callbacks.checkpoint_saver.monitor=nothing": ("callbacks.checkpoint_saver.monitor='nothing'", "'eval/loss'"),
+    # times
+    "trainer.max_duration=5epochs": ("trainer.max_duration='5epochs'", "'5ep'"),
+    "trainer.max_duration=1.5ep": ("trainer.max_duration='1.5ep'", "'2ep'"),
+    "trainer.max_duration=-1ep": ("trainer.max_duration='-1ep'", "'1ep'"),
+    "trainer.max_duration=0.5dur": ("trainer.max_duration='0.5dur'", "more than 0"),
+    "trainer.max_duration=null": ("trainer.max_duration=None", "'10ep'"),
+    "trainer.eval_interval=weekly": ("trainer.eval_interval='weekly'", "'10ep'"),
+    "trainer.eval_interval=-1": ("trainer.eval_interval='-1ep'",),
+    "callbacks.checkpoint_saver.save_interval=2x": ("callbacks.checkpoint_saver.save_interval='2x'",),
+    "trainer.max_duration=${oops}": ("trainer.max_duration", "oops"),
+    # what does not go together
+    "trainer.grad_accum=2 trainer.microbatch_size=4": ("grad_accum=2", "microbatch_size=4", "exclude"),
+    "optimizer.momentum=0": ("optimizer", "Nesterov", "momentum"),
+    "trainer.max_duration=1ep scheduler.t_warmup=2ep": ("scheduler.t_warmup='2ep'", "t_max='1dur'"),
+    "trainer.max_duration=100tok": ("max_duration='100tok'", "num_tokens"),
+    # paths
+    "resume=missing": ("resume='missing'", "no such folder"),
+    "resume=outputs": ("resume='outputs'", "no complete checkpoint"),
+    "resume=latest": ("resume='latest'", "no run in outputs/ has written a checkpoint"),
+    "resume_allow=3": ("resume_allow=3", "a list of keys"),
+    "trainer.load_path=missing": ("trainer.load_path='missing'", "no such folder"),
+    "hydra.run.dir=/proc/none": ("cannot use '/proc/none'",),
+    "hydra.run.dir=own.py/run": ("cannot use", "own.py"),
+    "--config-dir=missing": ("missing", "not found"),
+    "--config-name=nothing": ("'nothing'",),
+    "rerun=missing": ("rerun='missing'", "no such folder"),
+    "rerun=outputs": ("rerun='outputs'", "no record"),
+    "mode=sync resume=missing": ("resume=", "missing", "nothing was logged to MLflow"),
+    # modes
+    "mode=chek": ("mode='chek'", "did you mean 'check'"),
+    "~mode": ("'mode' not found",),
+    "mode=eval": ("mode=eval", "resume=<run folder"),
+    "mode=predict": ("mode=predict", "trainer.load_path"),
+    "mode=explain explain.format=yaml": ("explain.format='yaml'", "json, table"),
+    "explain.fromat=json": ("explain.fromat", "did you mean 'format'"),
+    "+explain.width=80": ("explain.width", "nobody reads it"),
+    "explain=json": ("explain='json'", "explain.format=..."),
+    "predict.format=csv": ("predict.format='csv'", "parquet, pt"),
+    "predict.split=test": ("predict.split='test'", "eval, train"),
+    "mode=check model=gpt": ("model=gpt does not fit data=digits",),
+    "objective=eval/acuracy": ("objective='eval/acuracy'", "did you mean 'eval/MulticlassAccuracy'"),
+    "allow_targets=3": ("allow_targets=3", "a list of classes"),
+    "skip_finished=maybe": ("skip_finished='maybe'", "true or false"),
+    "scheduler=none +scheduler.t_max=1ep": ("scheduler.t_max", "nobody reads it"),
+    "rerun=a resume=b": ("resume= and rerun=", "give one"),
+    # processes and sweeps
+    "launch.nproc_per_node=0": ("launch.nproc_per_node=0", "at least 1"),
+    "launch.nproc_per_node=two": ("launch.nproc_per_node='two'", "'auto'"),
+    "launch.nproc_per_node=1.5": ("launch.nproc_per_node=1.5",),
+    "launch.threads=0": ("launch.threads=0", "at least 1"),
+    "launch.nproc=2": ("launch.nproc", "did you mean 'nproc_per_node'"),
+    "launch.nproc_per_node=100000": ("launch.nproc_per_node=100000", "at most"),
+    "launch=fast": ("launch=fast", "default"),
+    "~launch": ("launch=None", "conf/launch/"),
+    "sweep=seeds": ("sweep=seeds", "add -m"),
+    "-m sweep=seds": ("sweep=seds", "did you mean 'seeds'"),
+    "hydra/launcher=joblib": ("hydra/launcher=joblib", "add -m"),
+    "-m hydra/launcher=jobllib seed=0,1": ("hydra/launcher=jobllib", "did you mean 'joblib'"),
+    "-m hydra/sweeper=optun seed=0,1": ("hydra/sweeper=optun", "did you mean 'optuna'"),
+    "seed=0,1": ("seed=0,1", "add -m"),
+    "-m hydra/launcher=submitit_slurm seed=0,1": ("the sweep cannot begin", "srun"),
+    "-m optimizer.lr=0.1,x": ("optimizer.lr='x'", "float"),
+    "-m optimizer.lrr=0.1,0.2": ("optimizer.lrr", "did you mean 'lr'"),
+    "-m ~data +data._target_=own.load_lost data.batch_size=3 seed=0,1": ("data.batch_size", "+data.batch_size=..."),
+    "-m optimizer.momentum=0.9,0 seed=0,1": ("optimizer: Nesterov", "in the job optimizer.momentum=0 seed=0"),
+    "-m resume=outputs seed=0,1": ("resume='outputs'", "no complete checkpoint"),
+    # grammar
+    "nonsense": ("nonsense", "key=value"),
+    "=3": ("=3", "key=value"),
+    "+callbacks=[speed_monitor": ("+callbacks=[speed_monitor", "'+callbacks=[a,b]'"),
+    "--seed=1": ("--seed=1", "seed=..."),
+    "--mutlirun": ("--mutlirun", "--multirun"),
+    "-m seed=": ("seed=''", "whole number"),
+}
+
+
+def test_there_are_sixty_wrong_commands():
+    assert len(WRONG) >= 60
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_command_is_one_message_and_leaves_nothing(command: str, run_here: Any, folder: Path):
+    (folder / "needy.py").write_text("import not_installed_at_all\n")
+    (folder / "torn.py").write_text("class Mine(:\n")
+    before = sorted(folder.rglob("*"))
+    code, out, err = run_here(*command.split())
+    assert code == 2, err
+    assert out == ""
+    lines = err.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+    assert len(lines) <= 6 and "Traceback" not in err, err
+    for part in WRONG[command]:
+        assert part in err, err
+    # The lock beside a store stays, when the writer that was started early has already opened it.
+    passing = ("__pycache__", "mlflow.db.lock")
+    left = {path for path in folder.rglob("*") if not {*passing} & {*path.parts}} - {*before}
+    assert left == set()
+    assert query(folder, "select count(*) from runs") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data=digit",),
+        ("optimizer.lrr=1",),
+        ("callbacks=null",),
+        ("--lr", "0.1"),
+        ("resume=missing", "seed=x"),
+        ("-m", "model=mlp,mpl"),
+        ("trainer.max_duration=5epochs", "callbacks=none"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_ends_a_process_with_2(run_app: Any, tmp_path: Path, arguments: tuple[str, ...]):
+    done = run_app(*arguments, exit_code=2)
+    assert done.stdout == ""
+    assert done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2, done.stderr
+    assert run_folders(tmp_path) == run_folders(tmp_path, "outputs/**/[0-9]*") == []
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+def test_the_trace_of_a_wrong_configuration_is_there_for_the_asking(folder: Path, run_here: Any, monkeypatch: Any):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    code, _, err = run_here("+callbacks.mine._target_=own.Broken")
+    assert code == 2
+    assert "None + 1" in err and err.splitlines()[-1].startswith("error: callbacks.mine")
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from mlflow_runs import wait_until
 from torch import nn
 
 from callbacks import InMemoryLogger, MLflowLogger
@@ -132,13 +133,6 @@ def logged(run_dir: Path) -> Counter[tuple[str, int]]:
     """What a run logged, as its spool has it: each value once."""
     entries = [entry for entry, _ in read_entries(run_dir / "mlflow" / "spool.jsonl", limit=None) if entry]
     return Counter((key, entry["s"]) for entry in entries if "m" in entry for key in entry["m"])
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def start_app(folder: Path, *arguments: str, env: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:

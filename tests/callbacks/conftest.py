@@ -1,0 +1,22 @@
+"""What the tests of callbacks share."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.append(str(HERE))  # tests import `mlflow_runs` from here
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with an empty default store in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    shutil.copy(empty_store, tmp_path / "outputs" / "mlflow.db")
+    return tmp_path

@@ -1,0 +1,80 @@
+"""Runs that log to MLflow without training anything, and what its store then holds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from callbacks import MLflowLogger
+from runner import ClassificationModel, Logger, State, Time, Timestamp
+from runner.precision import Precision
+
+
+def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Rows of the default store."""
+    with contextlib.closing(sqlite3.connect("outputs/mlflow.db", timeout=30)) as connection:
+        return connection.execute(sql, values).fetchall()
+
+
+def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:
+    """All points of a metric as (step, value), doubles included."""
+    rows = query("select step, value, is_nan from metrics where key = ? and run_uuid like ?", key, run_id or "%")
+    return sorted((step, math.nan if is_nan else value) for step, value, is_nan in rows)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def make_state(run_dir: str | Path, **fields: Any) -> State:
+    model = ClassificationModel(nn.Linear(2, 2), num_classes=2)
+    return State(
+        unwrapped_model=model,
+        model=model,
+        device=torch.device("cpu"),
+        precision=Precision("fp32"),
+        seed=0,
+        rank_zero_seed=0,
+        run_name="a run",
+        run_dir=Path(run_dir),
+        max_duration=Time(1, "ep"),  # type: ignore[arg-type]
+        **fields,
+    )
+
+
+@contextlib.contextmanager
+def logging_to(
+    destination: MLflowLogger, run_dir: str | Path, saved: dict[str, Any] | None = None, **fields: Any
+) -> Iterator[tuple[State, Logger]]:
+    """A run of a destination, from INIT to its end, with the error that left the block; `saved` is of a checkpoint."""
+    state = make_state(run_dir, **fields)
+    logger = Logger(state, [destination], interval=0.02)
+    destination.init(state, logger)
+    if saved is not None:
+        destination.load_state_dict(saved)
+    try:
+        yield state, logger
+    except BaseException as error:
+        state.error = error
+        raise
+    finally:
+        logger.flush()
+        destination.close(state, logger)
+        logger.close()
+
+
+def log_steps(state: State, logger: Logger, steps: range, value: float = 0.0) -> None:
+    for step in steps:
+        state.timestamp = Timestamp(batch=step)
+        logger.log_metrics({"loss": value or float(step)})

@@ -1,0 +1,96 @@
+"""No store, no answer, no folder, a full disk: training goes on, says so once, and keeps what it can."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from mlflow_runs import log_steps, logging_to
+
+from callbacks import MLflowLogger
+from callbacks._mlflow_process import shared_writer
+from callbacks._mlflow_spool import Spool, read_entries
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("nowhere://x", "nowhere"),
+        ("http://127.0.0.1:{port}", "cannot be reached (Connection refused)"),
+        ("sqlite:///file/mlflow.db", "file"),
+    ],
+)
+def test_training_goes_on_without_mlflow(
+    uri: str,
+    reason: str,
+    tmp_path: Path,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("where a folder is wanted")
+    started = time.monotonic()
+    with logging_to(MLflowLogger(uri.format(port=free_port)), "r") as (state, logger):
+        log_steps(state, logger, range(1, 11))
+    assert time.monotonic() - started < 20
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("runner", logging.WARNING)
+    assert reason in record.message and f"mode=sync resume={tmp_path / 'r'}" in record.message
+    assert sum("m" in (entry or {}) for entry, _ in read_entries(Path("r/mlflow/spool.jsonl"))) == 10
+
+
+def test_the_wait_at_the_end_is_bounded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
+        destination = MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=1.5)
+        with logging_to(destination, "r"):
+            started = time.monotonic()
+        assert 1.4 < time.monotonic() - started < 5
+    assert capsys.readouterr().err == "sending to MLflow: 0 of 4 lines\n"
+    [record] = caplog.records
+    assert "0 of 4 lines were sent" in record.message
+    os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "r").write_text("no folder")
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
+        logger.log_table(["a"], [[1]], "t")
+    assert [record.message.partition(",")[0] for record in caplog.records] == ["MLflow: this run is not recorded"]
+
+
+def test_a_spool_survives_a_full_disk_and_a_torn_line(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append({"tags": {}})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, limit[1]))
+    try:
+        with pytest.raises(OSError, match="could be written"):
+            spool.append({"tags": {"a long key": "a long value"}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    spool.append({"tags": {"after": 1}})
+    lines = spool.lines
+    spool.close()
+    entries = [entry for entry, _ in read_entries(spool.path)]
+    assert entries == [{"tags": {}}, None, {"tags": {"after": 1}}]
+    assert lines == len(entries)
+    with spool.path.open("a") as file:
+        file.write('{"tags": {"cut')
+    again = Spool(tmp_path)
+    again.append({"tags": {"resumed": 1}})
+    again.close()
+    assert [entry for entry, _ in read_entries(again.path)][3:] == [None, {"tags": {"resumed": 1}}]

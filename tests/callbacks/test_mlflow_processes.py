@@ -1,0 +1,120 @@
+"""Writers and trainers as processes: killed, idle, several at once, or started beside a package of the same name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow_runs import log_steps, logging_to, points, query, wait_until
+
+from callbacks import MLflowLogger
+from callbacks._mlflow_process import shared_writer
+from callbacks._mlflow_spool import read_json, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = """
+import os, signal, sys, time
+sys.path[:0] = [{root!r}, {tests!r}]
+from callbacks import MLflowLogger
+MLflowLogger.warm_up()
+from callbacks._mlflow_process import shared_writer
+from mlflow_runs import log_steps, make_state, wait_until
+from runner import Logger
+destination = MLflowLogger()
+state = make_state(sys.argv[1])
+logger = Logger(state, [destination])
+destination.init(state, logger)
+log_steps(state, logger, range(1, 26))
+if "kill" in sys.argv and "kill-writer" not in sys.argv:  # the writer has some seconds, without those that it starts in
+    logger.flush()
+    wait_until(lambda: destination.run_id)
+log_steps(state, logger, range(26, 51))
+logger.flush()
+if "kill-writer" in sys.argv:
+    os.kill(shared_writer().pid, signal.SIGKILL)
+if "kill" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+destination.close(state, logger)
+logger.close()
+"""
+
+
+def start_child(*arguments: str) -> subprocess.Popen[bytes]:
+    program = CHILD.format(root=str(ROOT), tests=str(Path(__file__).parent))
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE)
+
+
+def finish_child(child: subprocess.Popen[bytes], code: int) -> None:
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == code, errors.decode()
+
+
+def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 200))
+        wait_until(lambda: len(points("loss")) == 199)
+        os.kill(shared_writer().pid, signal.SIGKILL)
+        # As if it had been killed after MLflow had taken the points and before it had noted this.
+        wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
+        sent = read_json(folder / "r" / "mlflow" / "sent.json")
+        write_json(folder / "r" / "mlflow" / "sent.json", sent | {"offset": 0, "lines": 0})
+        log_steps(state, logger, range(200, 251))
+    assert points("loss") == [(step, float(step)) for step in range(1, 251)]
+    assert query("select status from runs") == [("FINISHED",)]
+    assert len(caplog.records) == 1
+
+
+def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) -> None:
+    finish_child(start_child("r", "kill"), -signal.SIGKILL)
+    wait_until(lambda: query("select status from runs") == [("FAILED",)])
+    assert points("loss") == [(step, float(step)) for step in range(1, 51)]
+
+
+def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: Any) -> None:
+    for child in [start_child("outputs/a", "kill", "kill-writer"), start_child("outputs/b", "kill", "kill-writer")]:
+        finish_child(child, -signal.SIGKILL)
+    assert len(list((folder / "outputs" / ".mlflow_unsent").iterdir())) == 2
+    done = run_app("mode=sync", "resume=outputs/a")
+    assert "outputs/a: MLflow has all of it\n" in done.stdout
+    assert query("select status from runs") == [("FAILED",)]
+    with logging_to(MLflowLogger(), "outputs/c"):
+        pass
+    wait_until(lambda: not list((folder / "outputs" / ".mlflow_unsent").iterdir()))
+    assert sorted(query("select status from runs")) == [("FAILED",), ("FAILED",), ("FINISHED",)]
+    assert points("loss") == sorted((step, float(step)) for step in [*range(1, 51)] * 2)
+
+
+def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for child in [start_child(f"outputs/{name}") for name in "abcd"]:
+        finish_child(child, 0)
+    assert query("select status from runs") == [("FINISHED",)] * 4
+    assert query("select count(*) from experiments where name = 'runner'") == [(1,)]
+    assert points("loss") == sorted((step, float(step)) for step in [*range(1, 51)] * 4)
+
+
+def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from callbacks import MLflowLogger; MLflowLogger.warm_up();"
+        "from callbacks._mlflow_process import shared_writer; print(shared_writer().pid);"
+        "print(*{'torch', 'mlflow'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    pid, imported = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, imported) == (0, "", "")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_callbacks_folder_of_the_user_is_not_the_writers(folder: Path) -> None:
+    (folder / "callbacks").mkdir()
+    (folder / "callbacks" / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+    finish_child(start_child("r"), 0)
+    assert query("select status from runs") == [("FINISHED",)]

@@ -1,0 +1,93 @@
+"""Runs that go on: in the same MLflow run and the same store, each batch there once while it comes out as before."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow_runs import log_steps, logging_to, points, query, wait_until
+
+from callbacks import MLflowLogger
+from runner import Timestamp
+
+
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
+    first = MLflowLogger()
+    with logging_to(first, "r", config={"lr": 0.1, "kept": 1}) as (state, logger):
+        log_steps(state, logger, range(1, 11), value=1.0)
+    second = MLflowLogger()
+    with logging_to(second, "r", config={"lr": 0.2, "kept": 1}) as (state, logger):
+        log_steps(state, logger, range(6, 16), value=2.0)
+        wait_until(lambda: query("select status from runs") == [("RUNNING",)])
+        assert second.run_id == first.run_id
+        logger.log_metrics({"other": 3.0}, step=8)  # new at a step that is known
+    assert points("loss") == [(step, 1.0) for step in range(1, 11)] + [(step, 2.0) for step in range(11, 16)]
+    assert points("other") == [(8, 3.0)]
+    assert query("select status from runs") == [("FINISHED",)]
+    assert dict(query("select key, value from params")) == {"lr": "0.1", "kept": "1"}
+    assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
+
+
+def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What an earlier session logged is the truth of batches that are trained again, until their loss is another."""
+
+    def log_losses(losses: dict[int, float], speed: float) -> None:
+        with logging_to(MLflowLogger(), "r") as (state, logger):
+            for step, loss in losses.items():
+                state.timestamp = Timestamp(batch=step)
+                logger.log_metrics({"loss/train/total": loss, "speed": speed})
+
+    log_losses({1: 9.0, 2: 8.0, 3: math.nan, 4: 6.0, 5: 5.0}, speed=1.0)
+    log_losses({2: 8.0 + 1e-6, 3: math.nan, 4: 6.0, 5: 5.0, 6: 4.0}, speed=2.0)
+    assert not caplog.records
+    log_losses({3: math.nan, 4: 7.0, 5: 5.0, 6: 3.0, 7: 2.0}, speed=3.0)
+    assert [record.message for record in caplog.records] == [
+        "MLflow: batch 4 was trained before with another loss; from it on the run holds the values of both"
+    ]
+    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # of the newer future, not of the older
+    assert len(caplog.records) == 1
+    assert points("speed") == [
+        *((step, 1.0) for step in (1, 2, 3)),
+        *((4, 1.0), (4, 3.0), (5, 1.0), (5, 3.0), (6, 2.0), (6, 3.0), (7, 3.0), (8, 4.0)),
+    ]
+    found = [point for point in points("loss/train/total") if point[0] != 3]
+    assert found == [(1, 9), (2, 8), (4, 6), (4, 7), (5, 5), (5, 5), (6, 3), (6, 4), (7, 2), (8, 1)]
+    assert query("select value from tags where key = 'runner.departed_at'") == [("4",)]
+
+
+def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> None:
+    first = MLflowLogger()
+    with logging_to(first, "r") as (state, logger):
+        log_steps(state, logger, range(1, 6), value=1.0)
+        wait_until(lambda: first.run_id is not None)
+        saved = first.state_dict()
+    shutil.rmtree(Path(state.run_dir) / "mlflow")
+    resumed, another = MLflowLogger(), MLflowLogger()
+    for one, name in ((resumed, "r"), (another, "another")):
+        with logging_to(one, name, saved=saved) as (state, logger):
+            log_steps(state, logger, range(6, 11), value=2.0)
+    assert resumed.run_id == first.run_id != another.run_id
+    assert query("select count(*) from runs") == [(2,)]
+    assert points("loss", first.run_id) == [(step, 1.0 if step < 6 else 2.0) for step in range(1, 11)]
+
+
+def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path: Path, monkeypatch: Any):
+    from callbacks._mlflow_target import resolve_uri, uri_of_run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store, run = tmp_path / "first.db", tmp_path / "run"
+    (run / "mlflow").mkdir(parents=True)
+    (run / "mlflow" / "run.json").write_text(json.dumps({"tracking_uri": f"sqlite:///{store}"}))
+    default = resolve_uri(None)
+    assert uri_of_run(default, run) == default  # that store is gone
+    store.touch()
+    assert uri_of_run(default, run) == f"sqlite:///{store}"
+    assert uri_of_run("http://server", run) == "http://server"  # which was asked for
+    assert uri_of_run(default, tmp_path / "another") == default
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///outputs/mlflow.db")
+    assert uri_of_run(resolve_uri(None), run) == resolve_uri(None)

@@ -309,6 +309,12 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
     return run
 
 
+@pytest.fixture
+def strict() -> dict[str, str]:
+    """In child processes, warnings are errors as they are here."""
+    return {"PYTHONWARNINGS": "error"}
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its schema, whose making takes seconds: tests that do not ask for a new one have a copy."""

@@ -1,0 +1,260 @@
+"""What several ranks do, collected in `on_ranks`, as starting them takes seconds; one process does the same."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from rank_models import Classifier, SmallMemory, class_data, language_model, token_data
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
+
+from algorithms import EMA, MixUp
+from runner import Callback, Model, Trainer
+from runner.data import TensorLoader
+from runner.distributed import (
+    any_rank,
+    broadcast_object,
+    destroy_process_group,
+    get_global_rank,
+    get_world_size,
+    init_process_group,
+)
+from runner.schedulers import linear
+
+MOST_SAMPLES = 17
+
+CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
+    # name: model, data, samples, batch size, arguments of the Trainer
+    "even": (Classifier, class_data, 24, 8, {}),
+    "uneven last batch": (Classifier, class_data, 23, 9, {}),
+    "fewer samples than ranks": (Classifier, class_data, 17, 8, {}),
+    "always fewer samples than ranks": (Classifier, class_data, 5, 1, {}),
+    "accumulated": (Classifier, class_data, 23, 9, {"grad_accum": 2}),
+    "accumulated, fewer samples than ranks": (Classifier, class_data, 17, 8, {"grad_accum": 2}),
+    "microbatches": (Classifier, class_data, 23, 9, {"microbatch_size": 2}),
+    "out of memory": (lambda: SmallMemory(2), class_data, 23, 9, {"microbatch_size": "auto"}),
+    "tokens": (language_model, token_data, 24, 8, {}),
+    "tokens, uneven": (language_model, token_data, 19, 6, {}),
+    "tokens, fewer samples than ranks": (language_model, token_data, 17, 8, {}),
+    "tokens, accumulated": (language_model, token_data, 19, 6, {"grad_accum": 2}),
+    "tokens, microbatches": (language_model, token_data, 17, 8, {"microbatch_size": 1}),
+    "averaged": (Classifier, class_data, 23, 9, {"algorithms": "EMA"}),
+}
+
+
+def train(name: str) -> dict[str, Any]:
+    """What two epochs left behind."""
+    make_model, make_data, num_samples, batch_size, arguments = CASES[name]
+    arguments = dict(arguments)
+    if arguments.pop("algorithms", None):
+        arguments["algorithms"] = [EMA("5ba")]
+    data = make_data(num_samples)
+    with Trainer(
+        model=make_model(),
+        train_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=True),
+        eval_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=False),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9, weight_decay=1e-3),
+        schedulers=linear(t_warmup="2ba"),
+        max_duration="2ep",
+        device="cpu",
+        **arguments,
+    ) as trainer:
+        trainer.fit()
+    state = trainer.state
+    now = state.timestamp
+    return {
+        "weights": {key: value.clone() for key, value in state.unwrapped_model.state_dict().items()},
+        "metrics": {label: dict(values) for label, values in state.metric_values.items()},
+        "counts": [now.epoch, now.batch, now.sample, now.token],
+    }
+
+
+class Everything(Classifier):
+    """An accuracy, an error that averages, and a metric that keeps all that it saw."""
+
+    def metrics(self, train):
+        if train:
+            return {}
+        return {
+            "accuracy": MulticlassAccuracy(2, average="micro", validate_args=False),
+            "kept": torchmetrics.CatMetric(),
+            "mean": torchmetrics.MeanMetric(),
+            "average_precision": BinaryAveragePrecision(validate_args=False),
+        }
+
+    def update_metric(self, batch, outputs, metric):
+        if isinstance(metric, MulticlassAccuracy):
+            metric.update(outputs, batch[1])
+        elif isinstance(metric, BinaryAveragePrecision):
+            metric.update(outputs.softmax(1)[:, 1], batch[1])
+        else:
+            metric.update(batch[0][:, 0])
+
+
+def evaluate_each_size() -> dict[int, dict[str, Any]]:
+    """Metric values and counts for data of 1 to 17 samples in batches of 4."""
+    found = {}
+    sizes = range(1, MOST_SAMPLES + 1)
+    loaders = {n: TensorLoader(*class_data(n), batch_size=4, shuffle=False) for n in sizes}
+    with Trainer(model=Everything(), eval_dataloader=loaders[1], device="cpu") as trainer:
+        for n, loader in loaders.items():
+            values = dict(trainer.eval(loader)["eval"])
+            values["kept"] = torch.atleast_1d(values["kept"]).sort().values
+            found[n] = {"values": values, "samples": trainer.state.eval_timestamp.sample}
+    return found
+
+
+def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> dict[str, int]:
+    """How many collectives 40 batches in the middle of an epoch made, by kind and shape, as torch's profiler saw them.
+
+    The ranks' agreement on time and signals, on three numbers, comes once in a while, and is left out.
+    """
+    seen: Counter[str] = Counter()
+
+    class Profile(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 10:
+                kinds = [torch.profiler.ProfilerActivity.CPU]
+                self.profiler = torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True)
+                self.profiler.start()
+            elif state.timestamp.batch == 50:
+                self.profiler.stop()
+                names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events() or []]
+                seen.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
+
+    with Trainer(
+        model=model,
+        train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        max_duration="60ba",
+        callbacks=[Profile()],
+        device="cpu",
+        **arguments,
+    ) as trainer:
+        trainer.fit()
+    return dict(seen)
+
+
+def refusals() -> dict[str, str | None]:
+    """What is said about torch's own dataloaders on several ranks; None where they are taken."""
+    data = TensorDataset(*class_data(12))
+    odd = TensorDataset(*class_data(13))
+    unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)
+    sharded = BatchSampler(DistributedSampler(data), 2, drop_last=False)
+    loaders: dict[str, dict[str, Any]] = {
+        "plain": {"train_dataloader": DataLoader(data, batch_size=2)},
+        "shuffled": {"train_dataloader": DataLoader(data, batch_size=2, shuffle=True)},
+        "batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=unsharded)},
+        "sharded": {"train_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
+        "sharded batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=sharded)},
+        "evaluation": {"eval_dataloader": DataLoader(data, batch_size=2)},
+        "evaluation, sharded": {"eval_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
+        "evaluation, padded": {"eval_dataloader": DataLoader(odd, batch_size=2, sampler=DistributedSampler(odd))},
+    }
+    said: dict[str, str | None] = {}
+    for name, given in loaders.items():
+        try:
+            Trainer(model=Classifier(), device="cpu", **given).close()
+            said[name] = None
+        except ValueError as error:
+            said[name] = str(error)
+    return said
+
+
+def end_after_seconds(seconds: float) -> tuple[int, float]:
+    """Batches and seconds of a run that ends by the clock, on ranks of which the last is slow."""
+
+    class Slow(Callback):
+        def batch_start(self, state, logger):
+            time.sleep(0.03 if get_global_rank() else 0.02)
+
+    with Trainer(
+        model=Classifier(),
+        train_dataloader=TensorLoader(*class_data(24), batch_size=8, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        max_duration=f"{seconds}s",
+        callbacks=[Slow()],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    return trainer.state.timestamp.batch, trainer.state.timestamp.total_wct
+
+
+def end_after_virtual_seconds(seconds: float) -> tuple[int, float]:
+    """The same by clocks that go on by what is slept: each rank has its own."""
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: now[0])
+        patch.setattr(time, "sleep", lambda slept: now.append(now.pop() + slept))
+        return end_after_seconds(seconds)
+
+
+def train_with_mixup_and_dropout(seed: int) -> dict[str, Tensor]:
+    with Trainer(
+        model=Classifier(nn.Dropout(0.3)),
+        train_dataloader=TensorLoader(*class_data(24), batch_size=8, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
+        algorithms=[MixUp(alpha=1.0)],
+        seed=seed,
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    return dict(trainer.state.unwrapped_model.state_dict())
+
+
+def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
+    """With batch norm and dropout: room for two samples on rank 0 only, and microbatches of two."""
+    found = []
+    for size in ("auto", 2):
+        most = 2 if get_global_rank() == 0 else 100
+        with Trainer(
+            model=SmallMemory(most, nn.BatchNorm1d(5), nn.Dropout(0.3)),
+            train_dataloader=TensorLoader(
+                *class_data(16 * get_world_size()), batch_size=8 * get_world_size(), shuffle=True
+            ),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
+            max_duration="2ep",
+            microbatch_size=size,
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+        found.append((trainer.state.microbatch_size, dict(trainer.state.unwrapped_model.state_dict())))
+    return found
+
+
+def on_ranks() -> None:
+    """Does everything on this rank and leaves it in a file."""
+    init_process_group(torch.device("cpu"))  # once for all: the Trainers use it
+    found = {
+        "train": {name: train(name) for name in CASES},
+        "eval": evaluate_each_size(),
+        "mixup": train_with_mixup_and_dropout(0),
+        "auto": train_out_of_memory(),
+        "refusals": refusals(),
+        "collectives": {
+            "samples": collectives_of(Classifier(), class_data(480)),
+            "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
+            "tokens": collectives_of(language_model(), token_data(480)),
+        },
+        "clock": end_after_seconds(1.5),
+        "virtual clock": end_after_virtual_seconds(1.5),
+        "any": [any_rank(get_global_rank() == 1), any_rank(False)],
+        "object": broadcast_object({"rank": get_global_rank()}),
+    }
+    torch.save(found, f"rank{get_global_rank()}.pt")
+    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
+    destroy_process_group()
+
+
+def program_of(module: str, function: str) -> str:
+    """A program for `run_ranks` that calls a function of a module in this folder."""
+    folder = str(Path(__file__).resolve().parent)
+    return f"import sys; sys.path.append({folder!r}); from {module} import {function}; {function}()"

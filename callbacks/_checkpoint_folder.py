@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,15 @@ class CheckpointFolder:
             (self.path / f".{link}.link").unlink(missing_ok=True)
 
 
-def check_filename(filename: str) -> None:
+def check_names(folder: str, filename: str) -> None:
     """Raise unless checkpoints can be named so.
 
     Raises:
-        ValueError: a field that `Timestamp` has not, or a name that no folder here may have.
+        ValueError: a folder outside of the run's, where no resume would look; a field that `Timestamp` has not, or a
+            name that no folder here may have.
     """
+    if Path(folder).is_absolute() or ".." in Path(folder).parts:
+        raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'checkpoints'")
     try:
         name = filename.format(**Timestamp()._asdict())
     except (KeyError, IndexError, ValueError):
@@ -128,3 +132,17 @@ def check_filename(filename: str) -> None:
             f"filename={filename!r}: must be the name of a folder that tells checkpoints apart, such as "
             "'ep{epoch}-ba{batch}'; not hidden, and without '/'"
         )
+
+
+def check_alone(savers: Sequence[Any]) -> None:
+    """Raise where two savers have one folder: each would remove what the other keeps.
+
+    Raises:
+        ValueError: they are named.
+    """
+    owners: dict[Path, str] = {}
+    for one in savers:
+        if (other := owners.setdefault(Path(one.folder), one.config_key)) != one.config_key:
+            raise ValueError(
+                f"folder={one.folder!r}: {other} and {one.config_key} both save there; each needs a folder of its own"
+            )

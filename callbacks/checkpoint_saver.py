@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._checkpoint_folder import CheckpointFolder, check_filename
+from callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from callbacks._metric_choice import MetricChoice, choose_metric
 from runner import Callback, Interval, Time
 
@@ -27,7 +27,7 @@ class CheckpointSaver(Callback):
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.
-        folder: in the run's folder.
+        folder: in the run's folder; another saver needs another one.
         filename: of a checkpoint, with any field of `Timestamp` in braces.
         keep: how many of the newest to keep, at least 1 (there must be room for one more); -1: all.
         monitor: metric that says which is best, 'MulticlassAccuracy' or with its label 'eval/MulticlassAccuracy';
@@ -39,7 +39,7 @@ class CheckpointSaver(Callback):
         asynchronous: copy to CPU memory, and write on a background thread while training goes on.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, there is no such metric.
+        ValueError: an argument is out of range; another saver has this folder; at FIT_START, there is no such metric.
         OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last one cannot be written.
     """
 
@@ -62,10 +62,9 @@ class CheckpointSaver(Callback):
             raise ValueError(f"mode={mode!r}: must be 'min', 'max' or None")
         if keep_best < 1:
             raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
-        check_filename(filename)
+        check_names(folder, filename)
         self.interval = Interval(save_interval, "save_interval")
-        self.folder = folder
-        self.filename = filename
+        self.folder, self.filename = folder, filename
         self.monitor = monitor
         self.mode = mode
         self.weights_only, self.overwrite, self.asynchronous = weights_only, overwrite, asynchronous
@@ -82,6 +81,7 @@ class CheckpointSaver(Callback):
         return self._checkpoints.latest
 
     def after_load(self, state: State, logger: Logger) -> None:
+        check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
         self._checkpoints.path = state.run_dir / self.folder
         if state.timestamp.batch == 0 and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)

@@ -141,6 +141,14 @@ def test_the_last_checkpoint_has_the_final_metrics(tmp_path):
     assert state["eval_metric_values"]["eval"]["loss"] == trainer.state.eval_metric_values["eval"]["loss"]
 
 
+def test_two_savers_need_a_folder_each(tmp_path):
+    with pytest.raises(ValueError, match="checkpoint_saver and checkpoint_saver_2 both save there"):
+        fit(tmp_path, CheckpointSaver(), CheckpointSaver("2ba", folder="./checkpoints"))
+    fit(tmp_path, CheckpointSaver(keep=1), CheckpointSaver(folder="best", keep=1, monitor="loss", mode="max"))
+    assert saved(tmp_path) == {"ep4-ba16"}
+    assert is_complete(tmp_path / "best" / "best") and is_complete(tmp_path / "best" / "latest")
+
+
 def test_a_resumed_run_keeps_on_pruning_and_knows_the_best(tmp_path):
     with make_trainer(tmp_path, CheckpointSaver(keep=2, monitor="loss"), script=(1, 2)) as first:
         first.fit("2ep")
@@ -343,6 +351,8 @@ def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(tmp_path, mon
     "arguments",
     [
         {"save_interval": "5"},
+        {"folder": "../elsewhere"},
+        {"folder": "/elsewhere"},
         {"filename": "ep{epochs}"},
         {"filename": "last"},
         {"filename": "a/{batch}"},

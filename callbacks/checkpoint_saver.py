@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Interval, Time
+from runner import Callback, Interval, Time, Timestamp
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -70,7 +70,7 @@ class CheckpointSaver(Callback):
         self.weights_only, self.overwrite, self.asynchronous = weights_only, overwrite, asynchronous
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
-        self._tried_at = -1
+        self._tried_at = Timestamp(batch=-1)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._failure: OSError | None = None  # of the newest checkpoint
@@ -100,7 +100,8 @@ class CheckpointSaver(Callback):
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._save_last(state, logger)
+        # Where an epoch's end stopped training, its last batch may have been saved before that: without the metrics.
+        self._save_last(state, logger, is_tried=self._tried_at == state.timestamp)
         if self._failure is not None:
             raise OSError("the run's last checkpoint was not written: make room, then resume") from self._failure
 
@@ -109,7 +110,7 @@ class CheckpointSaver(Callback):
 
         # After a signal all ranks have stopped after one batch; after an error others may be anywhere, or gone.
         if state.error is not None and (state.ended_between_batches or is_known_alone(state)):
-            self._save_last(state, logger)
+            self._save_last(state, logger, is_tried=self._tried_at.batch == state.timestamp.batch)
         self._wait()
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,14 +120,14 @@ class CheckpointSaver(Callback):
         self._checkpoints.load_state_dict(state)
 
     def _save_unless_over(self, state: State, logger: Logger) -> None:
-        if self._tried_at == state.timestamp.batch:
+        if self._tried_at.batch == state.timestamp.batch:
             return
         # The last one is left to FIT_END, which knows the final metrics.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
             self._save(state, logger)
 
-    def _save_last(self, state: State, logger: Logger) -> None:
-        if self._tried_at != state.timestamp.batch:
+    def _save_last(self, state: State, logger: Logger, is_tried: bool) -> None:
+        if not is_tried:
             self._save(state, logger)
         self._wait()
 
@@ -135,7 +136,7 @@ class CheckpointSaver(Callback):
 
         self._wait()
         logger.flush()  # a resumed run does not train again what was before: it must have been logged
-        self._tried_at = state.timestamp.batch
+        self._tried_at = state.timestamp
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
         self._checkpoints.add(name, score)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import CheckpointSaver, InMemoryLogger
+from callbacks import CheckpointSaver, InMemoryLogger, ThresholdStopper
 from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer, is_complete
 from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
@@ -139,6 +139,15 @@ def test_the_last_checkpoint_has_the_final_metrics(tmp_path):
     state = read_file(tmp_path / "checkpoints" / "latest", "state.pt")
     assert state["timestamp"]["batch"] == 16
     assert state["eval_metric_values"]["eval"]["loss"] == trainer.state.eval_metric_values["eval"]["loss"]
+
+
+def test_an_epochs_end_that_stops_training_is_in_the_last_checkpoint(tmp_path):
+    stopper = ThresholdStopper("loss", 2.0)
+    trainer = fit(tmp_path, CheckpointSaver("4ba", monitor="loss"), stopper, script=(3, 1))
+    state = read_file(tmp_path / "checkpoints" / "latest", "state.pt")
+    assert trainer.state.timestamp.batch == state["timestamp"]["batch"] == 8
+    assert state["timestamp"]["epoch"] == 2 and state["eval_metric_values"]["eval"]["loss"] == 1
+    assert target(tmp_path, "best") == "ep2-ba8"
 
 
 def test_two_savers_need_a_folder_each(tmp_path):

@@ -60,8 +60,8 @@ def check_numbers(**numbers: tuple[int | None, int]) -> None:
             raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
 
 
-def check_names(root_folder: str, submitter: str, system_name: str | None) -> None:
-    """Do nothing where files can bear these names.
+def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
+    """Do nothing where files can bear these names, and the command has words.
 
     Raises:
         ValueError: one cannot.
@@ -72,6 +72,8 @@ def check_names(root_folder: str, submitter: str, system_name: str | None) -> No
         raise ValueError(f"submitter={submitter!r}: must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
         raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
+    if cache_clear_cmd is not None and not cache_clear_cmd.strip():
+        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None where nothing is cleared")
 
 
 def run_command(name: str, command: str) -> None:

@@ -70,7 +70,7 @@ class MLPerfCallback(Callback):
             benchmark=(benchmark, BENCHMARKS), division=(division, ("open",)), status=(status, (*_mlperf.STATUSES,))
         )
         _mlperf.check_numbers(index=(index, 0), host_processors_per_node=(host_processors_per_node, 1))
-        _mlperf.check_names(root_folder, submitter, system_name)
+        _mlperf.check_names(root_folder, submitter, system_name, cache_clear_cmd)
         if isinstance(target, bool) or not isinstance(target, int | float) or not math.isfinite(target):
             raise ValueError(f"target={target!r}: must be a finite number, in the metric's unit")
         if metric_label == "train":

@@ -380,6 +380,7 @@ def test_a_metric_that_does_not_exist_is_refused(tmp_path: Path):
         {"metric_label": "train"},
         {"submitter": ""},
         {"system_name": "a/b"},
+        {"cache_clear_cmd": " "},
         {"status": "mine"},
         {"host_processors_per_node": 0},
     ],

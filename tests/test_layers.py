@@ -73,8 +73,9 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
 MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2900  # layers 0 to 3 without models and data; no blank lines, comments and docstrings
-NO_ENGINE = {"digest", "terminal", "torchmetrics_import", "torchvision_import"}  # which train nothing
+MAX_ENGINE_CODE_LINES = 2757  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
+CHOICES = {"data", "models", "optim", "schedulers"}  # to which CONTRIBUTING says how to add
+NO_ENGINE = {"digest", "terminal", "torchmetrics_import", "torchvision_import", *CHOICES}  # the others train nothing
 
 
 @dataclass(frozen=True)

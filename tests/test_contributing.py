@@ -1,0 +1,128 @@
+"""What CONTRIBUTING shows, done as it says in a copy of the project, passes the project's own tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOWN = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+# The files of its blocks, in their order; the schedule goes to the end of a file that is there.
+FILES = {
+    "python": (
+        "callbacks/weight_norm.py",
+        "tests/callbacks/test_weight_norm.py",
+        "algorithms/gradient_centralization.py",
+        "runner/data/two_moons.py",
+        "runner/schedulers.py",
+    ),
+    "yaml": (
+        "conf/callbacks/weight_norm.yaml",
+        "conf/model/two_layers.yaml",
+        "conf/data/two_moons.yaml",
+        "conf/optimizer/rmsprop.yaml",
+        "conf/scheduler/square_root.yaml",
+    ),
+}
+# What it says in words: a file each, lines at the end of a file, and names in a list.
+ALGORITHM = """# Centralizes gradients.
+gradient_centralization:
+  _target_: algorithms.GradientCentralization
+"""
+MODEL = '''"""Two linear layers."""
+
+from torch import Tensor, nn
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self, in_features: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        layers = nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, num_classes)
+        self.layers = nn.Sequential(nn.Flatten(), *layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the logits ``(N, C)``."""
+        return self.layers(inputs)
+'''
+APPENDED = {
+    "runner/models/__init__.py": "from runner.models.two_layers import TwoLayers\n",
+    "runner/data/__init__.py": "from runner.data.two_moons import load_two_moons\n",
+    "README.md": "| `WeightNorm`, `GradientCentralization` | new |\n",
+}
+LISTED = [
+    ("tests/models/test_configs.py", '"mlp", ', '"two_layers", '),
+    ("tests/data/test_configs.py", '"digits", ', '"two_moons", '),
+    ("tests/test_schedulers.py", "    polynomial,\n", "    square_root,\n"),
+    (
+        "tests/test_schedulers.py",
+        "CASES: dict[str, Case] = {\n",
+        '    "square_root": (lambda t, w: square_root(t_warmup=w), lambda n, w: 1 - math.sqrt(fraction(n, w))),\n',
+    ),
+]
+
+
+def export(folder: Path, package: str, name: str, file: str) -> None:
+    """Add the three lines of `__init__.py`."""
+    path = folder / package / "__init__.py"
+    text = path.read_text().replace("    from", f"    from {package}.{file} import {name}\n    from", 1)
+    text = text.replace("__all__ = [\n", f'__all__ = [\n    "{name}",\n')
+    path.write_text(text.replace("_MODULES = {\n", f'_MODULES = {{\n    "{name}": "{file}",\n'))
+
+
+def copy_with_additions(folder: Path) -> None:
+    """Copy the project, and add to it what is shown."""
+    for name in ("runner", "callbacks", "algorithms", "conf", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    for language, files in FILES.items():
+        blocks = re.findall(rf"```{language}\n(.*?)```", SHOWN, re.DOTALL)
+        for file, content in zip(files, blocks, strict=True):
+            assert Path(file).name in SHOWN
+            with (folder / file).open("a") as opened:
+                opened.write(f"\n\n{content}" if opened.tell() else content)
+    (folder / "conf/algorithms/gradient_centralization.yaml").write_text(ALGORITHM)
+    (folder / "tests/algorithms/test_gradient_centralization.py").touch()
+    (folder / "runner/models/two_layers.py").write_text(MODEL)
+    export(folder, "callbacks", "WeightNorm", "weight_norm")
+    export(folder, "algorithms", "GradientCentralization", "gradient_centralization")
+    for file, line in APPENDED.items():
+        with (folder / file).open("a") as opened:
+            opened.write(line)
+    for file, before, new in LISTED:
+        text = (folder / file).read_text()
+        assert before in text
+        (folder / file).write_text(text.replace(before, before + new))
+
+
+def run_there(folder: Path, *arguments: str) -> str:
+    """What `python -m ARGUMENTS` prints in a folder, with the packages there; it must end with 0."""
+    command = [sys.executable, "-m", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
+    copy_with_additions(tmp_path)
+    tests = ["test_names.py", "test_layers.py", "callbacks/test_weight_norm.py"]
+    tests += ["models/test_configs.py", "data/test_configs.py", "test_schedulers.py", "test_config.py"]
+    new = "layers or weight_norm or centralization or package or test_configs or two_moons or rmsprop or square_root"
+    chosen = [f"tests/{file}" for file in tests]
+    passed = run_there(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "-k", new, *chosen)
+    assert int(re.findall(r"(\d+) passed", passed)[-1]) > 60
+    data = ("data=two_moons", "model.module.in_features=2", "model.num_classes=2", "~algorithms.batch_augment")
+    added = ("+callbacks=weight_norm", "callbacks.weight_norm.order=1", "+algorithms=gradient_centralization")
+    shown = ("mode=check", "model=two_layers", *data, "optimizer=rmsprop", "scheduler=square_root", *added)
+    assert "ok batch    float32 (4, 2), int64 (4,)" in run_there(tmp_path, "runner", *shown)

@@ -16,7 +16,7 @@ class Evaluator:
     """A dataloader under a label, with the metrics to compute on it and the interval at which it is due.
 
     Args:
-        label: names it in metric keys: `metrics/{label}/{name}`; not 'train'.
+        label: names it in metric keys: `metrics/{label}/{name}`; not 'train' or 'predict', and without '/'.
         dataloader: yields batches; on many ranks each yields its share, every sample exactly once.
         metric_names: which of `model.metrics(train=False)` to compute; None: all.
         eval_interval: time string, or a number of epochs; 0: only when asked by `trainer.eval()`; None: the Trainer's.

@@ -96,6 +96,8 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, trainer.world_size)
     state.is_whole &= not trainer.has_buffers  # which a forward pass may change
     trainer.accumulate_gradients(trainer, share)
+    if not trainer.reduces_in_backward:
+        all_reduce_gradients(state.model.parameters())
     if scaler is not None:
         for optimizer in state.optimizers:
             scaler.unscale_(optimizer)
@@ -166,7 +168,7 @@ def in_microbatches(trainer: Trainer, share: Weight) -> None:
     losses = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == len(microbatches) - 1
-        with nullcontext() if is_last and not state.auto_microbatching else trainer.unsynchronized():
+        with nullcontext() if is_last and trainer.reduces_in_backward else trainer.unsynchronized():
             train_microbatch(trainer, index, parts[index] * share)
         losses.append(detach(state.loss))
     state.total_loss, state.loss_parts = weighted_sum(losses, parts)
@@ -197,8 +199,6 @@ def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
             torch.cuda.empty_cache()
         for buffer, before in buffers:
             buffer.copy_(before)
-    if trainer.world_size > 1:
-        all_reduce_gradients(state.model.parameters())
 
 
 def checked(trainer: Trainer, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,8 @@ class Model(nn.Module):
         training_step: None, or a method ``training_step(state)`` of the subclass, which the training loop then calls in
             place of its own forward, loss and backward. It leaves gradients, of losses times ``state.loss_scale``, and
             returns the loss; the loop then steps all optimizers, once. It does not step them itself: a GAN takes the
-            gradients of both losses first, those of each for its own network only.
+            gradients of both losses first, those of each for its own network only. Gradients are averaged over the
+            ranks afterwards: all ranks leave those of the same parameters.
 
     Raises:
         TypeError: the subclass lacks ``forward``, or both ``loss`` and ``training_step``.

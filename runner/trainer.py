@@ -285,15 +285,16 @@ class Trainer:
         autocast = state.precision.autocast(state.device)
         self.parameters = list(model.parameters())
         self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
-        self.forward = autocast(state.model)
+        self.forward, self.eval_forward = autocast(state.model), autocast(model.eval_forward)
         self.loss = loop.checked(self, "loss", autocast(model.loss))
-        self.eval_forward = autocast(model.eval_forward)
         step = model.training_step
         self.training_step = None if step is None else loop.checked(self, "training_step", autocast(step))
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
+        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory.
+        self.reduces_in_backward = self.world_size == 1 or (step is None and not state.auto_microbatching)
         if state.auto_microbatching:
             self.accumulate_gradients = loop.in_fitting_microbatches
-        elif state.grad_accum > 1 or state.microbatch_size is not None:
+        elif state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward:
             self.accumulate_gradients = loop.in_microbatches
         else:
             self.accumulate_gradients = loop.whole_batch

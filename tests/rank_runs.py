@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from rank_models import Classifier, SmallMemory, class_data, language_model, token_data
+from rank_models import Classifier, OwnStep, SmallMemory, class_data, language_model, token_data
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
@@ -46,6 +46,8 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "tokens, fewer samples than ranks": (language_model, token_data, 17, 8, {}),
     "tokens, accumulated": (language_model, token_data, 19, 6, {"grad_accum": 2}),
     "tokens, microbatches": (language_model, token_data, 17, 8, {"microbatch_size": 1}),
+    "own training_step": (OwnStep, class_data, 23, 9, {}),
+    "own training_step, fewer samples than ranks": (OwnStep, class_data, 17, 8, {"grad_accum": 2}),
     "averaged": (Classifier, class_data, 23, 9, {"algorithms": "EMA"}),
 }
 

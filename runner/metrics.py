@@ -91,7 +91,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
     made: Any = model.metrics(train)
     metrics: dict[str, Any] | None = dict(made.items()) if hasattr(made, "items") else None
     source = f"{type(model).__name__}.metrics(train={train})"
-    if metrics is None or not all(isinstance(one, nn.Module) and hasattr(one, "compute") for one in metrics.values()):
+    if metrics is None or not all(isinstance(one, nn.Module) and hasattr(one, "sync") for one in metrics.values()):
         allowed = "a dict of torchmetrics by name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
         raise TypeError(f"{source} returned {made!r}: must be {allowed}")
     for metric in metrics.values():

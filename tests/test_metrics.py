@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchmetrics
 from torch import Tensor, nn
+from torchmetrics import MetricCollection, MetricTracker
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
 
 from callbacks import InMemoryLogger
@@ -167,6 +168,9 @@ def accuracy() -> MulticlassAccuracy:
         (lambda: {"accuracy": MulticlassAccuracy}, r"\{'accuracy': <class '.*MulticlassAccuracy'>\}"),
         (lambda: {"accuracy": accuracy(), "error": nn.functional.mse_loss}, r".*'error': <function mse_loss .*"),
         (lambda: {"accuracy": nn.MSELoss()}, r"\{'accuracy': MSELoss\(\)\}"),
+        # Checkpoints and ranks could not take what these hold.
+        (lambda: {"all": MetricCollection({"accuracy": accuracy()})}, r"\{'all': MetricCollection\([\s\S]*"),
+        (lambda: {"best": MetricTracker(accuracy())}, r"\{'best': MetricTracker\([\s\S]*"),
     ],
 )
 def test_metrics_that_are_none_are_refused_when_the_trainer_is_made(make: Any, shown: str, train: bool):

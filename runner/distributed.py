@@ -22,16 +22,12 @@ T = TypeVar("T")
 
 def get_global_rank() -> int:
     """Return this process's rank among all, from the process group or else from the environment; 0 when alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def get_world_size() -> int:
     """Return the number of ranks, from the process group or else from the environment; 1 when alone."""
-    return (
-        dist.get_world_size()
-        if dist.is_available() and dist.is_initialized()
-        else int(os.environ.get("WORLD_SIZE", "1"))
-    )
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def get_local_rank() -> int:
@@ -135,7 +131,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def any_rank(condition: bool) -> bool:
-    """Return whether a condition holds on at least one rank. All ranks; one host-device sync, so not on every batch."""
+    """Return whether a condition holds on at least one rank. All ranks; the hosts agree, no device is waited for."""
     if get_world_size() == 1:
         return condition
     flag = torch.tensor(float(condition))

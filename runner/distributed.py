@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from runner.interrupt import Interrupt
 from runner.rendezvous import TIMEOUT, group_store
 
+PERIOD = 1.0  # seconds between two agreements of the ranks on time and signals
+
 T = TypeVar("T")
 
 
@@ -142,19 +144,17 @@ def any_rank(condition: bool) -> bool:
 class Pulse:
     """What each rank sees by itself but all must agree on: how much time has passed, and whether a signal came.
 
-    Alone, every beat measures. With many ranks they agree about once a second, by one small all-reduce on the host
-    after a number of batches that rank 0 chooses; beats in between report no time and no signal. So wall-clock
+    Alone, every beat measures. With many ranks they agree every `PERIOD`, by one small all-reduce on the host after a
+    number of batches that rank 0 chooses; beats in between report no time and no signal. So wall-clock
     durations, intervals and schedules hold at the same batch on all ranks, and nothing is exchanged per batch.
 
     Args:
         interrupt: remembers the signal that this process received.
-        period: seconds between two agreements.
     """
 
-    def __init__(self, interrupt: Interrupt, period: float = 1.0) -> None:
+    def __init__(self, interrupt: Interrupt) -> None:
         self.signal = 0
         self._interrupt = interrupt
-        self._period = period
         self._last = self._agreed = time.perf_counter()
         self._elapsed = 0.0
         self._batches = self._remaining = 1
@@ -197,7 +197,7 @@ class Pulse:
         elapsed = self._beat_alone()
         rank_zero = get_global_rank() == 0
         since, self._agreed = time.perf_counter() - self._agreed, time.perf_counter()  # evaluations count here
-        batches = min(1000, max(1, round(self._batches * self._period / max(since, 1e-9))))
+        batches = min(1000, max(1, round(self._batches * PERIOD / max(since, 1e-9))))
         mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
         votes = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.

@@ -62,20 +62,22 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
 
 
 def _replace(path: Path, by: Path) -> None:
-    if not path.exists():
-        os.rename(by, path)
-        return
-    old = path.parent / f".{path.name}.discarded-{os.getpid()}"
-    os.rename(path, old)
+    hidden = _hide(path) if path.exists() else None
     os.rename(by, path)
-    shutil.rmtree(old, ignore_errors=True)
+    if hidden is not None:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
     """Remove a checkpoint folder so that no half of it is ever seen under its name."""
+    shutil.rmtree(_hide(path), ignore_errors=True)
+
+
+def _hide(path: Path) -> Path:
+    """Rename a checkpoint folder to what `find_checkpoint` falls back on, should a kill come now; return that."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    return hidden
 
 
 def verify(path: str | Path) -> str | None:

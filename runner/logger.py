@@ -113,7 +113,8 @@ class Logger:
         """Wait until everything logged so far has reached the destinations; from within one of them, return at once.
 
         Raises:
-            Exception: what a destination raised in the background, unless it was an OSError, which is only reported.
+            Exception: what reading back or a destination raised in the background, unless that was a destination's
+                OSError, which is only reported.
         """
         self._drain()
         if self._error is not None:
@@ -145,9 +146,9 @@ class Logger:
             records = join([take() for _ in range(len(self._pending))])
             if not records:
                 return
-            read_back(records)
             self._delivering = True
             try:
+                read_back(records)
                 self._give(lambda one: one.log_records(records))
             except Exception as error:
                 self._error = self._error or error

@@ -275,6 +275,19 @@ def test_a_defect_of_a_destination_ends_the_run_as_itself():
     assert trainer.state.error in (None, raised.value)
 
 
+def test_a_value_that_cannot_be_read_back_ends_the_run_and_not_the_thread():
+    memory = InMemoryLogger()
+    with make_trainer(memory) as trainer:
+        trainer.logger.log_metrics({"nowhere": torch.empty((), device="meta")})
+        deadline = time.monotonic() + 30
+        with pytest.raises(NotImplementedError, match="meta"):
+            while time.monotonic() < deadline:  # until the thread has come to it
+                time.sleep(0.01)
+                trainer.logger.log_metrics({"meanwhile": 1.0})
+        trainer.logger.log_metrics({"later": 1.0})
+    assert "later" in memory.data
+
+
 def test_flush_raises_an_error_once():
     class Broken(LoggerDestination):
         def log_metrics(self, metrics, step):

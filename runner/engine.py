@@ -261,7 +261,8 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     """
     taken = {one.config_key for one in hooks if one.config_key}
     if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
-        raise ValueError(f"callbacks={hooks!r}: the same object or config_key twice; each needs its own")
+        name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
+        raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
     for one in hooks:
         if not one.config_key:
             stem = snake_case(type(one).__name__)

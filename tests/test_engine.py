@@ -679,6 +679,13 @@ def test_the_same_object_or_key_twice_is_an_error(same: str):
         name_hooks(pair)
 
 
+@pytest.mark.parametrize(("argument", "kind"), [("callbacks", C), ("algorithms", A)])
+def test_the_error_names_the_argument(argument: str, kind: type[Hears]):
+    one = kind("one")
+    with pytest.raises(ValueError, match=rf"^{argument}=\["):
+        make_trainer(**{argument: [one, one]})
+
+
 @pytest.mark.parametrize("argument", ["callbacks", "algorithms", "loggers"])
 def test_the_keys_of_a_mapping_become_config_keys(argument: str):
     kind = {"callbacks": C, "algorithms": A, "loggers": L}[argument]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,7 @@ class Trainer:
     ) -> None:
         arguments.check_model(model)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
-        self._scaling = (scale_schedule_ratio, scale_warmup)
-        self._step_every_batch = step_schedulers_every_batch
+        self._scaling, self._step_every_batch = (scale_schedule_ratio, scale_warmup), step_schedulers_every_batch
         self.state = State(
             unwrapped_model=model,
             model=model,
@@ -117,12 +116,16 @@ class Trainer:
         )
         arguments.set_microbatches(self.state, grad_accum, microbatch_size)
         arguments.set_hooks(self.state, algorithms, callbacks, loggers)
-        self._made_group = distributed.init_process_group(self.state.device)
-        self._name_run(run_dir)
         self._interval = Interval(eval_interval, name="eval_interval")
-        self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
-        self.logger = Logger(self.state, self.state.loggers)
-        self.engine = Engine(self.state, self.logger)
+        self._made_group = distributed.init_process_group(self.state.device)
+        with ExitStack() as on_error:
+            if self._made_group:
+                on_error.callback(distributed.destroy_process_group)
+            self._name_run(run_dir)
+            self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
+            self.logger = Logger(self.state, self.state.loggers)
+            self.engine = Engine(self.state, self.logger)
+            on_error.pop_all()
         self._before = set_determinism(deterministic)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
@@ -154,16 +157,15 @@ class Trainer:
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
         """
-        evaluators = list(self.state.evaluators)
-        if eval_dataloader is not None:
-            evaluators = ensure_evaluators(eval_dataloader, self._interval)
+        given = eval_dataloader is not None
+        evaluators = ensure_evaluators(eval_dataloader, self._interval) if given else [*self.state.evaluators]
         if not evaluators:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
-        if eval_dataloader is not None:
+        if given:
             self._open_evaluators(evaluators)
         with self._running():
             evaluation.evaluate_standalone(self, evaluators)
-            if eval_dataloader is not None:
+            if given:
                 self._open_evaluators(self.state.evaluators)  # those given here may have had their labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
@@ -215,11 +217,9 @@ class Trainer:
             raise cause  # noqa: B904 (with the context that it has of itself)
 
     def _name_run(self, run_dir: str | Path | None) -> None:
-        state = self.state
-        state.run_name = distributed.broadcast_object(
-            state.run_name or f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
-        )
-        state.run_dir = Path(run_dir if run_dir is not None else Path("outputs") / state.run_name)
+        state, now = self.state, f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
+        state.run_name = distributed.broadcast_object(state.run_name or now)
+        state.run_dir = Path("outputs", state.run_name) if run_dir is None else Path(run_dir)
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
         state, model = self.state, self.state.unwrapped_model

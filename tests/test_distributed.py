@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from rank_models import class_data
+from rank_models import Classifier, class_data
 from rank_runs import (
     CASES,
     Everything,
@@ -19,7 +19,9 @@ from rank_runs import (
     train_out_of_memory,
     train_with_mixup_and_dropout,
 )
+from torch.utils.data import DataLoader, TensorDataset
 
+from runner import Trainer
 from runner.distributed import any_rank, get_global_rank, get_world_size
 
 
@@ -93,6 +95,19 @@ def test_ranks_draw_different_dropout_masks_and_lambdas():
     # The seed of a rank is the run's plus its number: two seeds must not give one stream.
     one, other = train_with_mixup_and_dropout(0), train_with_mixup_and_dropout(1)
     assert not torch.equal(one["module.0.weight"], other["module.0.weight"])
+
+
+def refuse_data_then_train() -> None:
+    """Gives a Trainer data that it refuses, and trains with another one."""
+    unsharded = DataLoader(TensorDataset(*class_data(12)), batch_size=2)
+    with pytest.raises(ValueError, match="without a sharding sampler"):
+        Trainer(model=Classifier(), train_dataloader=unsharded, device="cpu")
+    assert not dist.is_initialized()
+    train("even")
+
+
+def test_a_trainer_whose_data_is_refused_leaves_no_group_behind(run_ranks, strict):
+    run_ranks(program_of("test_distributed", "refuse_data_then_train"), 2, env=strict)
 
 
 def test_running_out_of_memory_alone():

@@ -134,11 +134,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks; the hosts agree, no device is waited for."""
-    if get_world_size() == 1:
-        return condition
-    flag = torch.tensor(float(condition))
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
+    return all_reduce_sum(torch.tensor(int(condition))).item() > 0
 
 
 class Pulse:

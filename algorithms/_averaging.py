@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from algorithms._arguments import check_whole
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
+from runner.model import in_eval_mode
 from runner.randomness import ForwardStream
 from runner.scheduled_rates import ScheduledRates
 from runner.time import convert
@@ -210,16 +211,15 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
         num_batches: at most; no more than the first epoch has.
     """
     model, loader = state.unwrapped_model, state.train_dataloader
-    before = [(module, module.training) for module in model.modules()], [norm.momentum for norm in norms]
+    before = [norm.momentum for norm in norms]
     stream = ForwardStream(state.rank_zero_seed, state.device, "batch_norm")
     devices = [state.device] if state.device.type == "cuda" else []
-    model.eval()
     try:
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # torch's own mean over batches; it reads their number back, a host-device sync
-            norm.training = True
-        with torch.random.fork_rng(devices):
+        with in_eval_mode(model), torch.random.fork_rng(devices):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's own mean over batches; it reads their number back, a host-device sync
+                norm.training = True
             stream.start(0, 0)
             batches = loader.first(num_batches) if hasattr(loader, "first") else iter(loader)  # type: ignore
             for batch in islice(batches, num_batches):
@@ -231,9 +231,7 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
                 if not torch.stack([buffer.isfinite().all() for buffer in running]).all():
                     copy_all(running, before_batch)
     finally:
-        for module, training in before[0]:
-            module.training = training
-        for norm, momentum in zip(norms, before[1], strict=True):
+        for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum
 
 

@@ -11,6 +11,7 @@ from runner import Model, State
 from runner.batch import map_tensors
 from runner.distributed import broadcast_buffers
 from runner.loss import total_of
+from runner.model import in_eval_mode
 
 
 def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
@@ -41,11 +42,6 @@ def evaluate_losses(state: State, batch: Any) -> Tensor:
     """
     model = state.unwrapped_model
     broadcast_buffers(model)
-    modes = {one: one.training for one in model.modules()}
-    try:
-        model.eval()
+    with in_eval_mode(model):
         run = state.precision.autocast(state.device)(lambda: sample_losses(model, model(batch), batch))
         return run()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -8,6 +8,7 @@ from torch import nn
 from algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
 from algorithms._surgery import LAYER_SURGERY, operate
 from runner import Algorithm, Logger, State, Time, stream_seed
+from runner.model import in_eval_mode
 
 
 class StochasticDepth(Algorithm):
@@ -114,10 +115,6 @@ class StochasticDepth(Algorithm):
     @torch.no_grad()
     def _probe(self, state: State) -> None:
         """Let each block find out whether it keeps the shape of its input, and change nothing else."""
-        modes = {one: one.training for one in state.unwrapped_model.modules()}
-        try:
-            state.precision.autocast(state.device)(state.unwrapped_model.eval())(state.microbatch)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        with in_eval_mode(state.unwrapped_model):
+            state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
         self._probed = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner import evaluation_weights
+from runner.model import in_eval_mode
 
 if TYPE_CHECKING:
     from runner import State
@@ -17,11 +18,5 @@ if TYPE_CHECKING:
 @contextmanager
 def inference(state: State) -> Iterator[None]:
     """Inside, the model is in evaluation mode with the weights to evaluate, without gradients; after, as before."""
-    modes = [(module, module.training) for module in state.unwrapped_model.modules()]
-    state.unwrapped_model.eval()
-    try:
-        with torch.no_grad(), evaluation_weights(state):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with in_eval_mode(state.unwrapped_model), torch.no_grad(), evaluation_weights(state):
+        yield

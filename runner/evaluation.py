@@ -19,6 +19,7 @@ from runner.engine import evaluation_weights
 from runner.evaluator import Evaluator
 from runner.loss import total_of
 from runner.metrics import WeightedMean, update_metrics
+from runner.model import in_eval_mode
 from runner.time import Timestamp
 
 if TYPE_CHECKING:
@@ -131,16 +132,12 @@ def evaluation(trainer: Trainer) -> Iterator[None]:
     """Inside, the model is in evaluation mode with the weights to evaluate; afterwards nothing of training changed."""
     state, model = trainer.state, trainer.state.unwrapped_model
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
-    modes = [(module, module.training) for module in model.modules()]
     trainer.pulse.pause()
-    model.eval()
     try:
-        with torch.no_grad(), evaluation_weights(state):
+        with in_eval_mode(model), torch.no_grad(), evaluation_weights(state):
             broadcast_buffers(model)
             yield
     finally:
-        for module, training in modes:
-            module.training = training
         for name in _IN_FLIGHT:
             if name in before:
                 setattr(state, name, before[name])

@@ -5,7 +5,8 @@ A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -143,3 +144,15 @@ class Model(nn.Module):
         if isinstance(batch, Mapping) and validated is None:
             raise TypeError(f"{type(self).__name__}: a batch that is a mapping has no batch[1]; override update_metric")
         return validated[1] if validated is not None and validated[0] is batch else batch[1]
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is in evaluation mode; afterwards each of its modules is in the mode of before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from algorithms._arguments import check_whole
 from algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 
@@ -75,8 +76,7 @@ class NaNGuard(Algorithm):
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: must be one of {', '.join(map(repr, POLICIES))}")
-        if isinstance(max_consecutive, bool) or not isinstance(max_consecutive, int) or max_consecutive < 1:
-            raise ValueError(f"max_consecutive={max_consecutive!r}: must be a whole number of batches, at least 1")
+        check_whole("max_consecutive", max_consecutive, 1)
         self.policy = policy
         self.snapshot_interval = Interval(snapshot_interval, "snapshot_interval")
         if not self.snapshot_interval.time.value:

@@ -17,17 +17,6 @@ log = logging.getLogger("runner")
 _wanted: dict[Callback, int] = {}  # entries, by who wants them: torch keeps one record a process
 
 
-def check_entries(max_entries: int) -> int:
-    """Return a number of entries.
-
-    Raises:
-        ValueError: it is no whole number of at least 1.
-    """
-    if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 1:
-        raise ValueError(f"max_entries={max_entries!r}: must be a whole number of at least 1")
-    return max_entries
-
-
 def start(owner: Callback, max_entries: int, state: State) -> bool:
     """Begin to record allocations and frees with their stacks, and return whether there is anything to record.
 

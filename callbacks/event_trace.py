@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from callbacks._cost_table import COLUMNS, make_rows, print_rows
 from callbacks._disk import disk_errors_reported, write_whole
 from callbacks._timeline import Call, draw
@@ -61,8 +62,7 @@ class EventTrace(Callback):
     """
 
     def __init__(self, max_spans: int = 20_000, print_table: bool = False) -> None:
-        if isinstance(max_spans, bool) or not isinstance(max_spans, int) or max_spans < 0:
-            raise ValueError(f"max_spans={max_spans!r}: must be a number of calls, at least 0")
+        check_whole("max_spans", max_spans, 0, "a number of calls")
         self.max_spans = max_spans
         self.print_table = print_table
         self._names: list[tuple[str, Event]] = []

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from runner import Callback, Interval, Time
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class ImageVisualizer(Callback):
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
-        if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
-            raise ValueError(f"num_images={num_images!r}: must be a number of images, at least 1")
+        check_whole("num_images", num_images, 1, "a number of images")
         self.interval = Interval(interval)
         self.mode = mode
         self.num_images = num_images

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from callbacks import _memory_history
+from callbacks._arguments import check_whole
 from runner import Callback, Interval, Time
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class MemorySnapshot(Callback):
             raise ValueError(f"interval={interval!r}: must be a time above 0, such as '100ba' or '1ep'")
         if isinstance(keep, bool) or not isinstance(keep, int) or (keep < 1 and keep != -1):
             raise ValueError(f"keep={keep!r}: must be a number of files, at least 1, or -1 for all")
-        self.max_entries = _memory_history.check_entries(max_entries)
+        check_whole("max_entries", max_entries, 1)
+        self.max_entries = max_entries
         self.keep = keep
         self._files: list[Path] = []  # written by this process, oldest first
         self._records: bool | None = None

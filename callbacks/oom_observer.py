@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from callbacks import _memory_history
+from callbacks._arguments import check_whole
 from runner import Callback
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class OOMObserver(Callback):
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
-        self.max_entries = _memory_history.check_entries(max_entries)
+        check_whole("max_entries", max_entries, 1)
+        self.max_entries = max_entries
         self._records: bool | None = None
         self._run: tuple[State, Logger] | None = None  # until it is closed
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from runner import Callback
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class OptimizerMonitor(Callback):
     """
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
-        if isinstance(batch_log_interval, bool) or not isinstance(batch_log_interval, int) or batch_log_interval < 1:
-            raise ValueError(f"batch_log_interval={batch_log_interval!r}: must be a number of batches, at least 1")
+        check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
         self._named: list[tuple[str, nn.Parameter]] = []

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner import Callback, TimeUnit
 
@@ -37,8 +38,7 @@ class RuntimeEstimator(Callback):
     """
 
     def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
-        if isinstance(skip_batches, bool) or not isinstance(skip_batches, int) or skip_batches < 0:
-            raise ValueError(f"skip_batches={skip_batches!r}: must be a number of batches, at least 0")
+        check_whole("skip_batches", skip_batches, 0, "a number of batches")
         self.skip_batches = skip_batches
         self.time_unit = time_unit
         self._unit = seconds_in(time_unit)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from callbacks._peak_flops import find_peak
 from runner import Callback
@@ -47,8 +48,7 @@ class SpeedMonitor(Callback):
     def __init__(
         self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
     ) -> None:
-        if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
-            raise ValueError(f"window_size={window_size!r}: must be a number of batches, at least 1")
+        check_whole("window_size", window_size, 1, "a number of batches")
         if gpu_flops_available is not None and not gpu_flops_available > 0:
             raise ValueError(f"gpu_flops_available={gpu_flops_available!r}: must be above 0, or None to look it up")
         self.window_size = window_size

@@ -6,6 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from callbacks._arguments import check_whole
 from callbacks._disk import disk_errors_reported
 from callbacks._torch_profile import TorchProfile, is_profiled, write_profile
 from runner import Callback, Event
@@ -59,8 +60,7 @@ class TorchProfiler(Callback):
     ) -> None:
         given = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
         for (name, value), least in zip(given.items(), (0, 0, 1, 1, 1), strict=True):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
+            check_whole(name, value, least)
         self.skip_first, self.wait, self.warmup, self.active, self.repeat = given.values()
         what = {"record_shapes": record_shapes, "profile_memory": profile_memory}
         self._options: dict[str, Any] = what | {"with_stack": with_stack, "with_flops": with_flops}

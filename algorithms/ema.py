@@ -113,8 +113,7 @@ class EMA(TimedAverage):
     def batch_end(self, state: State, logger: Logger) -> None:
         self._update(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._update(state)
+    epoch_end = batch_end
 
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:

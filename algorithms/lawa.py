@@ -72,8 +72,7 @@ class LAWA(TimedAverage, WeightAverage):
     def batch_end(self, state: State, logger: Logger) -> None:
         self._update(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._update(state)
+    epoch_end = batch_end
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "snapshots": [*self._snapshots]}

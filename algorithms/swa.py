@@ -99,8 +99,7 @@ class SWA(TimedAverage, WeightAverage):
     def batch_end(self, state: State, logger: Logger) -> None:
         self._update(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._update(state)
+    epoch_end = batch_end
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "count": self._count}

@@ -70,8 +70,7 @@ class ImageVisualizer(Callback):
         if self._works and state.is_due(self.interval):
             self._log(state, logger, state.microbatch, "Images/Train")
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self.batch_end(state, logger)
+    epoch_end = batch_end
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         if self._works and state.eval_timestamp.batch == 1:

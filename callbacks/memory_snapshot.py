@@ -53,8 +53,7 @@ class MemorySnapshot(Callback):
             while 0 < self.keep < len(self._files):
                 self._files.pop(0).unlink(missing_ok=True)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self.batch_end(state, logger)
+    epoch_end = batch_end
 
     def close(self, state: State, logger: Logger) -> None:
         _memory_history.stop(self)

@@ -85,8 +85,7 @@ class SystemMetricsMonitor(Callback):
             metrics |= zip(gpu, values[len(MACHINE) :], strict=True)
         logger.log_metrics({key: value for key, value in metrics.items() if not math.isnan(value)})
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self.batch_end(state, logger)
+    epoch_end = batch_end
 
     def _read(self, state: State) -> list[float]:
         """Return this rank's readings, `MACHINE` and `GPU`; NaN for what there is not."""

@@ -17,6 +17,7 @@ from runner.interrupt import Interrupt
 from runner.processes.launch import Job
 from runner.records.record import log_record
 from runner.records.result import check_objective, recording
+from runner.records.run_folder import MANIFEST
 from runner.records.saved_run import SavedRun
 from runner.terminal import print_block, show_path
 from runner.wrong_config import config_errors
@@ -111,7 +112,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
     with config_errors():
         trainer = build.build(job.config, Path(job.run_dir), job.run_name)
     with trainer:
-        saved = json.loads((Path(job.config["trainer"]["load_path"]) / "manifest.json").read_text())
+        saved = json.loads((Path(job.config["trainer"]["load_path"]) / MANIFEST).read_text())
         # So values are logged at the batch at which the other run logged its own.
         trainer.state.timestamp = trainer.state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
         with config_errors():

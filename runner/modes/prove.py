@@ -260,10 +260,10 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _last_saved(run_dir: Path) -> int:
     """Return the batch of a run's newest checkpoint, 0 without one."""
-    from runner.checkpoint_files import find_checkpoint
+    from runner.checkpoint_files import MANIFEST, find_checkpoint
 
     try:
-        return json.loads((find_checkpoint(run_dir) / "manifest.json").read_text())["timestamp"]["batch"]
+        return json.loads((find_checkpoint(run_dir) / MANIFEST).read_text())["timestamp"]["batch"]
     except FileNotFoundError:
         return 0
 

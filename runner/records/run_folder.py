@@ -24,7 +24,7 @@ SWEEP = "sweep.json"  # in a sweep's folder: what it is
 INDEX = ".index.json"  # beside the folders of sweeps: which of them is whose
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
-MANIFEST = "manifest.json"  # of a checkpoint, which is complete once it has its name
+MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoint_files`, which imports torch
 
 _made: list[Path] = []  # by this process, since the last clean-up
 
@@ -34,7 +34,7 @@ def register_resolver() -> None:
     OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
 
 
-def _run_folder(base: str, mode: str = "train") -> str:
+def _run_folder(base: str, mode: str) -> str:
     if mode in ("check", "explain", "compare", "sync"):  # which leave nothing, and may have nowhere to write
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))

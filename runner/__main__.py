@@ -35,9 +35,7 @@ from runner.wrong_config import CONF, WrongConfig, config_errors
 def main() -> int:
     """Run the command line of this process, on whatever rank it is; return the exit code."""
     wants_trace = "HYDRA_FULL_ERROR" in os.environ
-    os.environ.setdefault(
-        "HYDRA_FULL_ERROR", "1"
-    )  # lets Hydra hand its errors to us, which prints one message for each
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # has Hydra raise its errors, each of which is then one message
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     end_with_parent()

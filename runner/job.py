@@ -105,14 +105,14 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         if restarted is None:
             tell_differences(plain, resume, saved, overrides)
     return Job(
-        plain,
-        str(run_dir),
-        name_run(plain, run_dir, saved, hydra_config.runtime.choices),
-        overrides,
-        tags,
-        threads,
-        may_be_over,
-        arguments_to_record(saved, hydra_config),
+        config=plain,
+        run_dir=str(run_dir),
+        run_name=name_run(plain, run_dir, saved, hydra_config.runtime.choices),
+        overrides=overrides,
+        tags=tags,
+        threads=threads,
+        may_be_over=may_be_over,
+        arguments=arguments_to_record(saved, hydra_config),
     )
 
 

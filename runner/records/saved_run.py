@@ -190,17 +190,17 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
     return SavedRun(
-        given,
-        path,
-        path and str(folder),
-        config,
-        kept,
-        base,
-        str(environment.get("run_name", "")),
-        directory,
-        has_all and kept == plain,
+        given=given,
+        path=path,
+        run_dir=None if path is None else str(folder),
+        config=config,
+        overrides=kept,
+        base=base,
+        run_name=str(environment.get("run_name", "")),
+        config_dir=directory,
+        is_whole=has_all and kept == plain,
         # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
-        [one for one in recorded if one not in kept] if is_trusted else [],
+        unused=[one for one in recorded if one not in kept] if is_trusted else [],
     )
 
 

@@ -84,8 +84,9 @@ class BatchStream:
             read = batch  # an iterator stands where it was left
         else:
             candidates = [_sampler(loader), getattr(loader, "batch_sampler", None), loader]
-            for one in [one for one in candidates if hasattr(one, "set_epoch")][:1]:
-                one.set_epoch(epoch)
+            shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
+            if shuffles is not None:
+                shuffles.set_epoch(epoch)
         self._started = True
         batches = self._read(epoch, read) if self._draws else iter(loader)
         batches = itertools.islice(batches, batch - read, None)

@@ -67,6 +67,7 @@ class State:
     loggers: tuple[LoggerDestination, ...] = ()
     """Destinations that work on this rank."""
     evaluators: Sequence[Evaluator] = ()
+    """In the order given; they run in it."""
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     """In the order given; at INIT only those that were not given as factories."""
     schedulers: list[Any] = field(default_factory=list)
@@ -75,6 +76,7 @@ class State:
     """Loss scaler of amp_fp16, otherwise None."""
 
     train_dataloader: Iterable[Batch] | None = None
+    """As given; None for a run that only evaluates or predicts."""
     dataloader: Iterable[Batch] | None = None
     """What is being read now: the train dataloader, an evaluator's, or the one being predicted."""
     dataloader_label: str | None = None

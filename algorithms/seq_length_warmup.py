@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from algorithms._arguments import check_range, check_whole
@@ -28,6 +29,7 @@ def scheduled_length(progress: float, duration: float, shortest: int, longest: i
     return max(shortest, length - length % step)
 
 
+@functools.lru_cache  # asked for each batch, and in Python as long as a sequence
 def divisor_near(whole: int, length: int, shortest: int) -> int:
     """Return the largest divisor of `whole` from `shortest` to `length`; if there is none, the next one above."""
     divisors = [one for one in range(shortest, whole + 1) if whole % one == 0]

@@ -94,7 +94,7 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     on.before_train_batch()
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, trainer.world_size)
-    state.is_whole &= not trainer.has_buffers  # which a forward pass may change
+    state.is_whole = state.is_whole and not trainer.has_buffers  # which a forward pass may change
     trainer.accumulate_gradients(trainer, share)
     if not trainer.reduces_in_backward:
         all_reduce_gradients(state.model.parameters())

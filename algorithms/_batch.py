@@ -110,14 +110,21 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
-    """Return a batch with some of its samples; tensors that do not count samples in dimension 0 stay as they are.
+    """Return a batch with some of its samples; tensors and lists of texts that do not count samples stay as they are.
 
     Args:
-        batch: any nesting of tensors.
+        batch: any nesting of tensors, and of lists of texts such as file names, which are picked on the host.
         num_samples: samples in it.
         index: which of them: numbers (n,), int64, on the batch's device, or a slice, which gives views.
     """
-    return map_tensors(batch, lambda one: one[index] if one.ndim and len(one) == num_samples else one)
+
+    def pick_texts(texts: Any) -> Any:
+        if len(texts) != num_samples:
+            return texts
+        # The intended host-device sync, of batches with texts only.
+        return texts[index] if isinstance(index, slice) else type(texts)(texts[one] for one in index.tolist())
+
+    return map_tensors(batch, lambda one: one[index] if one.ndim and len(one) == num_samples else one, pick_texts)
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:

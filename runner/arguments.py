@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
+
+from torch.nn.parameter import is_lazy
 
 from runner.destination import LoggerDestination
 from runner.distributed import get_global_rank, pick_device
@@ -82,10 +85,13 @@ def check_model(model: Any) -> None:
 
     Raises:
         TypeError: the message says what to define.
+        ValueError: a lazy module has not seen a batch, so that its weights could be neither counted nor loaded.
     """
+    kind = type(model).__name__
     if not isinstance(model, Model):
-        name = type(model).__name__
-        raise TypeError(f"model={name}: must be a runner.Model; ClassificationModel and others wrap a module")
+        raise TypeError(f"model={kind}: must be a runner.Model; ClassificationModel and others wrap a module")
+    for name in [name for name, one in model.named_parameters() if is_lazy(one)]:
+        raise ValueError(f"model={kind}: {name} has no shape yet; show its lazy module a batch where the model is made")
     check_call(model, "forward", ["batch"])
     if model.training_step is not None:
         check_call(model, "training_step", ["state"])
@@ -142,21 +148,15 @@ def refuse_unseen_hooks(state: State) -> None:
     Raises:
         ValueError: it would never be called.
     """
+    model = type(state.unwrapped_model).__name__
     if state.unwrapped_model.training_step is None:
         return
     if state.train_metrics:
-        raise ValueError(
-            f"{type(state.unwrapped_model).__name__}.metrics(train=True) must return {{}}: its own training_step "
-            "leaves no outputs to measure"
-        )
-    for one in (*state.algorithms, *state.callbacks, *state.loggers):
-        for event in _UNSEEN:
-            if overrides(one, event):
-                model = type(state.unwrapped_model).__name__
-                raise ValueError(
-                    f"{type(one).__name__} acts at {event.name}, which does not happen with {model}: its own "
-                    "training_step does forward, loss and backward. Remove one of them."
-                )
+        raise ValueError(f"{model}.metrics(train=True) must return {{}}: its own training_step leaves no outputs")
+    for one, event in product((*state.algorithms, *state.callbacks, *state.loggers), _UNSEEN):
+        if overrides(one, event):
+            why = "its own training_step does forward, loss and backward. Remove one of them."
+            raise ValueError(f"{type(one).__name__} acts at {event.name}, which does not happen with {model}: {why}")
 
 
 def set_microbatches(state: State, grad_accum: int, microbatch_size: int | str | None) -> None:

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 
-def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(batch: Any, function: Callable[[Tensor], Any], texts: Callable[[Any], Any] | None = None) -> Any:
     """Return a batch of the same nesting with `function` applied to its tensors.
+
+    Args:
+        batch: any nesting.
+        function: is given each tensor.
+        texts: is given each tuple or list of nothing but texts, as a rule one for each sample; None: they stay.
 
     Raises:
         TypeError: something in it is neither a tensor, tuple, list nor mapping, nor a plain value.
@@ -20,12 +25,14 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(value, function) for key, value in batch.items()}
+        mapped = {key: map_tensors(value, function, texts) for key, value in batch.items()}
         return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return type(batch)(*(map_tensors(value, function, texts) for value in batch))
+    if isinstance(batch, tuple | list) and texts is not None and all(isinstance(one, str | bytes) for one in batch):
+        return texts(batch)
     if isinstance(batch, tuple | list):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        return type(batch)(map_tensors(value, function, texts) for value in batch)
     if isinstance(batch, numpy.generic):
         return batch.item()  # numpy's float64 is a float too, but could be read from a checkpoint by unpickling only
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
@@ -72,7 +79,8 @@ def split(batch: Any, num_samples: int, parts: int | None = None, size: int | No
     """Return microbatches as (index of the first sample, views of the batch), the whole batch itself if it is one.
 
     Args:
-        batch: tensors whose dimension 0 is `num_samples`; zero-dimensional ones and plain values go to every part.
+        batch: tensors whose dimension 0 is `num_samples`, and lists of as many texts; zero-dimensional tensors and
+            plain values go to every part.
         num_samples: samples in the batch.
         parts: number of microbatches; sizes differ by at most one, and there are no empty ones.
         size: samples per microbatch, in place of `parts`; the last may be smaller.
@@ -96,6 +104,6 @@ def split(batch: Any, num_samples: int, parts: int | None = None, size: int | No
                 )
             return tensor[start:end]
 
-        return map_tensors(batch, cut)
+        return map_tensors(batch, cut, lambda texts: texts[start:end] if len(texts) == num_samples else texts)
 
     return [(start, part(start, end)) for start, end in pairwise(bounds)]

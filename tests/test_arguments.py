@@ -147,3 +147,11 @@ def test_a_model_that_cannot_be_called_is_refused(kind: type[Model], message: st
     check_model(Right())
     with pytest.raises(TypeError, match=message):
         check_model(kind())
+
+
+def test_a_lazy_module_that_has_seen_nothing_is_refused():
+    model = ClassificationModel(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), 3)
+    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.0.weight has no shape yet; show its lazy"):
+        check_model(model)
+    model.module(torch.zeros(1, 7))
+    check_model(model)

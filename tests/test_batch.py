@@ -103,6 +103,14 @@ def test_pieces_are_views_and_one_piece_is_the_batch_itself():
         assert piece[0].data_ptr() == batch[0][start:].data_ptr()
 
 
+def test_texts_go_with_their_samples():
+    batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ("cat", "dog"), "nested": [("d", "e", b"f"), 7]}
+    (_, first), (_, second) = split(batch, 3, size=2)
+    assert first["names"] == ["a", "b"] and second["names"] == ["c"]
+    assert first["nested"] == [("d", "e"), 7] and second["nested"] == [(b"f",), 7]
+    assert first["classes"] == second["classes"] == ("cat", "dog")
+
+
 def test_tensors_of_another_length_cannot_be_split():
     with pytest.raises(ValueError, match=r"cannot split a batch of 6 samples: a tensor in it has shape \(7, 2\)"):
         split((torch.zeros(6), torch.zeros(7, 2)), 6, parts=2)

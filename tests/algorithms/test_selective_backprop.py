@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
+from algorithms._batch import pick_samples
 from algorithms._sample_losses import evaluate_losses, sample_losses
 from algorithms.selective_backprop import draw_ranks, select
 from runner import Callback, ClassificationModel, LanguageModel, Model
@@ -126,6 +127,13 @@ def test_losses_are_those_of_an_evaluation(make_trainer):
         expected = F.cross_entropy(model.eval()(batch), batch[1], reduction="none")
         torch.testing.assert_close(losses, expected.detach())
         assert not losses.requires_grad
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
+def test_texts_are_picked_with_their_samples(index: Any):
+    batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ("cat", "dog")}
+    picked = pick_samples(batch, 3, index)
+    assert picked["x"].tolist() == [0, 2] and picked["names"] == ["a", "c"] and picked["classes"] == ("cat", "dog")
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])

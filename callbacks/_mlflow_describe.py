@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from callbacks._mlflow_target import without_password
+from callbacks._mlflow_spool import without_password
 
 if TYPE_CHECKING:
     from runner import State

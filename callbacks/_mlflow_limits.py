@@ -8,7 +8,7 @@ import re
 import mlflow.exceptions
 import requests
 
-from callbacks._mlflow_target import without_password
+from callbacks._mlflow_spool import without_password
 
 METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags

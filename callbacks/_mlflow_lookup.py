@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import mlflow.exceptions
@@ -39,12 +40,13 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
     if run.info.lifecycle_stage == "deleted":
         raise ValueError(f"MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` brings it back")
     name = run.data.tags.get("runner.run_dir")
-    if name is not None and read_json(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
-        return Path(name)
+    with suppress(OSError):  # the folder may be in somebody else's home
+        if name is not None and read_json(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
+            return Path(name)
     if downloads is None:
         where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
         raise ValueError(
-            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is not here; "
+            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is not here, or may not be read; "
             "give resume= a folder, or make the run again with rerun="
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -47,10 +48,15 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def write_json(path: Path, value: Any) -> None:
+def without_password(uri: str) -> str:
+    """The address as it may be shown."""
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     """Replace a file at once, readable by its owner only: an address of a store may hold a password."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         json.dump(value, file)
     os.replace(temporary, path)
 
@@ -58,7 +64,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_sent(folder: Path, tracking_uri: str) -> Sent:
     """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store."""
     saved = read_json(folder / "sent.json")
-    return Sent(**saved) if saved.get("tracking_uri") == tracking_uri else Sent(tracking_uri)
+    same = without_password(saved.get("tracking_uri", "")) == without_password(tracking_uri)
+    return Sent(**saved) if same else Sent(tracking_uri)
 
 
 # Made once: json.dumps makes an encoder at each call that asks for other separators.
@@ -66,8 +73,9 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 def write_sent(folder: Path, sent: Sent) -> None:
-    """Keep what was sent, so that another writer can go on from there."""
-    write_json(folder / "sent.json", asdict(sent))
+    """Keep what was sent, so that another writer can go on from there, and that others find the run by its id."""
+    shown = {"tracking_uri": without_password(sent.tracking_uri)}
+    write_json(folder / "sent.json", asdict(sent) | shown, mode=0o644)
 
 
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:

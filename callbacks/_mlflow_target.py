@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import sys
 import uuid
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_spool import now_ms, read_json
+from callbacks._mlflow_spool import now_ms, read_json, without_password
 
 SQLITE = "sqlite:///"
 
@@ -33,11 +32,6 @@ def check_seconds(close_timeout: float, system_metrics_interval: float) -> None:
         raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
     if system_metrics_interval <= 0:
         raise ValueError(f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0")
-
-
-def without_password(uri: str) -> str:
-    """The address as it may be shown."""
-    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
 
 
 def uri_of_run(uri: str, run_dir: Path) -> str:

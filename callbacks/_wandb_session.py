@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_target import without_password
+from callbacks._mlflow_spool import without_password
 
 log = logging.getLogger("runner")
 

@@ -59,4 +59,4 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
     if any(isinstance(one, requests.Timeout) for one in chain):
         return f"{store} does not answer"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return f"{type(error).__name__}: {' '.join(without_password(str(error)).split())[:500]}"

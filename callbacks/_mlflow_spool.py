@@ -61,6 +61,12 @@ def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     os.replace(temporary, path)
 
 
+def open_log(run_dir: Path) -> IO[str]:
+    """Where the traces of a run's deliveries go, for its owner only: an address in them may hold a password."""
+    path = run_dir / "mlflow" / "writer.log"
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a")
+
+
 def read_sent(folder: Path, tracking_uri: str) -> Sent:
     """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store."""
     saved = read_json(folder / "sent.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from callbacks._mlflow_delivery import Delivery
-from callbacks._mlflow_spool import try_lock
+from callbacks._mlflow_spool import open_log, try_lock
 from callbacks._mlflow_target import register_of
 from callbacks._mlflow_writer import configure
 from runner.terminal import show_path
@@ -71,7 +71,7 @@ def _send(run_dir: Path) -> bool:
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)
 
-    with (run_dir / "mlflow" / "writer.log").open("a") as log, redirect_stderr(log):  # traces, as the writer does
+    with open_log(run_dir) as log, redirect_stderr(log):  # traces, as the writer does
         delivery = Delivery(run_dir, report, live=False)
         while not delivery.finished:
             delivery.step()

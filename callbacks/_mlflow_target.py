@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import sys
 import uuid
@@ -45,10 +46,11 @@ def uri_of_run(uri: str, run_dir: Path) -> str:
 
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
-    uri = without_password(uri)
     if uri.startswith(("http://", "https://")):
+        uri = re.sub(r"(?<=://)[^/@]*@", "", uri)  # a browser asks by itself
         known = experiment_id is not None and run_id is not None
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
+    uri = without_password(uri)
     path = Path(uri.removeprefix(SQLITE))
     if uri.startswith(SQLITE) and path.is_relative_to(Path.cwd()):
         uri = f"{SQLITE}{path.relative_to(Path.cwd())}"

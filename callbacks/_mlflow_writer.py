@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from callbacks._mlflow_delivery import Delivery, Report
-from callbacks._mlflow_spool import try_lock
+from callbacks._mlflow_spool import open_log, try_lock
 from callbacks._mlflow_target import resolve_uri
 
 POLL = 0.2  # seconds between two looks at the spools
@@ -25,6 +25,7 @@ LINGER = 6.0  # seconds to finish in when the trainer has ended; a process that 
 GRACE = 1.0  # seconds after these until a call that does not return is left where it is
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it shows the password in an address
     # The writer itself tries again: it first looks whether the server has made a run of which it could not tell any
     # more. And a call that waits for minutes would hold up the others.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -106,7 +107,7 @@ class Service:
 
     def _deliver(self, run_dir: str) -> None:
         try:
-            with (Path(run_dir) / "mlflow" / "writer.log").open("ab") as log:
+            with open_log(Path(run_dir)) as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             delivery = self._active[run_dir] = Delivery(Path(run_dir), self._report, live=True)

@@ -177,6 +177,8 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
 
 def test_the_ui_command_shows_the_run_and_no_password() -> None:
     assert ui_command("http://host:5000/", "3", "abc") == "http://host:5000/#/experiments/3/runs/abc"
+    assert ui_command("https://me:secret@host", "3", "abc") == "https://host/#/experiments/3/runs/abc"
+    assert ui_command("https://me:secret@host", None, None) == "https://host"
     assert "secret" not in ui_command("postgresql://user:secret@host/db", None, None)
 
 

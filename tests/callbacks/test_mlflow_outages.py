@@ -37,7 +37,8 @@ class Proxy(ThreadingHTTPServer):
     """Passes calls on to a server, as well as `mode` lets it.
 
     'up': at once; 'slow': half a second later; 'cut': the server does what is asked, but its answer is lost the first
-    time that a thing is asked; 'down': connections break off; 'deaf': connections are taken and never answered.
+    time that a thing is asked; 'failing': each call is answered with status 500; 'down': connections break off;
+    'deaf': connections are taken and never answered.
     """
 
     daemon_threads = True
@@ -77,6 +78,9 @@ class _Passing(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if mode == "failing":
+            self.send_error(500)
+            return
         inner = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
         inner.request(self.command, self.path, body, headers)
@@ -188,6 +192,20 @@ def test_a_server_far_away_has_everything_and_a_resumed_run_goes_on_there(
     assert ("optimizer.lr", "0.1") in store.query("key, value", "params") or store.query("key", "params")
     assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any, tmp_path: Path) -> None:
+    with Proxy(store.server, "failing") as proxy:
+        env = {"MLFLOW_TRACKING_URI": proxy.uri.replace("://", "://me:secret@"), "MLFLOW_EXPERIMENT_NAME": "p"}
+        failed = run_app(*TINY, "trainer.max_duration=1ep", env=env)
+        proxy.mode = "up"
+        synced = run_app("mode=sync", env=env)
+    assert "WARNING: MLflow: " in failed.stderr and "MLflow has all of it" in synced.stdout
+    assert not [word for one in (failed, synced) for word in (one.stdout + one.stderr).split() if "secret" in word]
+    [folder] = run_folders(tmp_path)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path.name for path in files if path.stat().st_mode & 0o044 and b"secret" in path.read_bytes()] == []
+    assert "secret" not in (folder / "mlflow" / "sent.json").read_text()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from callbacks._mlflow_limits import explain
+from callbacks._mlflow_limits import RunDeleted, explain
 from callbacks._mlflow_origin import origin_tags
 from callbacks._mlflow_spool import Sent, Spool, now_ms, read_entries, read_json, read_sent, try_lock, write_sent
 
@@ -34,13 +34,14 @@ class Delivery:
         run_dir: the run's folder.
         report: takes what the trainer is to know.
         live: whether its trainer is this process's parent; otherwise the spool was left by an earlier one.
+        wanted: whether the run is restored where it was deleted; otherwise it is then left alone.
 
     Raises:
         FileNotFoundError: the folder holds no spool.
         ValueError: its `run.json` cannot be read.
     """
 
-    def __init__(self, run_dir: Path, report: Report, live: bool) -> None:
+    def __init__(self, run_dir: Path, report: Report, live: bool, wanted: bool = True) -> None:
         self.finished = False
         self.complete = False
         self._folder = run_dir / "mlflow"
@@ -51,6 +52,7 @@ class Delivery:
         self._report: Report = lambda news: report({"run": str(run_dir), **news})
         self.unsent = Path(self._order["unsent"])
         self._live = live
+        self._wanted = wanted
         self._attempts = LAST_ATTEMPTS if live else 1
         self._failures = 0
         self._next_step = 0.0
@@ -83,6 +85,8 @@ class Delivery:
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
             self._report({"error": explain(error, self._order["tracking_uri"])})
+            if isinstance(error, RunDeleted) and not self._wanted:  # on purpose, it seems: resume= still brings it back
+                self.unsent.unlink(missing_ok=True)
             if not self._live and self._failures >= self._attempts:
                 self.stop()
 
@@ -132,7 +136,9 @@ class Delivery:
         if self._sink is None or self._sent is None:
             order = self._order
             sent = read_sent(self._folder, order["tracking_uri"])
-            client, run = open_run(order, sent.run_id, lambda: origin_tags(order["command"], order["cwd"]))
+            client, run = open_run(
+                order, sent.run_id, lambda: origin_tags(order["command"], order["cwd"]), self._wanted
+            )
             if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
                 sent = Sent(order["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)

@@ -18,6 +18,13 @@ TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
 
 
+class RunDeleted(Exception):
+    """A run that was deleted takes nothing until it is restored."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
+
+
 def clean_key(key: str) -> str:
     """A key that MLflow accepts: foreign characters become `_`, what exceeds 250 characters becomes a hash."""
     parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
@@ -59,4 +66,6 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
     if any(isinstance(one, requests.Timeout) for one in chain):
         return f"{store} does not answer"
+    if isinstance(error, RunDeleted):
+        return str(error)
     return f"{type(error).__name__}: {' '.join(without_password(str(error)).split())[:500]}"

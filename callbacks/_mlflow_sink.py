@@ -19,6 +19,7 @@ from callbacks._mlflow_limits import (
     PAIRS_PER_CALL,
     PARAM_LENGTH,
     TAG_LENGTH,
+    RunDeleted,
     clean_key,
     clean_path,
     is_refusal,
@@ -65,7 +66,7 @@ class RunSink:
             try:
                 self._client.log_batch(self.run_id, metrics=batch)
             except Exception as error:
-                if not is_refusal(error):
+                if not self._is_final(error):
                     raise
                 for metric in batch:
                     self._attempt(
@@ -88,9 +89,21 @@ class RunSink:
         try:
             send()
         except Exception as error:
-            if not is_refusal(error):
+            if not self._is_final(error):
                 raise
             self._refused(f"{what} was left out: {error}")
+
+    def _is_final(self, error: Exception) -> bool:
+        """Whether MLflow will never take this; a run that was deleted takes nothing, until it is restored.
+
+        Raises:
+            RunDeleted: it was.
+        """
+        if not is_refusal(error):
+            return False
+        if self._client.get_run(self.run_id).info.lifecycle_stage == "deleted":
+            raise RunDeleted(self.run_id) from error
+        return True
 
     def _start(self, entry: dict[str, Any]) -> None:
         self._client.update_run(self.run_id, status="RUNNING")

@@ -14,7 +14,7 @@ import mlflow.exceptions
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from callbacks._mlflow_limits import TAG_LENGTH, shorten
+from callbacks._mlflow_limits import TAG_LENGTH, RunDeleted, shorten
 
 LOCK_TIMEOUT = 60.0  # seconds
 
@@ -105,17 +105,21 @@ def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
 
 
 def open_run(
-    order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]]
+    order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]], restore: bool
 ) -> tuple[MlflowClient, Run]:
     """A client, and the run of a spool, made when it does not exist.
 
     A run that this spool has is found again by its `runner.spool` tag, so that a writer killed right after making it
-    leaves no second one; a deleted one is restored.
+    leaves no second one.
 
     Args:
         order: where the run goes.
         run_id: the run's id, when it is known.
         tags: computes the tags of a new run.
+        restore: whether one that was deleted is wanted again.
+
+    Raises:
+        RunDeleted: it was, and is not.
     """
     client, experiment_id = open_experiment(order)
     run = None
@@ -130,6 +134,8 @@ def open_run(
         run = found[0] if found else None
     if run is not None:
         if run.info.lifecycle_stage == "deleted":
+            if not restore:
+                raise RunDeleted(run.info.run_id)
             client.restore_run(run.info.run_id)
         return client, run
     marked = {**tags(), "runner.spool": order["spool"]}

@@ -33,7 +33,7 @@ def sync(tracking_uri: str, run_dir: Path | None) -> bool:
     if not run_dirs:
         print("MLflow: nothing is left to send")
     configure()
-    results = [_send(one) for one in run_dirs]
+    results = [_send(one, wanted=run_dir is not None) for one in run_dirs]
     return all(results)
 
 
@@ -50,7 +50,7 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
     return [run_dir for run_dir in entries.values() if _is_run(run_dir)]
 
 
-def _send(run_dir: Path) -> bool:
+def _send(run_dir: Path, wanted: bool) -> bool:
     shown = show_path(run_dir)
     alive = try_lock(run_dir / "mlflow" / "trainer.lock")
     if alive is None:
@@ -72,7 +72,7 @@ def _send(run_dir: Path) -> bool:
                 print(f"{shown}: {news[name]}", file=terminal)
 
     with open_log(run_dir) as log, redirect_stderr(log):  # traces, as the writer does
-        delivery = Delivery(run_dir, report, live=False)
+        delivery = Delivery(run_dir, report, live=False, wanted=wanted)
         while not delivery.finished:
             delivery.step()
     print(f"{shown}: MLflow has {'all' if delivery.complete else 'not all'} of it")

@@ -133,7 +133,7 @@ class Service:
                 entry.unlink()
             elif alive := try_lock(run_dir / "mlflow" / "trainer.lock"):
                 alive.close()
-                self._active[str(run_dir)] = Delivery(run_dir, lambda _: None, live=False)
+                self._active[str(run_dir)] = Delivery(run_dir, lambda _: None, live=False, wanted=False)
         except (OSError, ValueError):
             traceback.print_exc()
 

@@ -208,6 +208,27 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
     assert "secret" not in (folder / "mlflow" / "sent.json").read_text()
 
 
+def test_a_run_that_is_deleted_while_it_trains_loses_nothing(
+    store: Store, run_app: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def delete() -> None:
+        wait_until(lambda: store.points())
+        with contextlib.closing(sqlite3.connect(store.server.folder / "mlflow.db", timeout=30)) as rows:
+            rows.execute(
+                "update runs set lifecycle_stage = 'deleted' where run_uuid = ?", store.query("run_uuid", "runs")[0]
+            )
+            rows.commit()
+
+    logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=15)
+    with make_trainer(tmp_path / "r", 60, logger, callbacks=[Script(0.0, at_20=delete)]) as trainer:
+        trainer.fit()
+    assert "is deleted there; restore it in the UI" in caplog.text and "left out" not in caplog.text
+    sent = store.points()
+    assert 0 < sum(sent.values()) < sum(logged(tmp_path / "r").values())
+    assert "MLflow has all of it" in run_app("mode=sync", "resume=r").stdout
+    assert store.points() == logged(tmp_path / "r") and store.statuses() == ["FINISHED"]
+
+
 @pytest.mark.slow
 def test_a_slow_server_does_not_slow_training_and_loses_nothing(store: Store, tmp_path: Path) -> None:
     batches = 2000

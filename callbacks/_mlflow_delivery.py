@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
 LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
 LONGEST_PAUSE = 60.0  # seconds between two attempts while the run trains
+FILES = {"artifact", "text", "table", "images"}  # entries that go to the store of artifacts, which is another one
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -56,6 +57,7 @@ class Delivery:
         self._attempts = LAST_ATTEMPTS if live else 1
         self._failures = 0
         self._next_step = 0.0
+        self._next_files = 0.0
         self._lock: IO[bytes] | None = None
         self._sent: Sent | None = None
         self._sink: RunSink | None = None
@@ -114,11 +116,14 @@ class Delivery:
                 self._mark(sent, len(chunk), chunk[-1][1], ended=False)
                 continue
             for entry, end in chunk:
-                self._send_entry(sink, entry)
+                if entry is not None and not FILES.isdisjoint(entry):
+                    self._send_files(sink, sent, entry)
+                else:
+                    self._send_entry(sink, entry)
                 self._mark(sent, 1, end, ended=entry is not None and "status" in entry)
-                if entry is not None and "images" in entry:
-                    Path(entry["file"]).unlink(missing_ok=True)
         self._send_load(sink)
+        if self._live or not entries:
+            self._send_postponed(sink, sent)
         if entries or self._live:
             return bool(entries)
         if not sent.ended:
@@ -154,8 +159,35 @@ class Delivery:
             self._stop_watching()
             self._send_load(sink)
         sink.send(entry)
+        if "images" in entry:
+            Path(entry["file"]).unlink(missing_ok=True)
         if "start" in entry and self._live:
             self._watch(sink.run)
+
+    def _send_files(self, sink: RunSink, sent: Sent, entry: dict[str, Any]) -> None:
+        """Send an entry with files; where they cannot be stored, what comes after them goes on nevertheless."""
+        try:
+            if not sent.postponed:
+                self._send_entry(sink, entry)
+                return
+        except RunDeleted:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
+            self._next_files = time.monotonic() + LONGEST_PAUSE
+        sent.postponed.append(sent.offset)
+
+    def _send_postponed(self, sink: RunSink, sent: Sent) -> None:
+        """Try again to send files, now and then while the run trains."""
+        if self._live and time.monotonic() < self._next_files:
+            return
+        self._next_files = time.monotonic() + LONGEST_PAUSE
+        while sent.postponed:
+            entry, _ = next(read_entries(self._spool, sent.postponed[0]))
+            self._send_entry(sink, entry)
+            del sent.postponed[0]
+            write_sent(self._folder, sent)
 
     def _mark(self, sent: Sent, lines: int, offset: int, ended: bool) -> None:
         sent.lines, sent.offset, sent.ended = sent.lines + lines, offset, ended

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +33,8 @@ class Sent:
     lines: int = 0
     ended: bool = False
     """Whether the last entry sent was a final status."""
+    postponed: list[int] = field(default_factory=list)
+    """Offsets before it of entries with files, which the store of artifacts did not take."""
 
 
 def now_ms() -> int:

@@ -38,7 +38,7 @@ class Proxy(ThreadingHTTPServer):
 
     'up': at once; 'slow': half a second later; 'cut': the server does what is asked, but its answer is lost the first
     time that a thing is asked; 'failing': each call is answered with status 500; 'down': connections break off;
-    'deaf': connections are taken and never answered.
+    'deaf': connections are taken and never answered; 'no files': status 500 for artifacts.
     """
 
     daemon_threads = True
@@ -78,7 +78,7 @@ class _Passing(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if mode == "failing":
+        if mode == "failing" or (mode == "no files" and "mlflow-artifacts" in self.path):
             self.send_error(500)
             return
         inner = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=60)
@@ -206,6 +206,22 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path.name for path in files if path.stat().st_mode & 0o044 and b"secret" in path.read_bytes()] == []
     assert "secret" not in (folder / "mlflow" / "sent.json").read_text()
+
+
+def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
+    store: Store, run_app: Any, tmp_path: Path
+) -> None:
+    with Proxy(store.server, "no files") as proxy:
+        env = {"MLFLOW_TRACKING_URI": proxy.uri, "MLFLOW_EXPERIMENT_NAME": store.experiment}
+        done = run_app(*TINY, "trainer.max_duration=2ep", env=env)
+        [folder] = run_folders(tmp_path)
+        assert "WARNING: MLflow: files: " in done.stderr
+        assert store.points() == logged(folder) and store.statuses() == ["FINISHED"]
+        proxy.mode = "up"
+        assert "MLflow has all of it" in run_app("mode=sync", env=env).stdout
+    assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
+    assert store.points() == logged(folder)
+    assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
 
 
 def test_a_run_that_is_deleted_while_it_trains_loses_nothing(

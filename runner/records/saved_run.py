@@ -174,8 +174,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     for one in OF_THE_COMMAND:
         config.pop(one, None)
     recorded = [one for one in map(str, overrides) if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
-    # Of Hydra itself a record may change nothing, and whatever an override computes is in the config already.
-    plain = [one for one in recorded if not re.search(r"hydra|\$\{|\.\.|^-", one)]
+    plain = [one for one in recorded if _is_plain(one)]
     is_trusted = is_own(folder)
     directory, has_all = config_dir_of(recorded, arguments, is_trusted)
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
@@ -202,6 +201,19 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
         unused=[one for one in recorded if one not in kept] if is_trusted else [],
     )
+
+
+def _is_plain(override: str) -> bool:
+    """Whether a record may say so when it is composed again.
+
+    Of Hydra itself it may change nothing, it chooses no file outside of the groups, and what an override computes is in
+    its config already.
+    """
+    key, _, value = override.partition("=")
+    group = key_of(key).strip().partition("@")[0]
+    is_hydras = re.search(r"(^|@)\s*hydra\b", key_of(key))
+    leads_out = ".." in key or ("." not in group and re.search(r"(^|[^\w.])\.\.(/|$)", value))
+    return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
 
 
 def _allowed(arguments: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from mlflow_runs import log_steps, logging_to, points, query, wait_until
 
 from callbacks import MLflowLogger
+from callbacks._mlflow_spool import Sent, read_json, read_sent, write_sent
 from runner import Timestamp
 
 
@@ -30,6 +31,31 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
     assert query("select status from runs") == [("FINISHED",)]
     assert dict(query("select key, value from params")) == {"lr": "0.1", "kept": "1"}
     assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
+def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
+    from callbacks._mlflow_lookup import find_run
+
+    with logging_to(MLflowLogger(), "outputs/r"):
+        pass
+    mlflow_folder = folder / "outputs" / "r" / "mlflow"
+    run_id, uri = read_json(mlflow_folder / "sent.json")["run_id"], MLflowLogger().tracking_uri
+    assert (mlflow_folder / "sent.json").stat().st_mode == (mlflow_folder / "spool.jsonl").stat().st_mode
+    assert find_run(run_id, uri, None) == folder / "outputs" / "r"
+    shutil.rmtree(mlflow_folder)
+    mlflow_folder.touch()  # what cannot be read, also by root
+    with pytest.raises(ValueError, match="is not here, or may not be read; .* rerun="):
+        find_run(run_id, uri, None)
+    with pytest.raises(ValueError, match="has no record"):  # it looks among its artifacts
+        find_run(run_id, uri, folder)
+
+
+def test_what_others_may_read_holds_no_password(tmp_path: Path) -> None:
+    write_sent(tmp_path, Sent("http://me:secret@host", "abc", 7))
+    assert "secret" not in (tmp_path / "sent.json").read_text()
+    assert read_sent(tmp_path, "http://me:changed@host").offset == 7
+    assert read_sent(tmp_path, "http://me:secret@elsewhere").run_id is None
 
 
 def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ import torch
 from runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
 
 from runner.records.record import write_record
-from runner.records.saved_run import find_saved_run
+from runner.records.saved_run import _is_plain, find_saved_run
 
 # Records of somebody else: config and overrides, and what the refusal must name.
 ATTACKS: dict[str, tuple[Any, list[str], str]] = {
@@ -79,6 +79,10 @@ def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path)
     hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
     saved = find_saved_run([f"resume={foreign_run(tmp_path / 'other', {}, [*hydra, 'model=mlp'])}"])
     assert saved is not None and saved.overrides == ["model=mlp"]
+    touching = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
+    touching += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
+    plain = ["run_name=hydra-nets", "+note=a..b", "+data.path=../images", "optimizer.lr=0.5"]
+    assert [one for one in (*touching, *plain) if _is_plain(one)] == plain
 
 
 def test_what_ships_and_what_this_user_made_needs_no_permission(

@@ -6,8 +6,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
 from callbacks._run_description import describe_metrics
 from runner import LoggerDestination, Record, TimeUnit
 
@@ -15,15 +16,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 TRAIN_LOSS = "loss/train/total"
-
-
-class _Epoch(NamedTuple):
-    """An epoch that has ended, whose last metrics may still be on their way."""
-
-    label: str
-    last_step: int
-    batches: int
-    seconds: float
+SHOWN = ("loss/", "metrics/")
 
 
 class ProgressBar(LoggerDestination):
@@ -45,23 +38,29 @@ class ProgressBar(LoggerDestination):
             raise ValueError(f"refresh_interval={refresh_interval!r}: must be a number of seconds above 0")
         self.refresh_interval = refresh_interval
         self._state: State
+        self._logger: Logger | None = None  # while training
         self._console: Any
         self._live: Any = None
         self._values: dict[str, float] = {}
         self._losses = (0, 0.0)  # how many, and their sum
-        self._finished: deque[_Epoch] = deque()
+        self._finished: deque[FinishedEpoch] = deque()
         self._epoch_began = (1, 0, 0.0)  # its number, counted from 1; batches and seconds of training before it
         self._fit_began = (0.0, 0.0)  # seconds of the clock, fraction of the run
         self._paused = self._pause_began = 0.0  # seconds in evaluations, and when the last one began
+        self._resumed_after: float | None = None  # seconds of training before a checkpoint in the middle of an epoch
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._state = state
+        self._state, self._logger = state, logger
         self._console = Console(highlight=False, soft_wrap=True)
         self._fit_began = (time.perf_counter(), state.progress.elapsed_in(TimeUnit.DURATION))
         self.epoch_start(state, logger)
+        if self._resumed_after is not None:
+            number, batch, seconds = self._epoch_began
+            self._epoch_began = (number, batch - state.timestamp.batch_in_epoch, seconds - self._resumed_after)
+            self._resumed_after = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             rate = 1 / self.refresh_interval
             self._live = Live(console=self._console, refresh_per_second=rate, transient=True, get_renderable=self._draw)
@@ -84,6 +83,7 @@ class ProgressBar(LoggerDestination):
         if state.timestamp.batch_in_epoch:
             self._finish_epoch(state)
         logger.flush()  # the intended host-device sync, once per fit
+        self._logger = None
         self.close(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -91,6 +91,17 @@ class ProgressBar(LoggerDestination):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._logger is None or not self._state.timestamp.batch_in_epoch:
+            return {}
+        self._logger.flush()  # what was logged before a checkpoint belongs into it
+        shown = {key: value for key, value in self._values.items() if key.startswith(SHOWN)}
+        return {"losses": list(self._losses), "values": shown, "seconds": self._clock() - self._epoch_began[2]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._losses, self._values, self._resumed_after = tuple(state["losses"]), state["values"], state["seconds"]
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -104,7 +115,9 @@ class ProgressBar(LoggerDestination):
     def _finish_epoch(self, state: State) -> None:
         number, batch, seconds = self._epoch_began
         now = state.timestamp
-        self._finished.append(_Epoch(_label(state, number), now.batch, now.batch - batch, self._clock() - seconds))
+        self._finished.append(
+            FinishedEpoch(label_epoch(state, number), now.batch, now.batch - batch, self._clock() - seconds)
+        )
 
     def _clock(self) -> float:
         """Return seconds, evaluations left out."""
@@ -127,9 +140,6 @@ class ProgressBar(LoggerDestination):
 
     def _draw(self) -> Any:
         """Return the line for the epoch in flight; called by the thread that refreshes it."""
-        from rich.progress_bar import ProgressBar as Bar
-        from rich.table import Table
-
         state = self._state
         now = state.timestamp
         began, fraction_before = self._fit_began
@@ -138,23 +148,13 @@ class ProgressBar(LoggerDestination):
         length = state.train_dataloader_len
         # Time already counts the epoch that has just ended while its evaluation runs.
         batches = now.batch_in_epoch if now.epoch < number else length or now.batch - batch
-        bar = Bar(total=length or 1.0, completed=batches if length else fraction, width=24)
-        cells: list[Any] = [_label(state, number), bar, f"{batches}/{length}" if length else f"batch {batches}"]
+        texts = []
         count, total = self._losses
         if count:
-            cells.append(f"loss {total / count:.4g}")
+            texts.append(f"loss {total / count:.4g}")
         if now.batch > batch:
-            cells.append(f"{(now.batch - batch) / (self._clock() - seconds):.4g} ba/s")
+            texts.append(f"{(now.batch - batch) / (self._clock() - seconds):.4g} ba/s")
         if fraction > fraction_before:
             left = (time.perf_counter() - began) * max(0.0, 1 - fraction) / (fraction - fraction_before)
-            cells.append(f"{timedelta(seconds=int(left))} left")
-        line = Table.grid(padding=(0, 2))
-        line.add_row(*cells)
-        return line
-
-
-def _label(state: State, number: int) -> str:
-    end = state.max_duration
-    if end.unit is not TimeUnit.EPOCH:
-        return f"epoch {number}"
-    return f"epoch {number:{len(str(end.value))}}/{end.value}"
+            texts.append(f"{timedelta(seconds=int(left))} left")
+        return draw_line(label_epoch(state, number), batches, length, fraction, texts)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,20 @@ from torch import nn
 
 from callbacks import InMemoryLogger, ProgressBar
 from callbacks._run_description import describe_metrics
-from runner import ClassificationModel, Trainer
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 from runner.data import TensorLoader
+
+
+class Save(Callback):
+    """Saves a checkpoint after so many batches, which take a while."""
+
+    def __init__(self, stop: str, path: Path):
+        self.stop, self.path = int(stop.removesuffix("ba")), path
+
+    def batch_checkpoint(self, state, logger):
+        if state.timestamp.batch == self.stop:
+            time.sleep(0.2)
+            save_checkpoint(state, self.path)
 
 
 def make_trainer(**arguments: Any) -> Trainer:
@@ -61,6 +74,22 @@ def test_an_epoch_that_is_not_finished_gets_a_line_at_the_end(capsys):
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 2"]
 
 
+@pytest.mark.parametrize("stop", ["4ba", "5ba", "6ba"])
+def test_a_resumed_run_shows_the_whole_epoch(capsys, tmp_path: Path, stop: str):
+    def fit(**arguments: Any) -> list[list[str]]:
+        torch.manual_seed(0)
+        with make_trainer(max_duration="3ep", **arguments) as trainer:
+            trainer.fit()
+        return [line.split("  |  ") for line in capsys.readouterr().out.splitlines()]
+
+    whole = fit(callbacks=[ProgressBar(), Save(stop, tmp_path / "checkpoint")])
+    again = fit(resume_path=tmp_path / "checkpoint")
+    assert len(again) == 2 and [line[:-2] for line in again] == [line[:-2] for line in whole[1:]]
+    # Three batches, in the seconds before the checkpoint and since the resume.
+    rate, seconds = (float(part.split()[0]) for part in again[0][-2:])
+    assert rate * seconds == pytest.approx(3, rel=0.02) and seconds >= 0.2
+
+
 def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
     class Broken(ClassificationModel):
         def loss(self, outputs, batch):
@@ -97,7 +126,7 @@ PROGRAM = """
 import sys, time, torch
 from torch import nn
 from callbacks import ProgressBar
-from runner import ClassificationModel, Trainer
+from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
 now = [0.0]  # seconds of a clock that goes on by 0.02 a batch
 time.perf_counter = lambda: now[0]

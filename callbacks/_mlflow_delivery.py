@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from callbacks._mlflow_limits import RunDeleted, explain
+from callbacks._mlflow_limits import Deleted, explain
 from callbacks._mlflow_origin import origin_tags
 from callbacks._mlflow_spool import Sent, Spool, now_ms, read_entries, read_json, read_sent, try_lock, write_sent
 
@@ -87,7 +87,7 @@ class Delivery:
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
             self._report({"error": explain(error, self._order["tracking_uri"])})
-            if isinstance(error, RunDeleted) and not self._wanted:  # on purpose, it seems: resume= still brings it back
+            if isinstance(error, Deleted) and not self._wanted:  # on purpose, it seems: resume= still brings it back
                 self.unsent.unlink(missing_ok=True)
             if not self._live and self._failures >= self._attempts:
                 self.stop()
@@ -170,7 +170,7 @@ class Delivery:
             if not sent.postponed:
                 self._send_entry(sink, entry)
                 return
-        except RunDeleted:
+        except Deleted:
             raise
         except Exception as error:
             traceback.print_exc()

@@ -18,11 +18,13 @@ TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
 
 
-class RunDeleted(Exception):
-    """A run that was deleted takes nothing until it is restored."""
+class Deleted(Exception):
+    """A run or an experiment that was deleted takes nothing until it is restored."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
+
+def run_deleted(run_id: str) -> Deleted:
+    """The error of a run that was deleted."""
+    return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
 
 
 def clean_key(key: str) -> str:
@@ -66,6 +68,6 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
     if any(isinstance(one, requests.Timeout) for one in chain):
         return f"{store} does not answer"
-    if isinstance(error, RunDeleted):
+    if isinstance(error, Deleted):
         return str(error)
     return f"{type(error).__name__}: {' '.join(without_password(str(error)).split())[:500]}"

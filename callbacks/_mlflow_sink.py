@@ -19,10 +19,10 @@ from callbacks._mlflow_limits import (
     PAIRS_PER_CALL,
     PARAM_LENGTH,
     TAG_LENGTH,
-    RunDeleted,
     clean_key,
     clean_path,
     is_refusal,
+    run_deleted,
     shorten,
 )
 
@@ -97,12 +97,12 @@ class RunSink:
         """Whether MLflow will never take this; a run that was deleted takes nothing, until it is restored.
 
         Raises:
-            RunDeleted: it was.
+            Deleted: it was.
         """
         if not is_refusal(error):
             return False
         if self._client.get_run(self.run_id).info.lifecycle_stage == "deleted":
-            raise RunDeleted(self.run_id) from error
+            raise run_deleted(self.run_id) from error
         return True
 
     def _start(self, entry: dict[str, Any]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import mlflow.exceptions
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run
 
-from callbacks._mlflow_limits import TAG_LENGTH, RunDeleted, shorten
+from callbacks._mlflow_limits import TAG_LENGTH, Deleted, run_deleted, shorten
 
 LOCK_TIMEOUT = 60.0  # seconds
 
@@ -82,26 +82,51 @@ def open_early(tracking_uri: str) -> None:
         _clients[tracking_uri] = client
 
 
-def open_experiment(order: Mapping[str, Any]) -> tuple[MlflowClient, str]:
-    """A client of the run's store, and the id of its experiment; both are made when they do not exist."""
-    uri, name = order["tracking_uri"], order["experiment_name"]
+def open_store(uri: str) -> MlflowClient:
+    """A client of a store, which is made where it does not exist."""
     with store_lock(uri):
         if uri.startswith("sqlite:///") and not (path := Path(uri.removeprefix("sqlite:///"))).exists():
             make_store(path)
-        client = _clients[uri] if uri in _clients else MlflowClient(tracking_uri=uri)
+        if uri not in _clients:
+            client = MlflowClient(tracking_uri=uri)
+            client.search_experiments(max_results=1)
+            _clients[uri] = client  # only once it has worked
+    return _clients[uri]
+
+
+def open_experiment(client: MlflowClient, order: Mapping[str, Any]) -> str:
+    """The id of a run's experiment, which is made where it does not exist.
+
+    Raises:
+        Deleted: it was.
+    """
+    name = order["experiment_name"]
+    with store_lock(order["tracking_uri"]):
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             try:
                 tags = {"mlflow.experimentKind": "custom_model_development"}  # opens in the view for training
-                experiment_id = client.create_experiment(name, order["artifact_location"], tags)
+                return client.create_experiment(name, order["artifact_location"], tags)
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
                 experiment = client.get_experiment_by_name(name)  # of another machine, a moment ago
                 if experiment is None:
                     raise
-    _clients[uri] = client  # only once it has worked
-    return client, experiment_id if experiment is None else experiment.experiment_id
+    refuse_deleted(experiment)
+    return experiment.experiment_id
+
+
+def refuse_deleted(experiment: Experiment) -> None:
+    """Raise where nobody would see the runs of an experiment.
+
+    Raises:
+        Deleted: it was.
+    """
+    if experiment.lifecycle_stage == "deleted":
+        number = experiment.experiment_id
+        restore = f"restore it in the UI (`mlflow experiments restore --experiment-id {number}`)"
+        raise Deleted(f"the experiment {experiment.name!r} is deleted there; {restore}, or choose another name")
 
 
 def open_run(
@@ -119,9 +144,9 @@ def open_run(
         restore: whether one that was deleted is wanted again.
 
     Raises:
-        RunDeleted: it was, and is not.
+        Deleted: it was, and is not; or its experiment was.
     """
-    client, experiment_id = open_experiment(order)
+    client = open_store(order["tracking_uri"])
     run = None
     if run_id is not None:
         try:
@@ -130,19 +155,20 @@ def open_run(
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
     if run is None:
+        experiment_id = open_experiment(client, order)
         found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{order['spool']}'", max_results=1)
-        run = found[0] if found else None
-    if run is not None:
-        if run.info.lifecycle_stage == "deleted":
-            if not restore:
-                raise RunDeleted(run.info.run_id)
-            client.restore_run(run.info.run_id)
-        return client, run
-    marked = {**tags(), "runner.spool": order["spool"]}
-    run = client.create_run(
-        experiment_id,
-        start_time=order["start_time"],
-        run_name=order["run_name"],
-        tags={key: shorten(value, TAG_LENGTH) for key, value in marked.items()},
-    )
+        if not found:
+            marked = {**tags(), "runner.spool": order["spool"]}
+            return client, client.create_run(
+                experiment_id,
+                start_time=order["start_time"],
+                run_name=order["run_name"],
+                tags={key: shorten(value, TAG_LENGTH) for key, value in marked.items()},
+            )
+        run = found[0]
+    refuse_deleted(client.get_experiment(run.info.experiment_id))  # which may bear another name by now
+    if run.info.lifecycle_stage == "deleted":
+        if not restore:
+            raise run_deleted(run.info.run_id)
+        client.restore_run(run.info.run_id)
     return client, run

@@ -24,6 +24,13 @@ def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return connection.execute(sql, values).fetchall()
 
 
+def change(sql: str) -> None:
+    """Do in the default store what somebody does in the UI."""
+    with contextlib.closing(sqlite3.connect("outputs/mlflow.db", timeout=30)) as connection:
+        connection.execute(sql)
+        connection.commit()
+
+
 def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:
     """All points of a metric as (step, value), doubles included."""
     rows = query("select step, value, is_nan from metrics where key = ? and run_uuid like ?", key, run_id or "%")

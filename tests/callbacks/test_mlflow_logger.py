@@ -43,7 +43,8 @@ def make_trainer(model: type[ClassificationModel], *loggers: Any, **arguments: A
     )
 
 
-def test_a_run_is_in_mlflow_as_it_was(folder: Path) -> None:
+def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)  # of another test
     memory = InMemoryLogger()
     mlflow = MLflowLogger(tags={"team": "vision"}, system_metrics_interval=0.1)
     config = {"optimizer": {"lr": 0.1}, "data": {"_target_": "data.Toy", "size": 12}}

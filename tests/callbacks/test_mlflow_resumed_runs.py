@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow_runs import log_steps, logging_to, points, query, wait_until
+from mlflow_runs import change, log_steps, logging_to, points, query, wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_spool import Sent, read_json, read_sent, write_sent
@@ -31,6 +31,31 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
     assert query("select status from runs") == [("FINISHED",)]
     assert dict(query("select key, value from params")) == {"lr": "0.1", "kept": "1"}
     assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
+
+
+def test_a_run_goes_on_in_an_experiment_that_was_renamed(folder: Path) -> None:
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
+    change("update experiments set name = 'better' where name = 'runner'")
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(3, 5))
+    assert points("loss") == [(step, float(step)) for step in range(1, 5)]
+    assert sorted(query("select name from experiments")) == [("Default",), ("better",)]
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_an_experiment_that_was_deleted_is_named(folder: Path, resumed: bool, caplog: Any) -> None:
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
+    change("update experiments set lifecycle_stage = 'deleted' where name = 'runner'")
+    with logging_to(MLflowLogger(close_timeout=10), "r" if resumed else "other") as (state, logger):
+        log_steps(state, logger, range(3, 5))
+    assert "the experiment 'runner' is deleted there; restore it in the UI (`mlflow experiments restore" in caplog.text
+    assert points("loss") == [(1, 1.0), (2, 2.0)]
+    change("update experiments set lifecycle_stage = 'active' where name = 'runner'")
+    with logging_to(MLflowLogger(), "r" if resumed else "other"):
+        pass
+    assert points("loss") == [(step, float(step)) for step in range(1, 5)]
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer

@@ -152,7 +152,7 @@ def save_safetensors(module: nn.Module, inputs: Any, path: Path, dynamic_batch: 
     try:
         save_model(module, str(path))
     except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))  # the latter before 0.6
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None

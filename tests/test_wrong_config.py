@@ -60,6 +60,11 @@ def explained(*overrides: str) -> str:
         ),
         (["~data", "data.batch_size=3"], "data.batch_size: there is no data in this run; choose one with data=<name>"),
         (["model.module.x.y=1"], "model.module.x.y: model.module has no key 'x'"),
+        (
+            ["callbacks.mlflow_logger.tags.team=x"],
+            "callbacks.mlflow_logger.tags.team: callbacks.mlflow_logger.tags is empty; "
+            "add to it with +callbacks.mlflow_logger.tags.team=...",
+        ),
         (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
         (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
         (["~callbacks.lr_monitor"], "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +"),

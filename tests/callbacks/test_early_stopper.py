@@ -6,39 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torchmetrics import MeanMetric
+from scripted_model import Scripted
 
 from callbacks import EarlyStopper
-from runner import Callback, Model, Trainer, save_checkpoint
+from runner import Callback, Trainer, save_checkpoint
 from runner.data import TensorLoader
 
 NAN = float("nan")
-
-
-class Scripted(Model):
-    """Learns nothing; its loss is the next number of a script at each evaluation, its metric minus that."""
-
-    def __init__(self, script: Sequence[float], train_script: Sequence[float] = ()):
-        super().__init__()
-        self.script = list(script)
-        self.train_script = list(train_script)
-        self.weight = torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, batch):
-        return self.weight * batch
-
-    def eval_forward(self, batch, outputs=None):
-        self.value = self.script.pop(0)
-        return batch
-
-    def loss(self, outputs, batch):
-        return outputs.sum() * 0 if self.training else torch.tensor(self.value)
-
-    def metrics(self, train):
-        return {"Mean": MeanMetric(nan_strategy="disable")} if self.train_script or not train else {}
-
-    def update_metric(self, batch, outputs, metric):
-        metric.update(self.train_script.pop(0) if self.training else -self.value)
 
 
 def make_trainer(script: Sequence[float], stopper: Callback, **arguments: Any) -> Trainer:

@@ -11,31 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
+from logged_runs import make_trainer
 
 from callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
 from callbacks._event_file import BLOCK, EventFile, masked_crc32c
-from runner import ClassificationModel, Trainer
 
 installed = importlib.util.find_spec("tensorboard") is not None
 needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package tensorboard")
-
-
-def make_trainer(run_dir: Path, *loggers: Any, duration: str = "2ep", **arguments: Any) -> Trainer:
-    generator = torch.Generator().manual_seed(0)
-    samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
-    torch.manual_seed(0)
-    return Trainer(
-        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
-        train_dataloader=samples,
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        max_duration=duration,
-        loggers=loggers,
-        device="cpu",
-        run_dir=run_dir,
-        **arguments,
-    )
 
 
 def read(folder: Path) -> Any:

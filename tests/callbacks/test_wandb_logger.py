@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from logged_runs import make_trainer
 from PIL import Image
-from torch import nn
 
 from callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
-from runner import ClassificationModel, LoggerDestination, Trainer
+from runner import LoggerDestination
 
 installed = importlib.util.find_spec("wandb") is not None
 pytestmark = pytest.mark.skipif(not installed, reason="needs the package wandb")
@@ -40,22 +39,6 @@ def no_service_is_left() -> Iterator[None]:
         import wandb
 
         wandb.teardown()
-
-
-def make_trainer(run_dir: Path, *loggers: Any, duration: str = "2ep", **arguments: Any) -> Trainer:
-    generator = torch.Generator().manual_seed(0)
-    samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
-    torch.manual_seed(0)
-    return Trainer(
-        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
-        train_dataloader=samples,
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        max_duration=duration,
-        loggers=loggers,
-        device="cpu",
-        run_dir=run_dir,
-        **arguments,
-    )
 
 
 def records(folder: Path) -> list[Any]:

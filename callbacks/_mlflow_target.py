@@ -44,6 +44,14 @@ def uri_of_run(uri: str, run_dir: Path) -> str:
     return before if exists and is_default else uri
 
 
+def typed_command() -> list[str]:
+    """What the user typed, the interpreter first; in a job that joblib runs, of the sweep."""
+    if "loky" not in " ".join(sys.orig_argv[1:3]):
+        return sys.orig_argv
+    program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]
+    return [sys.orig_argv[0], *program, *sys.argv[1:]]
+
+
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
     if uri.startswith(("http://", "https://")):
@@ -92,7 +100,7 @@ def make_order(
         "experiment_name": experiment_name,
         "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
         "system_metrics_interval": system_metrics_interval,
-        "command": sys.orig_argv,
+        "command": typed_command(),
         "cwd": str(Path.cwd()),
         "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
     }

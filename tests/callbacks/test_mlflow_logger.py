@@ -19,7 +19,7 @@ from torch import nn
 from callbacks import InMemoryLogger, MLflowLogger
 from callbacks._mlflow_describe import flatten
 from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_target import ui_command
+from callbacks._mlflow_target import typed_command, ui_command
 from runner import ClassificationModel, Trainer
 
 
@@ -174,6 +174,18 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
     given = MLflowLogger("sqlite:////elsewhere/a b.db", "given")
     assert (given.tracking_uri, given.experiment_name) == ("sqlite:////elsewhere/a b.db", "given")
     assert given.ui_command == "mlflow ui --backend-store-uri 'sqlite:////elsewhere/a b.db'"
+
+
+def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["/usr/bin/python", "-m", "runner", "-m", "seed=0,1"]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    assert typed_command() == typed
+    worker = [typed[0], "-m", "joblib.externals.loky.backend.popen_loky_posix", "--process-name", "LokyProcess-1"]
+    monkeypatch.setattr(sys, "orig_argv", worker)
+    monkeypatch.setattr(sys, "argv", ["/project/runner/__main__.py", "-m", "seed=0,1"])
+    assert typed_command() == typed
+    monkeypatch.setattr(sys, "argv", ["mine.py", "seed=0"])
+    assert typed_command() == [typed[0], "mine.py", "seed=0"]
 
 
 def test_the_ui_command_shows_the_run_and_no_password() -> None:

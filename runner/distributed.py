@@ -128,8 +128,8 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         if work is not None:
             work.wait()
-    for gradient in gradients:
-        gradient.div_(get_world_size())
+    if gradients:
+        torch._foreach_div_(gradients, get_world_size())  # pyright: ignore[reportPrivateImportUsage]
 
 
 def any_rank(condition: bool) -> bool:

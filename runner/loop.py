@@ -95,6 +95,8 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, trainer.world_size)
     state.is_whole = state.is_whole and not trainer.has_buffers  # which a forward pass may change
+    for parameter in trainer.parameters:
+        parameter.grad = None
     trainer.accumulate_gradients(trainer, share)
     if not trainer.reduces_in_backward:
         all_reduce_gradients(state.model.parameters())
@@ -144,15 +146,13 @@ def end_iteration(trainer: Trainer) -> None:
 
 
 def whole_batch(trainer: Trainer, share: Weight) -> None:
-    """Leave in `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
+    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
 
     Args:
         trainer: with `state.batch` set.
         share: this rank's part of the batch, see `rank_share`.
     """
     state = trainer.state
-    for parameter in trainer.parameters:
-        parameter.grad = None
     state.microbatch = state.batch
     train_microbatch(trainer, 0, share)
     state.total_loss, state.loss_parts = detach(state.loss)
@@ -161,8 +161,6 @@ def whole_batch(trainer: Trainer, share: Weight) -> None:
 def in_microbatches(trainer: Trainer, share: Weight) -> None:
     """Do what `whole_batch` does a slice at a time, weighed so that the gradients add up to the whole batch's."""
     state, model = trainer.state, trainer.state.unwrapped_model
-    for parameter in trainer.parameters:
-        parameter.grad = None
     microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, state.microbatch_size)
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
     losses = []

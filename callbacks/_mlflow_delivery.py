@@ -166,17 +166,17 @@ class Delivery:
 
     def _send_files(self, sink: RunSink, sent: Sent, entry: dict[str, Any]) -> None:
         """Send an entry with files; where they cannot be stored, what comes after them goes on nevertheless."""
-        try:
-            if not sent.postponed:
+        if not sent.postponed:
+            try:
                 self._send_entry(sink, entry)
                 return
-        except Deleted:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
-            self._next_files = time.monotonic() + LONGEST_PAUSE
-        sent.postponed.append(sent.offset)
+            except Deleted:
+                raise
+            except Exception as error:
+                traceback.print_exc()
+                self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
+                self._next_files = time.monotonic() + LONGEST_PAUSE
+        sent.postponed.append(sent.offset)  # in their order: a later table replaces an earlier one
 
     def _send_postponed(self, sink: RunSink, sent: Sent) -> None:
         """Try again to send files, now and then while the run trains."""

@@ -64,7 +64,8 @@ class CheckpointSaver(Callback):
             raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
         check_names(folder, filename)
         self.interval = Interval(save_interval, "save_interval")
-        self.folder, self.filename = folder, filename
+        self.folder = folder
+        self.filename = filename
         self.monitor = monitor
         self.mode = mode
         self.weights_only, self.overwrite, self.asynchronous = weights_only, overwrite, asynchronous
@@ -101,7 +102,9 @@ class CheckpointSaver(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         # Where an epoch's end stopped training, its last batch may have been saved before that: without the metrics.
-        self._save_last(state, logger, is_tried=self._tried_at == state.timestamp)
+        if self._tried_at != state.timestamp:
+            self._save(state, logger)
+        self._wait()
         if self._failure is not None:
             raise OSError("the run's last checkpoint was not written: make room, then resume") from self._failure
 
@@ -109,8 +112,9 @@ class CheckpointSaver(Callback):
         from runner import is_known_alone
 
         # After a signal all ranks have stopped after one batch; after an error others may be anywhere, or gone.
-        if state.error is not None and (state.ended_between_batches or is_known_alone(state)):
-            self._save_last(state, logger, is_tried=self._tried_at.batch == state.timestamp.batch)
+        agreed = state.error is not None and (state.ended_between_batches or is_known_alone(state))
+        if agreed and self._tried_at.batch != state.timestamp.batch:
+            self._save(state, logger)
         self._wait()
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,11 +129,6 @@ class CheckpointSaver(Callback):
         # The last one is left to FIT_END, which knows the final metrics.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
             self._save(state, logger)
-
-    def _save_last(self, state: State, logger: Logger, is_tried: bool) -> None:
-        if not is_tried:
-            self._save(state, logger)
-        self._wait()
 
     def _save(self, state: State, logger: Logger) -> None:
         from runner import capture

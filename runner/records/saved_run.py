@@ -210,9 +210,10 @@ def _is_plain(override: str) -> bool:
     its config already.
     """
     key, _, value = override.partition("=")
-    group = key_of(key).strip().partition("@")[0]
-    is_hydras = re.search(r"(^|@)\s*hydra\b", key_of(key))
-    leads_out = ".." in key or ("." not in group and re.search(r"(^|[^\w.])\.\.(/|$)", value))
+    group, _, package = key_of(key).partition("@")
+    is_hydras = any(re.match(r"\s*hydra\b", one) for one in (group, package))
+    is_choice = "." not in group  # of a file in a group, or of several; a value has the name of its section
+    leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
 
 

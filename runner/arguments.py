@@ -90,8 +90,9 @@ def check_model(model: Any) -> None:
     kind = type(model).__name__
     if not isinstance(model, Model):
         raise TypeError(f"model={kind}: must be a runner.Model; ClassificationModel and others wrap a module")
-    for name in [name for name, one in model.named_parameters() if is_lazy(one)]:
-        raise ValueError(f"model={kind}: {name} has no shape yet; show its lazy module a batch where the model is made")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(f"model={kind}: {name} has no shape yet; show its lazy module a batch where it is made")
     check_call(model, "forward", ["batch"])
     if model.training_step is not None:
         check_call(model, "training_step", ["state"])

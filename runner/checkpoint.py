@@ -153,7 +153,7 @@ def restore(state: State, path: str | Path) -> None:
     """
     path = find_checkpoint(path)
     if not (path / "state.pt").exists():
-        raise ValueError(f"checkpoint {str(path)!r} holds weights only: start from it with load_path instead")
+        raise ValueError(f"checkpoint {str(path)!r} holds weights only: start from it with load_path, resume another")
     saved = read_file(path, "state.pt")
     _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]

@@ -55,7 +55,7 @@ class BatchStream:
         except TypeError:
             self.length = None
         if self.length == 0:
-            raise ValueError(f"{name} has no batches: its data set is empty, or smaller than one with drop_last=True")
+            raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
         self.loader = loader
         self.name = name
         self._device = device

@@ -217,9 +217,9 @@ class Trainer:
             raise cause  # noqa: B904 (with the context that it has of itself)
 
     def _name_run(self, run_dir: str | Path | None) -> None:
-        state, now = self.state, f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
-        state.run_name = distributed.broadcast_object(state.run_name or now)
-        state.run_dir = Path("outputs", state.run_name) if run_dir is None else Path(run_dir)
+        now = f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
+        self.state.run_name = distributed.broadcast_object(self.state.run_name or now)
+        self.state.run_dir = Path("outputs", self.state.run_name) if run_dir is None else Path(run_dir)
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
         state, model = self.state, self.state.unwrapped_model

@@ -155,3 +155,6 @@ def test_a_lazy_module_that_has_seen_nothing_is_refused():
         check_model(model)
     model.module(torch.zeros(1, 7))
     check_model(model)
+    norm = nn.LazyBatchNorm1d(affine=False)  # without parameters, but with buffers
+    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.running_mean has no shape yet"):
+        check_model(ClassificationModel(norm, 3))

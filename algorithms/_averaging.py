@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms._arguments import check_whole
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
+from runner.checks import check_whole
 from runner.model import in_eval_mode
 from runner.randomness import ForwardStream
 from runner.scheduled_rates import ScheduledRates

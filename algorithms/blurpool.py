@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.checks import check_whole
 
 
 def blur(images: Tensor, stride: int | tuple[int, int] = 1) -> Tensor:

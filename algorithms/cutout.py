@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range, check_whole
+from algorithms._arguments import check_range
 from algorithms._batch import Key, get_images, with_item
 from algorithms._boxes import cover, draw_boxes
 from runner import Algorithm, Logger, State, stream_seed
+from runner.checks import check_whole
 
 
 def cut_out(images: Tensor, holes: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
+from runner.checks import check_whole
 
 
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

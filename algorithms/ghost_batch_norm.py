@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.checks import check_whole
 
 
 def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate
 from runner import Algorithm, Logger, State, TimeUnit, stream_seed
+from runner.checks import check_whole
 
 
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_whole
 from algorithms._averaging import TimedAverage, WeightAverage, wide_copy
 from runner import Interval, Logger, State, Time
+from runner.checks import check_whole
 
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.checks import check_whole
 from runner.models import GPT
 
 MULTIPLIER = 1_000_003  # a prime; times a table's row it stays far below 2^63

@@ -6,9 +6,10 @@ import random
 
 from torch import Tensor
 
-from algorithms._arguments import check_range, check_whole
+from algorithms._arguments import check_range
 from algorithms._batch import Key, get_images, get_item, resize, with_item
 from runner import Algorithm, Logger, State, stream_seed
+from runner.checks import check_whole
 
 MODES = ("resize", "crop")
 

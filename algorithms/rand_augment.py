@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy
 from torch import Tensor
 
-from algorithms._arguments import check_whole
 from algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
 from algorithms._batch import Key
 from algorithms._image_operations import ALL, apply_each
+from runner.checks import check_whole
 
 
 def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.random.Generator) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_whole
 from algorithms._averaging import copy_all
 from algorithms._snapshot import KeptBuffers
 from runner import Algorithm, Event, Logger, State
 from runner.batch import split
+from runner.checks import check_whole
 from runner.engine import overrides
 from runner.loss import fractions, scaled_total
 from runner.randomness import ForwardStream

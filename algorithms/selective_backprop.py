@@ -8,10 +8,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range, check_whole
+from algorithms._arguments import check_range
 from algorithms._batch import AUGMENTATIONS, Key, get_images, pick_samples, refuse_alternating_flips, resize, with_item
 from algorithms._sample_losses import evaluate_losses
 from runner import Algorithm, Logger, State, stream_seed
+from runner.checks import check_whole
 
 
 def draw_ranks(num_samples: int, keep: float, seed: int) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from algorithms._arguments import check_range, check_whole
+from algorithms._arguments import check_range
 from algorithms._batch import Key, get_item
 from algorithms._first_batch import first_batch
 from algorithms._sequences import cut_into_pieces
 from runner import Algorithm, Logger, State
 from runner.batch import map_tensors
+from runner.checks import check_whole
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._arguments import check_whole
 from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
+from runner.checks import check_whole
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorithms._arguments import check_whole
 from algorithms._averaging import (
     TimedAverage,
     WeightAverage,
@@ -14,6 +13,7 @@ from algorithms._averaging import (
     wide_copy,
 )
 from runner import Interval, Logger, State, Time
+from runner.checks import check_whole
 
 
 def annealed(rate: float, swa_lr: float, progress: float) -> float:

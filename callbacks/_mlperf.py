@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callbacks._disk import disk_errors_reported, write_whole
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import State
@@ -56,8 +57,8 @@ def check_numbers(**numbers: tuple[int | None, int]) -> None:
         ValueError: one is not.
     """
     for name, (value, least) in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
+        if value is not None:
+            check_whole(name, value, least)
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from runner import Callback, Interval, Time
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -53,8 +53,9 @@ class Generate(Callback):
     ) -> None:
         if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
             raise ValueError(f"prompts={prompts!r}: must be a list of texts, at least one and none of them empty")
-        for name, value in {"max_new_tokens": max_new_tokens, "top_k": 1 if top_k is None else top_k}.items():
-            check_whole(name, value, 1)
+        check_whole("max_new_tokens", max_new_tokens, 1)
+        if top_k is not None:
+            check_whole("top_k", top_k, 1)
         if not temperature >= 0:
             raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 takes the likeliest token")
         if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from runner import Callback, Interval, Time
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

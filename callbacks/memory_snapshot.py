@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from callbacks import _memory_history
-from callbacks._arguments import check_whole
 from runner import Callback, Interval, Time
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

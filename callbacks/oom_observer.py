@@ -7,8 +7,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from callbacks import _memory_history
-from callbacks._arguments import check_whole
 from runner import Callback
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

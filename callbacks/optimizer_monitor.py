@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from runner import Callback
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,9 +6,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner import Callback, TimeUnit
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from callbacks._peak_flops import find_peak
 from runner import Callback
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

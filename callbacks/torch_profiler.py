@@ -6,10 +6,10 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from callbacks._arguments import check_whole
 from callbacks._disk import disk_errors_reported
 from callbacks._torch_profile import TorchProfile, is_profiled, write_profile
 from runner import Callback, Event
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

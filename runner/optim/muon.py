@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.checks import check_whole
 from runner.optim.selective_decay import decay_groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
@@ -110,8 +111,7 @@ class Muon(Optimizer):
                 raise ValueError(f"{name}={value!r}: must be a number of at least 0")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: must be a number from 0 to below 1")
-        if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
-            raise ValueError(f"ns_steps={ns_steps!r}: must be a whole number, at least 1")
+        check_whole("ns_steps", ns_steps, 1)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, [{exclude!r}]")
         if rest not in RESTS:

@@ -1,0 +1,58 @@
+"""A small run whose algorithms, callbacks and destinations note every event that they hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner import Algorithm, Callback, ClassificationModel, LoggerDestination, Trainer
+from runner.data import TensorLoader
+
+HEARD: list[tuple[str, str]] = []
+
+
+class Hears:
+    """Notes its name and the event, at every event."""
+
+    config_key: str
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def run_event(self, event, state, logger):
+        HEARD.append((self.name, event.name))
+
+    def close(self, state, logger):
+        HEARD.append((self.name, "close"))
+
+    def post_close(self):
+        HEARD.append((self.name, "post_close"))
+
+
+class A(Hears, Algorithm): ...
+
+
+class C(Hears, Callback): ...
+
+
+class L(Hears, LoggerDestination): ...
+
+
+def make_trainer(algorithms: Any = (), callbacks: Any = (), loggers: Any = (), **arguments: Any) -> Trainer:
+    HEARD.clear()
+    data = TensorLoader(torch.ones(6, 3), torch.zeros(6, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "eval_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "device": "cpu",
+        "max_duration": "2ep",
+    }
+    return Trainer(algorithms=algorithms, callbacks=callbacks, loggers=loggers, **(defaults | arguments))
+
+
+def names_at(event: str) -> list[str]:
+    return [name for name, heard in HEARD if heard == event]

@@ -98,7 +98,5 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return list(several)
     loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
     if isinstance(eval_dataloader, Mapping) or loaders:
-        raise ValueError(
-            "eval_dataloader: no dict; and a list must hold Evaluators only, each with its label and loader"
-        )
+        raise ValueError("eval_dataloader: no dict; a list must hold Evaluators only, each with its label and loader")
     return [Evaluator("eval", eval_dataloader)]

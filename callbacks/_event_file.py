@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import errno
-import functools
-import operator
 import os
 import socket
 import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
-
-BLOCK = 1024  # bytes of which a checksum is taken at once
+from typing import Any
 
 
 class EventFile:
@@ -54,9 +46,7 @@ class EventFile:
         """
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-        contents = [Event(**event).SerializeToString() for event in events]
-        parts = zip(contents, masked_crc32c(contents), strict=True)
-        everything = b"".join([_header(len(content)) + content + struct.pack("<I", crc) for content, crc in parts])
+        everything = b"".join([_frame(Event(**event).SerializeToString()) for event in events])
         with self._writing:
             if self._file.write(everything) < len(everything):
                 self._file.truncate(self._size)  # half an event would hide all that follow
@@ -68,62 +58,14 @@ class EventFile:
         self._file.close()
 
 
-@functools.lru_cache
-def _header(length: int) -> bytes:
-    header = struct.pack("<Q", length)
-    return header + struct.pack("<I", *masked_crc32c([header]))
+def _frame(content: bytes) -> bytes:
+    length = struct.pack("<Q", len(content))
+    return length + checksum(length) + content + checksum(content)
 
 
-def masked_crc32c(contents: Sequence[bytes]) -> list[int]:
-    """Return the checksum of each of several contents, CRC-32C with the mask that such files want."""
-    import numpy as np
+def checksum(content: bytes) -> bytes:
+    """Return what such files say of a content: CRC-32C, rotated and shifted, 4 bytes."""
+    import google_crc32c
 
-    lengths = [min(BLOCK, len(content) - start) for content in contents for start in range(0, len(content), BLOCK)]
-    if not lengths:
-        return [_mask(0)] * len(contents)
-    rows = np.concatenate([_rows()[BLOCK - length :] for length in lengths])
-    changes = _table()[rows + np.frombuffer(b"".join(contents), np.uint8)]
-    # Of all blocks at once, as if each began at zero.
-    blocks = zip(lengths, np.bitwise_xor.reduceat(changes, [0, *accumulate(lengths[:-1])]).tolist(), strict=True)
-    found = []
-    for content in contents:
-        state = 0xFFFFFFFF
-        for length, change in islice(blocks, -(-len(content) // BLOCK)):
-            state = _after_zeros(state, length) ^ change
-        found.append(_mask(state ^ 0xFFFFFFFF))
-    return found
-
-
-def _mask(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@functools.lru_cache
-def _after_zeros(state: int, length: int) -> int:
-    """Return what a state becomes by so many zeros, at least one: it counts like the first bytes that follow."""
-    table = _table().reshape(BLOCK, 256)
-    head = state.to_bytes(4, "little")[:length]
-    changes = (int(table[length - 1 - place, byte]) for place, byte in enumerate(head))
-    return functools.reduce(operator.xor, changes, state >> 8 * len(head))
-
-
-@functools.cache
-def _table() -> np.ndarray:
-    """Return what a byte does to the checksum, at index 256 * bytes that follow it + the byte: (BLOCK * 256,), 1 MB."""
-    import numpy as np
-
-    one = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        one = np.where(one & 1, one >> 1 ^ np.uint32(0x82F63B78), one >> 1)
-    rows = [one]
-    for _ in range(BLOCK - 1):
-        rows.append(rows[-1] >> 8 ^ one[rows[-1] & 0xFF])
-    return np.concatenate(rows)
-
-
-@functools.cache
-def _rows() -> np.ndarray:
-    """Return where in the table the row of each byte of a block begins, (BLOCK,)."""
-    import numpy as np
-
-    return 256 * np.arange(BLOCK - 1, -1, -1)
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

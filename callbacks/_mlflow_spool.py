@@ -1,4 +1,6 @@
-"""The spool of a run: JSON lines that the trainer appends and the writer process sends. Standard library only.
+"""The spool of a run: JSON lines that the trainer appends and the writer process sends.
+
+Standard library only, but for what the trainer logs in every batch.
 
 `<run folder>/mlflow/` holds `spool.jsonl` (the truth), `run.json` (where it goes), `sent.json` (how much of it is
 there), `writer.log`, and the images that were not sent yet.
@@ -161,7 +163,9 @@ class Spool:
         Raises:
             OSError: the disk is full, or the spool is closed.
         """
-        data = "".join([_encode(entry) + "\n" for entry in entries]).encode()
+        self._write("".join([_encode(entry) + "\n" for entry in entries]).encode())
+
+    def _write(self, data: bytes) -> None:
         with self._lock:
             data = b"\n" + data if self._torn else data
             written = os.write(self._fd, data)
@@ -176,6 +180,8 @@ class Spool:
         A resumed run trains the batches since its checkpoint again: their keys and steps are here already. Where they
         come out otherwise, because something was changed, all that follow are added.
         """
+        from callbacks._json_lines import encode_line
+
         entries = []
         for metrics, step, seconds in records:
             if self._inherited and self.departed is None:
@@ -185,7 +191,7 @@ class Spool:
             elif metrics:
                 entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
         if entries:
-            self.append(*entries)
+            self._write(b"".join([encode_line(entry, _encode) for entry in entries]))
 
     def close(self) -> None:
         """Close it and say so to other processes."""

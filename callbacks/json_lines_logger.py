@@ -57,13 +57,15 @@ class JSONLinesLogger(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         line = _to_line({"hyperparameters": hyperparameters})
         if self.path is not None and self.path.exists():
-            with self.path.open() as file:  # line by line: the file of a long run is large
+            with self.path.open("rb") as file:  # line by line: the file of a long run is large
                 if line in file:
                     return
         self._write([line])
 
     def log_records(self, records: Sequence[Record]) -> None:
-        self._write([_to_line(_describe(record)) for record in records])
+        from callbacks._json_lines import encode_line
+
+        self._write([encode_line(_describe(record), _encode) for record in records])
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         epoch = self._state.timestamp.epoch if self._state is not None else 0
@@ -72,11 +74,11 @@ class JSONLinesLogger(LoggerDestination):
     def log_artifact(self, path: Path, name: str | None = None) -> None:
         self._write([_to_line({"artifact": str(path), "folder": name})])
 
-    def _write(self, lines: Sequence[str]) -> None:
+    def _write(self, lines: Sequence[bytes]) -> None:
         if self.path is not None:
             # Opened for each batch of records, four times a second at most, so that nothing is held back.
-            with self.path.open("a") as file:
-                file.write("".join(lines))
+            with self.path.open("ab") as file:
+                file.write(b"".join(lines))
 
     def _rewrite(self, until: Timestamp | None) -> None:
         """Keep the complete lines up to a time (None: all), replacing the file at once.
@@ -85,14 +87,14 @@ class JSONLinesLogger(LoggerDestination):
         """
         assert self.path is not None
         temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with self.path.open() as old, temporary.open("w") as new:
+        with self.path.open("rb") as old, temporary.open("wb") as new:
             for line in old:
                 try:
                     entry = json.loads(line)
                 except ValueError:
                     continue  # cut off when the run was killed
                 at = entry.get("step", 0), entry.get("epoch", 0)
-                if line.endswith("\n") and (until is None or at <= (until.batch, until.epoch)):
+                if line.endswith(b"\n") and (until is None or at <= (until.batch, until.epoch)):
                     new.write(line)
         os.replace(temporary, self.path)
 
@@ -109,15 +111,12 @@ def _describe(record: Record) -> dict[str, Any]:
     }
 
 
-# Made once: json.dumps makes an encoder at each call that asks for other separators.
-_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str).encode
+def _to_line(entry: Mapping[str, Any]) -> bytes:
+    return (_encode(entry) + "\n").encode()
 
 
-def _to_line(entry: Mapping[str, Any]) -> str:
-    try:
-        return _encode(entry) + "\n"
-    except (TypeError, ValueError):  # keys that are no strings, or numbers that JSON does not know: seldom
-        return _encode(_to_json(entry)) + "\n"
+def _encode(entry: Mapping[str, Any]) -> str:
+    return json.dumps(_to_json(entry), allow_nan=False, separators=(",", ":"), default=str)
 
 
 def _to_json(value: Any) -> Any:

@@ -28,13 +28,13 @@ class TensorBoardLogger(LoggerDestination):
 
     Raises:
         ValueError: `folder` is absolute, or leads out of the run's folder.
-        ImportError: the package tensorboard is missing.
+        ImportError: the package tensorboard or google-crc32c is missing.
     """
 
     def __init__(self, folder: str = "tensorboard") -> None:
         if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'tensorboard'")
-        require("TensorBoardLogger", "tensorboard", "tensorboard")
+        require("TensorBoardLogger", "tensorboard", "tensorboard", "google_crc32c")
         self.folder = folder
         self.path: Path | None = None
         self._first_step = 0

@@ -24,6 +24,9 @@ from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")
 
+PICKED_BYTES = 1 << 17  # of small batches that are picked together
+ALIGNMENT = 64  # bytes, of torch's memory
+
 
 class OrderedLoader(ABC):
     """What the loaders here share: a :class:`SampleOrder`, and the position at which the next iteration starts.
@@ -124,20 +127,31 @@ class TensorLoader(OrderedLoader):
         return self
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        order, tensors, transform = self.order, self.tensors, self.transform
-        single = tensors[0] if len(tensors) == 1 else None
-        permutation = order.permutation(epoch).to(tensors[0].device, non_blocking=True) if order.shuffle else None
-        for number in range(first, len(order)):
-            start, stop = order.span(number)
-            if permutation is None:
-                batch = single[start:stop] if single is not None else tuple([t[start:stop] for t in tensors])
-            else:
-                index = permutation[start:stop]
-                if single is not None:
-                    batch = single.index_select(0, index)
-                else:
-                    batch = tuple([t.index_select(0, index) for t in tensors])
-            yield batch if transform is None else transform(batch)
+        batches = self._pick(epoch, first) if self.order.shuffle else self._view(first)
+        return batches if self.transform is None else map(self.transform, batches)
+
+    def _view(self, first: int) -> Iterator[Any]:
+        for number in range(first, len(self.order)):
+            parts = tuple([tensor[slice(*self.order.span(number))] for tensor in self.tensors])
+            yield parts if len(parts) > 1 else parts[0]
+
+    def _pick(self, epoch: int, first: int) -> Iterator[Any]:
+        order, tensors, count = self.order, self.tensors, self._count_picked_together()
+        permutation = order.permutation(epoch).to(tensors[0].device, non_blocking=True)
+        for number in range(first, len(order), count):
+            spans = [order.span(one) for one in range(number, min(number + count, len(order)))]
+            index = torch.cat([permutation[start:stop] for start, stop in spans])
+            sizes = [stop - start for start, stop in spans]
+            # Unlike views, which they are in memory alone, these parts may be changed in place independently.
+            parts = [torch.unsafe_split_with_sizes(tensor.index_select(0, index), sizes) for tensor in tensors]
+            yield from zip(*parts, strict=True) if len(parts) > 1 else parts[0]
+
+    def _count_picked_together(self) -> int:
+        """Return how many batches are picked with one operation: several where they are small, as that costs most."""
+        start, stop = self.order.span(0)
+        sizes = [(stop - start) * tensor[:1].nbytes for tensor in self.tensors]
+        # All begin where memory of their own would, as the last bits of some operations depend on that.
+        return max(1, PICKED_BYTES // max(1, sum(sizes))) if all(size % ALIGNMENT == 0 for size in sizes) else 1
 
 
 class DatasetLoader(OrderedLoader):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,22 @@ def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
     assert (special["epoch"], special["sample"], special["token"]) == (2, 24, trainer.state.timestamp.token)
     assert {"table": "t", "step": 6, "epoch": 2, "columns": ["x", "y"], "rows": [[1, "NaN"]]} in lines
     assert {"artifact": "a.txt", "folder": "texts"} in lines
+
+
+def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    values = [struct.unpack("<d", draw.randbytes(8))[0] for _ in range(1000)] + [0.1, -0.0, 5e-324, 1e16, 2.0**70]
+    metrics = {f"value/{index}": value for index, value in enumerate(values) if math.isfinite(value)}
+    odd = {"null": 1.0, "half a pair \ud83d": 2.0, 'quote" and \\ and \n': 3.0, "größe": 4.0}
+    with make_trainer(tmp_path, JSONLinesLogger(), duration="1ba") as trainer:
+        trainer.fit()
+        trainer.logger.log_metrics(metrics, step=8)
+        trainer.logger.log_metrics(odd, step=9)
+        trainer.logger.log_metrics({7: 5.0, "at": math.nan}, step=2**70)
+    found = {line["step"]: line["metrics"] for line in read(tmp_path / "metrics.jsonl") if "metrics" in line}
+    assert found[8] == metrics and str(found[8]) == str(metrics)  # minus zero too
+    assert found[9] == odd
+    assert found[2**70] == {"7": 5.0, "at": "NaN"}
 
 
 def test_a_resumed_run_doubles_no_step(tmp_path: Path) -> None:

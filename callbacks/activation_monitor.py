@@ -123,11 +123,13 @@ def statistics(activations: Tensor) -> dict[str, Tensor]:
 
     values = activations.detach()
     values = values.float() if values.itemsize < 4 else values
-    # Rows less their means, divided by their deviations: constant ones become NaN.
-    standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, 0.0)
+    # Rows less their means, divided by their deviations: the squares of a row add up to D, of a constant one to 0.
+    standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, 1e-30)
+    squares = standardized.square()
+    second, fourth = squares.sum(), squares.square().sum()
     return {
         "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
         "average": means.mean(),
-        "kurtosis": standardized.square().square().nanmean() - 3,
+        "kurtosis": torch.sub(fourth, second, alpha=3) / second,
         "max": values.amax(dim=-1).mean(),
     }

@@ -41,14 +41,14 @@ class StateDigest(Callback):
     says so, and training goes on.
 
     Args:
-        interval: batches from one line to the next, such as '100ba'; 0: never, nor for the last.
+        interval: batches from one line to the next, such as '1000ba'; 0: never, nor for the last.
 
     Raises:
         ValueError: `interval` is not in batches.
         TypeError: in training, the state holds something that has no digest, and could be in no checkpoint either.
     """
 
-    def __init__(self, interval: str | int | Time = "100ba") -> None:
+    def __init__(self, interval: str | int | Time = "1000ba") -> None:
         self.interval = Interval(interval)
         if self.interval.time.value and self.interval.time.unit is not TimeUnit.BATCH:
             raise ValueError(

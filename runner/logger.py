@@ -142,8 +142,7 @@ class Logger:
         with self._draining:
             if self._delivering:  # a destination that is being given records flushes: the rest comes after these
                 return
-            take = self._pending.popleft
-            records = join([take() for _ in range(len(self._pending))])
+            records = join([self._pending.popleft() for _ in range(len(self._pending))])
             if not records:
                 return
             self._delivering = True
@@ -209,10 +208,12 @@ def read_back(records: Sequence[Record]) -> None:
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for record in records:
         for key, value in record.metrics.items():
-            if type(value) is not float:
+            if type(value) is not float and value.is_cpu:
+                record.metrics[key] = float(value.item())
+            elif type(value) is not float:
                 groups.setdefault((value.device, value.dtype), []).append((record.metrics, key))
     for places in groups.values():
         # The intended host-device sync: on the logger's own thread.
-        values = torch.stack([metrics[key] for metrics, key in places]).tolist()
-        for (metrics, key), value in zip(places, values, strict=True):
+        values = torch.stack([metrics[key] for metrics, key in places])
+        for (metrics, key), value in zip(places, values.tolist(), strict=True):
             metrics[key] = float(value)

@@ -132,8 +132,9 @@ class TensorLoader(OrderedLoader):
 
     def _view(self, first: int) -> Iterator[Any]:
         for number in range(first, len(self.order)):
-            parts = tuple([tensor[slice(*self.order.span(number))] for tensor in self.tensors])
-            yield parts if len(parts) > 1 else parts[0]
+            span = slice(*self.order.span(number))
+            parts = [tensor[span] for tensor in self.tensors]
+            yield tuple(parts) if len(parts) > 1 else parts[0]
 
     def _pick(self, epoch: int, first: int) -> Iterator[Any]:
         order, tensors, count = self.order, self.tensors, self._count_picked_together()

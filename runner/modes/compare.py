@@ -156,7 +156,7 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
         digests = []
     if not digests:
         raise ValueError(
-            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest, every 100 batches "
+            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest, every 1000 batches "
             "and after the last or, by callbacks.state_digest.interval=1ba, after every one. "
             f"{', '.join(PARTS)} are compared"
         )

@@ -73,6 +73,10 @@ def test_constant_rows_have_no_kurtosis():
     assert statistics(with_constant)["kurtosis"].item() == pytest.approx(statistics(values)["kurtosis"].item())
     assert math.isnan(statistics(torch.ones(3, 50))["kurtosis"].item())
     assert math.isnan(statistics(torch.full((3, 50), 0.1))["kurtosis"].item())  # whose sum is rounded
+    spoilt = torch.cat([values, torch.full((1, 50), math.nan, dtype=torch.float64)])
+    assert all(math.isnan(value.item()) for value in statistics(spoilt).values())
+    small = statistics(1e-9 * values.float())["kurtosis"].item()
+    assert small == pytest.approx(statistics(values)["kurtosis"].item(), rel=1e-4)
 
 
 def test_16_bits_are_counted_in_32():

@@ -50,12 +50,13 @@ def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
     draw = random.Random(0)
     values = [struct.unpack("<d", draw.randbytes(8))[0] for _ in range(1000)] + [0.1, -0.0, 5e-324, 1e16, 2.0**70]
     metrics = {f"value/{index}": value for index, value in enumerate(values) if math.isfinite(value)}
+    other: dict[Any, float] = {7: 5.0, "at": math.nan}
     odd = {"null": 1.0, "half a pair \ud83d": 2.0, 'quote" and \\ and \n': 3.0, "größe": 4.0}
     with make_trainer(tmp_path, JSONLinesLogger(), duration="1ba") as trainer:
         trainer.fit()
         trainer.logger.log_metrics(metrics, step=8)
         trainer.logger.log_metrics(odd, step=9)
-        trainer.logger.log_metrics({7: 5.0, "at": math.nan}, step=2**70)
+        trainer.logger.log_metrics(other, step=2**70)
     found = {line["step"]: line["metrics"] for line in read(tmp_path / "metrics.jsonl") if "metrics" in line}
     assert found[8] == metrics and str(found[8]) == str(metrics)  # minus zero too
     assert found[9] == odd

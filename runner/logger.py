@@ -206,12 +206,12 @@ def join(records: Sequence[Record]) -> list[Record]:
 def read_back(records: Sequence[Record]) -> None:
     """Replace tensors in records by floats, in place, with one host-device sync per device and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    for record in records:
-        for key, value in record.metrics.items():
-            if type(value) is not float and value.is_cpu:
-                record.metrics[key] = float(value.item())
-            elif type(value) is not float:
-                groups.setdefault((value.device, value.dtype), []).append((record.metrics, key))
+    for metrics in (record.metrics for record in records):
+        for key in [key for key, value in metrics.items() if type(value) is not float]:
+            if metrics[key].is_cpu:
+                metrics[key] = float(metrics[key].item())
+            else:
+                groups.setdefault((metrics[key].device, metrics[key].dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync: on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

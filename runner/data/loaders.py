@@ -19,13 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from runner.data.order import SampleOrder
+from runner.data.picking import pick_batches
 from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")
-
-PICKED_BYTES = 1 << 17  # of small batches that are picked together
-ALIGNMENT = 64  # bytes, of torch's memory
 
 
 class OrderedLoader(ABC):
@@ -87,6 +85,10 @@ class TensorLoader(OrderedLoader):
     A batch is the tuple of what was picked from each tensor, or the bare tensor when there is only one. Without
     shuffling it is a view of the data, not a copy: do not write into it.
 
+    Small shuffled batches are copied several at a time, up to 128 KiB, into memory that they share. They may be changed
+    in place, but not resized. What is written into the data meanwhile comes with the next copies. Keep or save a
+    ``clone()`` of a batch: the rest of that memory would be kept, and saved, with it.
+
     Args:
         *tensors: at least one, all of the same first dimension, the samples.
         batch_size: samples in a global batch, all ranks together.
@@ -127,32 +129,9 @@ class TensorLoader(OrderedLoader):
         return self
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        batches = self._pick(epoch, first) if self.order.shuffle else self._view(first)
-        return batches if self.transform is None else map(self.transform, batches)
-
-    def _view(self, first: int) -> Iterator[Any]:
-        for number in range(first, len(self.order)):
-            span = slice(*self.order.span(number))
-            parts = [tensor[span] for tensor in self.tensors]
-            yield tuple(parts) if len(parts) > 1 else parts[0]
-
-    def _pick(self, epoch: int, first: int) -> Iterator[Any]:
-        order, tensors, count = self.order, self.tensors, self._count_picked_together()
-        permutation = order.permutation(epoch).to(tensors[0].device, non_blocking=True)
-        for number in range(first, len(order), count):
-            spans = [order.span(one) for one in range(number, min(number + count, len(order)))]
-            index = torch.cat([permutation[start:stop] for start, stop in spans])
-            sizes = [stop - start for start, stop in spans]
-            # Unlike views, which they are in memory alone, these parts may be changed in place independently.
-            parts = [torch.unsafe_split_with_sizes(tensor.index_select(0, index), sizes) for tensor in tensors]
-            yield from zip(*parts, strict=True) if len(parts) > 1 else parts[0]
-
-    def _count_picked_together(self) -> int:
-        """Return how many batches are picked with one operation: several where they are small, as that costs most."""
-        start, stop = self.order.span(0)
-        sizes = [(stop - start) * tensor[:1].nbytes for tensor in self.tensors]
-        # All begin where memory of their own would, as the last bits of some operations depend on that.
-        return max(1, PICKED_BYTES // max(1, sum(sizes))) if all(size % ALIGNMENT == 0 for size in sizes) else 1
+        batches, transform = pick_batches(self.tensors, self.order, epoch, first), self.transform
+        # No map(): a StopIteration of the transform would end the epoch early, and in silence.
+        return batches if transform is None else (transform(batch) for batch in batches)
 
 
 class DatasetLoader(OrderedLoader):

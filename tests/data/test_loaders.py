@@ -118,6 +118,46 @@ def test_a_transform_sees_each_batch():
     assert numbers(pairs) == [[1, 2]]
 
 
+def test_small_batches_can_be_changed_in_place_and_each_has_a_gradient_of_its_own():
+    data = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    learned = torch.nn.Parameter(data.clone())
+    for batch in TensorLoader(learned, batch_size=8, shuffle=True):
+        batch.square().sum().backward()  # frees the graph of this batch alone
+    torch.testing.assert_close(learned.grad, 2 * data)
+    weight, losses = torch.ones(16, requires_grad=True), []
+    for batch in TensorLoader(data.clone(), batch_size=8, shuffle=True):
+        losses.append((batch.mul_(2) * weight).sum())
+    torch.stack(losses).sum().backward()
+    torch.testing.assert_close(weight.grad, 2 * data.sum(0))
+
+
+def test_sparse_data_is_shuffled_too():
+    data = torch.arange(64.0).reshape(16, 4)
+    batches = list(TensorLoader(data.to_sparse(), batch_size=4, shuffle=True))
+    assert torch.equal(
+        torch.cat([batch.to_dense() for batch in batches]),
+        torch.cat(list(TensorLoader(data, batch_size=4, shuffle=True))),
+    )
+
+
+def test_a_transform_cannot_end_an_epoch():
+    def transform(batch):
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(TensorLoader(torch.arange(8), batch_size=2, shuffle=True, transform=transform))
+
+
+@pytest.mark.parametrize(("device", "alignment"), [("cpu", 64), ("meta", 512)])
+@pytest.mark.parametrize("width", [8, 16, 32, 64, 128])
+def test_batches_begin_where_memory_of_their_own_would(device, alignment, width):
+    data = torch.zeros(64, width, device=device), torch.zeros(64, dtype=torch.int64, device=device)
+    batches = list(TensorLoader(*data, batch_size=8, shuffle=True))
+    assert {batch[0].storage_offset() * 4 % alignment for batch in batches} == {0}
+    together = width * 8 * 4 % alignment == 0
+    assert any(batch[1].storage_offset() for batch in batches) == together
+
+
 def test_unshuffled_batches_are_views_and_shuffled_ones_are_not():
     data = torch.arange(6)
     assert next(iter(TensorLoader(data, batch_size=3, shuffle=False))).data_ptr() == data.data_ptr()

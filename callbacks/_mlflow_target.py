@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from callbacks._extra import require
 from callbacks._mlflow_spool import now_ms, read_json, without_password
 
 SQLITE = "sqlite:///"
@@ -23,12 +24,14 @@ def resolve_uri(tracking_uri: str | None) -> str:
     return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
 
 
-def check_seconds(close_timeout: float, system_metrics_interval: float) -> None:
-    """Raise where times are out of range.
+def check_arguments(close_timeout: float, system_metrics_interval: float) -> None:
+    """Raise where times are out of range, or the package is missing that encodes metrics.
 
     Raises:
-        ValueError: one of them is.
+        ValueError: a time is out of range.
+        ImportError: the package orjson is missing.
     """
+    require("MLflowLogger", None, "orjson")
     if close_timeout < 0:
         raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
     if system_metrics_interval <= 0:

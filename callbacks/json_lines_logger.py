@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from callbacks._extra import require
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ class JSONLinesLogger(LoggerDestination):
 
     Raises:
         ValueError: `filename` is absolute, or leads out of the run's folder.
+        ImportError: the package orjson is missing.
     """
 
     def __init__(self, filename: str = "metrics.jsonl") -> None:
         if not filename or Path(filename).is_absolute() or ".." in Path(filename).parts:
             raise ValueError(f"filename={filename!r}: must be a path inside the run's folder, such as 'metrics.jsonl'")
+        require("JSONLinesLogger", None, "orjson")
         self.filename = filename
         self.path: Path | None = None
         self._state: State | None = None

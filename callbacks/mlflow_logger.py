@@ -12,7 +12,7 @@ from callbacks._mlflow_describe import describe_config, describe_inputs, flatten
 from callbacks._mlflow_process import shared_writer
 from callbacks._mlflow_session import Session
 from callbacks._mlflow_sweep import log_sweep, parent_tags
-from callbacks._mlflow_target import check_seconds, resolve_uri, ui_command, uri_of_run
+from callbacks._mlflow_target import check_arguments, resolve_uri, ui_command, uri_of_run
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class MLflowLogger(LoggerDestination):
 
     Raises:
         ValueError: `close_timeout` is negative, or `system_metrics_interval` not above 0.
+        ImportError: the package orjson is missing.
 
     Logs:
         system/*: as MLflow names them; steps are samples.
@@ -59,7 +60,7 @@ class MLflowLogger(LoggerDestination):
         close_timeout: float = 60.0,
         nested: bool = False,
     ) -> None:
-        check_seconds(close_timeout, system_metrics_interval)
+        check_arguments(close_timeout, system_metrics_interval)
         self.tracking_uri = resolve_uri(tracking_uri)
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
         self._run_name = run_name

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 from logged_runs import make_trainer
 
-from callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger
+from callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger, MLflowLogger
 
 
 def refuse_constant(name: str) -> None:
@@ -51,16 +53,28 @@ def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
     values = [struct.unpack("<d", draw.randbytes(8))[0] for _ in range(1000)] + [0.1, -0.0, 5e-324, 1e16, 2.0**70]
     metrics = {f"value/{index}": value for index, value in enumerate(values) if math.isfinite(value)}
     other: dict[Any, float] = {7: 5.0, "at": math.nan}
+    separators = "next\x85line, line \u2028, paragraph \u2029"  # where str.splitlines would part a line
     odd = {"null": 1.0, "half a pair \ud83d": 2.0, 'quote" and \\ and \n': 3.0, "größe": 4.0}
     with make_trainer(tmp_path, JSONLinesLogger(), duration="1ba") as trainer:
         trainer.fit()
         trainer.logger.log_metrics(metrics, step=8)
         trainer.logger.log_metrics(odd, step=9)
         trainer.logger.log_metrics(other, step=2**70)
+        trainer.logger.log_metrics({separators: 6.0}, step=10)
+    assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
     found = {line["step"]: line["metrics"] for line in read(tmp_path / "metrics.jsonl") if "metrics" in line}
     assert found[8] == metrics and str(found[8]) == str(metrics)  # minus zero too
     assert found[9] == odd
+    assert found[10] == {separators: 6.0}
     assert found[2**70] == {"7": 5.0, "at": "NaN"}
+
+
+@pytest.mark.parametrize("logger", [JSONLinesLogger, MLflowLogger])
+def test_without_orjson_it_says_what_to_install(logger: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orjson", None)  # as if it were not there
+    message = f"{logger.__name__} needs orjson, not installed here: pip install -e ."
+    with pytest.raises(ImportError, match=re.escape(message)):
+        logger()
 
 
 def test_a_resumed_run_doubles_no_step(tmp_path: Path) -> None:

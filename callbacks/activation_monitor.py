@@ -124,7 +124,8 @@ def statistics(activations: Tensor) -> dict[str, Tensor]:
     values = activations.detach()
     values = values.float() if values.itemsize < 4 else values
     # Rows less their means, divided by their deviations: the squares of a row add up to D, of a constant one to 0.
-    standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, 1e-30)
+    tiny = torch.finfo(values.dtype).tiny
+    standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, tiny)
     squares = standardized.square()
     second, fourth = squares.sum(), squares.square().sum()
     return {

@@ -36,8 +36,8 @@ def explained(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, mlp, resnet8"),
-        (["model="], "model=: no such choice; allowed: gpt, mlp, resnet8"),
+        (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, "),
+        (["model="], "model=: no such choice; allowed: gpt, "),
         (["+algorithms=[ema,mixupp]"], "algorithms=mixupp: no such choice; did you mean 'mixup'?"),
         # Another group has it.
         (["+algorithms=speed_monitor"], "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon"),
@@ -78,8 +78,8 @@ def explained(*overrides: str) -> str:
             ["+callbacks=lr_monitor", "+callbacks=speed_monitor"],
             "callbacks: given more than once; for several in one list write",
         ),
-        (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, mlp, resnet8"),
-        (["data=3"], "data=3: a group takes the name of a choice; allowed: digits, "),
+        (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
+        (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
         (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
         (["nonsense"], "nonsense: cannot be read; write key=value"),
         (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),

@@ -1,0 +1,234 @@
+"""Files of a data set that come in an archive: downloaded once, checked, unpacked and put in place."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import http.client
+import logging
+import os
+import posixpath
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("runner")
+
+SCHEMES = ("https://", "http://", "file://")
+LOCK = ".download.lock"  # in the folder; empty, and locked while one process downloads
+PARTIAL = ".download-"  # begins the names of folders of files that are not whole yet
+CHUNK = 1 << 20  # bytes at most that are read at once
+ANSWER_TIME = 30  # seconds for which a server may be silent
+HEAD_START = 5  # seconds that the first rank of a machine has: it is the one whose lines are shown
+PATIENCE = 120  # seconds that others wait while nothing of a download arrives
+BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_source(url: str | None, md5: str | None) -> None:
+    """Raises where an address cannot be downloaded from, or a checksum is none; None is allowed for both.
+
+    Args:
+        url: of an archive; None for never.
+        md5: its checksum; None where it is not checked.
+
+    Raises:
+        ValueError: the address begins with none of https://, http:// and file://, or the checksum has not 32
+            hexadecimal digits.
+    """
+    if url is not None and not url.startswith(SCHEMES):
+        raise ValueError(f"url={url!r}: must begin with {', '.join(SCHEMES)}, or be null to never download")
+    if md5 is not None and not re.fullmatch("[0-9a-fA-F]{32}", md5):
+        raise ValueError(f"md5={md5!r}: must have 32 hexadecimal digits, or be null to not be checked")
+
+
+def find_missing(path: str, members: Sequence[str]) -> list[str]:
+    """Returns those files, by their paths inside of a folder, that are not there."""
+    return [member for member in members if not Path(path, member).is_file()]
+
+
+def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], patience: float = PATIENCE) -> None:
+    """Puts the files of a ``.tar.gz`` into a folder, where one of them is missing; otherwise it does nothing.
+
+    Any number of processes may call it for one folder, all ranks and jobs of a sweep among them: one downloads, the
+    others wait until it has. A file gets its name when it is whole, checked and on the disk; what is there already is
+    kept. Only the contents of the files asked for are taken from the archive, no names, links or permissions.
+
+    Args:
+        url: of the archive.
+        md5: its checksum, in hexadecimal digits; None is not checked.
+        path: the folder, made if need be.
+        members: files that are needed, by their paths both in the archive and in the folder.
+        patience: seconds to wait for another process that makes no progress.
+
+    Raises:
+        ConnectionError: the server cannot be reached, refuses, or stops before the end.
+        ValueError: another checksum, no whole archive, or one without a file that is needed.
+        TimeoutError: another process makes no progress.
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    is_first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if not is_first:
+        _give_head_start(path, members)
+    if not find_missing(path, members):
+        return
+    by_hand = f"get {url} by other means and unpack it, so that {Path(path, members[0])} is there"
+    with _one_sentence(url, path, by_hand):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with _alone_in(Path(path), patience):
+            if not is_first:  # where the first rank has failed, this one is about to be ended
+                _give_head_start(path, members)
+            if find_missing(path, members):  # still
+                _fetch(url, md5, Path(path), members, by_hand)
+
+
+def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_hand: str) -> None:
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
+        archive, scratch = Path(name, "archive"), Path(name)
+        found = _download(url, archive, folder, by_hand)
+        if md5 is not None and found != md5.lower():
+            raise ValueError(f"md5={md5!r}: what {url} gave has {found!r}; {by_hand}")
+        try:
+            files = _unpack(archive, scratch, members)
+        except BROKEN as error:
+            raise ValueError(f"url={url!r}: gave no whole .tar.gz archive ({error}); {by_hand}") from error
+        if absent := [member for member in members if member not in files]:
+            raise ValueError(f"url={url!r}: the archive has no {absent[0]}; {by_hand}")
+        for member in find_missing(str(folder), members):
+            (folder / member).parent.mkdir(parents=True, exist_ok=True)
+            files[member].replace(folder / member)
+
+
+def _download(url: str, target: Path, folder: Path, by_hand: str) -> str:
+    """Returns the MD5 checksum of what an address gave; it is in the file `target` then."""
+    digest, received = hashlib.md5(usedforsecurity=False), 0
+    with _open(url, by_hand) as answer, target.open("wb") as file:
+        expected = int(answer.headers.get("Content-Length") or 0)
+        size = f"{expected / 1e6:.3g} MB" if expected else "of unknown size"
+        log.info("downloading %s (%s) into %s", url, size, folder)
+        while chunk := _read(url, answer, by_hand):
+            file.write(chunk)
+            file.flush()  # the others see that it goes on
+            digest.update(chunk)
+            received += len(chunk)
+    if expected and received != expected:
+        reason = f"{received} of {expected} bytes came"
+        raise ConnectionError(f"url={url!r}: the download broke off ({reason}); try again, or {by_hand}")
+    return digest.hexdigest()
+
+
+def _open(url: str, by_hand: str) -> Any:
+    """Returns an answer to read from; whatever goes wrong is a ConnectionError."""
+    try:
+        return urllib.request.urlopen(url, timeout=ANSWER_TIME)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ConnectionError(f"url={url!r}: the server answers {error.code} {error.reason}; {by_hand}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConnectionError(f"url={url!r}: cannot be reached ({reason}); {by_hand}") from error
+
+
+def _read(url: str, answer: Any, by_hand: str) -> bytes:
+    """Returns the next bytes, none at the end; whatever goes wrong is a ConnectionError."""
+    try:
+        return answer.read1(CHUNK)  # what has come, be it little
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(f"url={url!r}: the download broke off ({error}); try again, or {by_hand}") from error
+
+
+def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, Path]:
+    """Returns files with the contents of those members that the archive has, each on the disk under a name of ours."""
+    files: dict[str, Path] = {}
+    with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
+        for entry in tar:
+            member = posixpath.normpath(entry.name)
+            source = tar.extractfile(entry) if member in members and entry.isreg() else None
+            if source is None:
+                continue
+            files[member] = scratch / str(members.index(member))
+            with source, files[member].open("wb") as file:
+                shutil.copyfileobj(source, file, CHUNK)
+                file.flush()
+                os.fsync(file.fileno())  # a name never comes before the contents, not even when the power fails
+        while plain.read(CHUNK):  # to the end, where gzip's own checksum is
+            pass
+    return files
+
+
+@contextmanager
+def _one_sentence(url: str, path: str, by_hand: str) -> Iterator[None]:
+    """Says what to do about a full disk and a folder that cannot be written to; what is said already passes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        if error.errno in FULL:
+            message = f"path={path!r}: the disk is full; make room for what {url} holds, or choose another path"
+        else:
+            message = f"path={path!r}: cannot be written to ({error.strerror}); choose another path, or {by_hand}"
+        raise OSError(message) from error
+
+
+@contextmanager
+def _alone_in(folder: Path, patience: float) -> Iterator[None]:
+    """Inside, no other process is here for this folder; one that is killed is out.
+
+    Where the file system has no locks several may be: each has files of its own, and none is named before it is whole.
+    """
+    # POSIX's locks, which forked data loader workers do not inherit.
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        seen, since = -1, time.monotonic()
+        while (locked := _try_lock(file.fileno())) is False:
+            if seen < 0:
+                log.info("another process downloads into %s: waiting for it", folder)
+            time.sleep(0.1)
+            if (now := _progress(folder)) != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                raise TimeoutError(
+                    f"path={str(folder)!r}: another process downloads there, and for {patience:g} s nothing has come; "
+                    "end it, and start again"
+                )
+        if locked:
+            for left in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _give_head_start(path: str, members: Sequence[str]) -> None:
+    until = time.monotonic() + HEAD_START
+    while find_missing(path, members) and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Returns whether this process has the lock now; None where the file system has none."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _progress(folder: Path) -> int:
+    """Returns the size of all that is not whole yet, in bytes."""
+    size = 0
+    for file in folder.glob(f"{PARTIAL}*/*"):
+        with suppress(OSError):  # it may be gone by now
+            size += file.stat().st_size
+    return size

@@ -1,0 +1,152 @@
+"""CIFAR-10: 60,000 colour images of 32 by 32 pixels in 10 classes, downloaded on first use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+
+from runner.data.archive import check_source, fetch_archive, find_missing
+from runner.data.fake import FakeLoader, faked_by
+from runner.data.loaders import TensorLoader
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside it
+FOLDER = "cifar-10-batches-bin"
+TRAIN_FILES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
+EVAL_FILES = (f"{FOLDER}/test_batch.bin",)
+RECORD = 1 + 3 * 32 * 32  # bytes: the label; then the red, the green and the blue plane, each row by row
+NUM_TRAIN, NUM_EVAL, NUM_CLASSES = 50_000, 10_000, 10
+# Of all pixels of the 50,000 training images, red, green and blue in [0, 1].
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def _fake(
+    path: str, url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int
+) -> tuple[FakeLoader, FakeLoader]:
+    _check(url, md5, batch_size, eval_batch_size, seed)
+    num_train, num_eval = NUM_TRAIN, NUM_EVAL
+    if not _is_missing(path, url):
+        num_train, num_eval = (sum(_count(path, one) for one in files) for files in (TRAIN_FILES, EVAL_FILES))
+
+    def make(samples: int) -> tuple[Tensor, Tensor]:
+        images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
+        # The largest label, so that a model with too few classes is found.
+        return _normalize((images, torch.full((samples,), NUM_CLASSES - 1)))
+
+    return FakeLoader(make, num_train, batch_size), FakeLoader(make, num_eval, eval_batch_size)
+
+
+@faked_by(_fake)
+def load_cifar10(
+    path: str = "data/cifar10",
+    url: str | None = URL,
+    md5: str | None = MD5,
+    batch_size: int = 128,
+    eval_batch_size: int = 1000,
+    seed: int = 0,
+) -> tuple[TensorLoader, TensorLoader]:
+    """Returns a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 others.
+
+    Batches are ``(images, labels)``: float32 ``(N, 3, 32, 32)``, red, green and blue, normalized by the mean and
+    deviation of the training images per channel, and int64 ``(N,)`` in [0, 10). In memory the images are uint8, 184 MB
+    on each rank's device; they become numbers batch by batch there.
+
+    The files are those of the binary version: ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin`` in
+    `path/cifar-10-batches-bin`, of any number of images. Where one is missing, one process downloads the archive, of
+    170 MB, while other ranks and runs wait. Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny
+    Images", https://www.cs.toronto.edu/~kriz/cifar.html.
+
+    Args:
+        path: a folder with the folder `cifar-10-batches-bin`, or where to make it.
+        url: of the archive `cifar-10-binary.tar.gz`; None never downloads.
+        md5: the archive's checksum, in hexadecimal digits; None is not checked.
+        batch_size: samples in a training batch, all ranks together.
+        eval_batch_size: samples in an evaluation batch, all ranks together.
+        seed: of the order of the training samples.
+
+    Raises:
+        FileNotFoundError: a file is missing, and url is None.
+        ConnectionError: it cannot be downloaded.
+        ValueError: a number out of range, a url or md5 that is none, another checksum, or a file of another data set.
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    _check(url, md5, batch_size, eval_batch_size, seed)
+    if _is_missing(path, url) and url is not None:
+        fetch_archive(url, md5, path, [*TRAIN_FILES, *EVAL_FILES])
+    images, labels = _read(path, TRAIN_FILES)
+    eval_images, eval_labels = _read(path, EVAL_FILES)
+    train = TensorLoader(images, labels, batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize)
+    evaluation = TensorLoader(eval_images, eval_labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
+    return train, evaluation
+
+
+def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int) -> None:
+    check_source(url, md5)
+    for name, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if seed < 0:
+        raise ValueError(f"seed={seed!r} must be at least 0")
+
+
+def _is_missing(path: str, url: str | None) -> bool:
+    """Returns whether a file has to be downloaded.
+
+    Raises:
+        FileNotFoundError: there is one, and it may not.
+    """
+    missing = find_missing(path, [*TRAIN_FILES, *EVAL_FILES])
+    if missing and url is None:
+        raise FileNotFoundError(
+            f"path={path!r}: there is no {Path(path, missing[0])}; unpack {URL} in this folder, or give the archive's "
+            "address as url to have it downloaded"
+        )
+    return bool(missing)
+
+
+def _count(path: str, name: str) -> int:
+    """Returns how many images a file has."""
+    file = Path(path, name)
+    size = file.stat().st_size
+    if size == 0 or size % RECORD:
+        raise ValueError(
+            f"path={path!r}: {file} has {size} bytes, which is no whole number of records of {RECORD}; remove it, and "
+            f"unpack {URL} anew"
+        )
+    return size // RECORD
+
+
+def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Returns the images of some files, uint8 ``(N, 3, 32, 32)``, and their labels, int64 ``(N,)``."""
+    counts = [_count(path, name) for name in names]
+    images = numpy.empty((sum(counts), RECORD - 1), dtype=numpy.uint8)
+    labels = numpy.empty(sum(counts), dtype=numpy.int64)
+    start = 0
+    for name, count in zip(names, counts, strict=True):
+        records = numpy.fromfile(Path(path, name), dtype=numpy.uint8).reshape(count, RECORD)
+        if (largest := records[:, 0].max()) >= NUM_CLASSES:
+            raise ValueError(
+                f"path={path!r}: {Path(path, name)} has label {largest}, and CIFAR-10 has 0 to 9 only; remove it, and "
+                f"unpack {URL} anew"
+            )
+        labels[start : start + count], images[start : start + count] = records[:, 0], records[:, 1:]
+        start += count
+    return torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels)
+
+
+def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    images, labels = batch
+    mean, std = _mean_and_std(images.device)
+    return torch.sub(images, mean).div_(std), labels
+
+
+@functools.cache  # on each device once: a copy to it for each batch would wait for what it does
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each, of pixels in [0, 255]."""
+    mean, std = (torch.tensor(one, device=device).mul(255).view(3, 1, 1) for one in (MEAN, STD))
+    return mean, std

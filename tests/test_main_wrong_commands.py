@@ -19,8 +19,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     # groups and choices
     "modle=mlp": ("modle", "did you mean 'model'"),
     "model=mpl": ("model=mpl", "did you mean 'mlp'"),
-    "model=": ("model=", "gpt, mlp, resnet8"),
-    "model=null": ("model=null", "gpt, mlp, resnet8"),
+    "model=": ("model=", "mlp, resnet18, resnet8"),
+    "model=null": ("model=null", "mlp, resnet18, resnet8"),
     "scheduler=cosine": ("scheduler=cosine", "did you mean 'cosine_annealing'"),
     "trainer=fast": ("trainer=fast", "default"),
     "experiment=digits_plan": ("experiment=digits_plan", "did you mean 'digits_plain'"),

@@ -1,0 +1,76 @@
+"""Models of timm (PyTorch Image Models) by name, with new weights or with pretrained ones."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.torchvision_import import import_torchvision
+
+
+def timm_model(
+    name: str = "resnet50", num_classes: int = 1000, pretrained: bool = False, in_channels: int = 3
+) -> nn.Module:
+    """Returns a classification model of timm: images ``(N, in_channels, H, W)`` -> logits ``(N, num_classes)``.
+
+    Many models take images of one size only, such as 224 x 224. Pretrained weights come from the Hugging Face Hub on
+    first use and are kept in its cache; those of the last layer are new where `num_classes` is another than theirs, and
+    those of the first are summed or repeated over channels where `in_channels` is. Source: https://github.com/huggingface/pytorch-image-models.
+
+    Args:
+        name: as ``timm.list_models()`` has it, such as resnet18 or vit_tiny_patch16_224; with a tag, such as
+            resnet18.a1_in1k, of certain pretrained weights.
+        num_classes: number of classes.
+        pretrained: whether the weights are those that timm has for it; otherwise they are new.
+        in_channels: channels of an image.
+
+    Raises:
+        ModuleNotFoundError: timm or torchvision is not installed.
+        ValueError: a number below 1, a name that timm does not have, or pretrained weights that it does not have.
+        OSError: the weights cannot be downloaded.
+    """
+    for key, value in {"num_classes": num_classes, "in_channels": in_channels}.items():
+        if value < 1:
+            raise ValueError(f"{key}={value!r} must be at least 1")
+    timm = _import_timm()
+    _check_name(timm, name, pretrained)
+    # mode=check makes models without memory behind their weights, and has no use for their values.
+    load = pretrained and torch.get_default_device().type != "meta"
+    try:
+        return timm.create_model(name, pretrained=load, num_classes=num_classes, in_chans=in_channels)
+    except Exception as error:
+        # What the Hub's client lets through of its HTTP library is no OSError.
+        if not load or not (isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx"):
+            raise
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise OSError(
+            f"pretrained=True: the weights of {name} cannot be downloaded ({reason}); try again where there is a "
+            "network, after which they are in the cache, or use pretrained=false"
+        ) from error
+
+
+def _import_timm() -> Any:
+    if find_spec("timm") is None:
+        raise ModuleNotFoundError("timm is not installed here: pip install -e '.[vision]'", name="timm")
+    import_torchvision()  # which timm imports in the ordinary way, and that may fail
+    import timm  # type: ignore[import-not-found]
+
+    return timm
+
+
+def _check_name(timm: Any, name: str, pretrained: bool) -> None:
+    architecture, _, tag = name.partition(".")
+    known = timm.list_models()
+    if architecture not in known:
+        near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
+        meant = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
+        raise ValueError(f"name={name!r}: timm has no such model; {meant}")
+    tagged = [one for one in timm.list_pretrained(f"{architecture}.*") if one.partition(".")[0] == architecture]
+    if tag and name not in tagged:
+        raise ValueError(f"name={name!r}: timm has no such weights; it has {', '.join(tagged) or 'none'}")
+    if pretrained and not timm.models.is_model_pretrained(name):
+        raise ValueError(f"pretrained=True: timm has no weights of {name}; use pretrained=false")

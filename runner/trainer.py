@@ -55,7 +55,7 @@ class Trainer:
         microbatch_size: samples per microbatch in place of `grad_accum`; 'auto' halves them until memory suffices.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
         seed: of all streams of randomness.
-        deterministic: let torch refuse operations that may differ between two equal runs.
+        deterministic: let torch refuse what may differ between equal runs; with 3 ranks or more, sum them in one order.
         compile: compile the model with `torch.compile`.
         scale_schedule_ratio: multiplies max_duration and the lengths in schedules; warm-ups only with `scale_warmup`.
         step_schedulers_every_batch: step torch's own schedulers per batch rather than per epoch.
@@ -290,11 +290,11 @@ class Trainer:
         step = model.training_step
         self.training_step = None if step is None else loop.checked(self, "training_step", autocast(step))
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
-        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory.
-        self.reduces_in_backward = self.world_size == 1 or (step is None and not state.auto_microbatching)
+        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and it
+        # sums its first batch in another order than the next ones, which of three ranks and more shows in the last bit.
+        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
+        self.reduces_in_backward = self.world_size == 1 or not (step or state.auto_microbatching or exact)
+        splits = state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward
+        self.accumulate_gradients = loop.in_microbatches if splits else loop.whole_batch
         if state.auto_microbatching:
             self.accumulate_gradients = loop.in_fitting_microbatches
-        elif state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward:
-            self.accumulate_gradients = loop.in_microbatches
-        else:
-            self.accumulate_gradients = loop.whole_batch

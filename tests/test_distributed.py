@@ -121,3 +121,44 @@ def test_one_process_makes_no_group():
     assert not dist.is_initialized()
     assert (get_world_size(), get_global_rank()) == (1, 0)
     assert any_rank(True) and not any_rank(False)
+
+
+def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from runner import ClassificationModel, Trainer, get_global_rank, save_checkpoint
+        from runner.data import TensorLoader
+
+        def make(deterministic, resume_path=None):
+            torch.manual_seed(0)
+            module = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+            return Trainer(
+                model=ClassificationModel(module, 3),
+                train_dataloader=TensorLoader(torch.randn(96, 20), torch.arange(96) % 3, batch_size=9, shuffle=True),
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+                max_duration="8ba",
+                device="cpu",
+                deterministic=deterministic,
+                resume_path=resume_path,
+            )
+
+        def weights(trainer):
+            return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
+
+        with make(True) as whole:
+            whole.fit()
+        with make(True) as first:
+            first.fit(duration="3ba")
+            save_checkpoint(first.state, "checkpoint")
+        with make(True, "checkpoint") as second:
+            second.fit()
+        with make(False) as overlapping:
+            overlapping.fit()
+        if get_global_rank() == 0:
+            print(torch.equal(weights(whole), weights(second)))
+            print(torch.allclose(weights(whole), weights(overlapping), atol=1e-6))
+
+    first, *_ = run_ranks(program, 3)
+    assert first.stdout.split() == ["True", "True"]

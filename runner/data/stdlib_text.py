@@ -13,6 +13,8 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
+from runner.data.windows import check_eval_limit, count_windows, cut_windows, spread_windows
+from runner.data.windows import next_token as _next_byte
 
 # Tests, installed packages, and a library that the newer Pythons lack.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})
@@ -24,14 +26,14 @@ def _fake(
 ) -> tuple[FakeLoader, FakeLoader]:
     _check(context, eval_bytes)
     train_bytes, all_eval_bytes = (sum(path.stat().st_size for path in paths) for paths in _list_stdlib())
-    eval_windows = min(_count_windows(all_eval_bytes, context), eval_bytes // context)
+    eval_windows = min(count_windows(all_eval_bytes, context, "bytes"), eval_bytes // context)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest byte, so that a model with too small a vocabulary is found.
         tokens = torch.full((samples, context), 255)
         return tokens, tokens
 
-    train = FakeLoader(make, _count_windows(train_bytes, context), batch_size)
+    train = FakeLoader(make, count_windows(train_bytes, context, "bytes"), batch_size)
     return train, FakeLoader(make, eval_windows, eval_batch_size)
 
 
@@ -63,9 +65,7 @@ def load_stdlib_text(
     """
     _check(context, eval_bytes)
     train_text, eval_text = _read_stdlib()
-    eval_windows = _windows(eval_text, context)
-    num_windows = min(len(eval_windows), eval_bytes // context)
-    eval_windows = eval_windows[torch.arange(num_windows) * len(eval_windows) // num_windows]
+    eval_windows = spread_windows(_windows(eval_text, context), eval_bytes)
     train = TensorLoader(
         _windows(train_text, context), batch_size=batch_size, shuffle=True, seed=seed, transform=_next_byte
     )
@@ -76,8 +76,7 @@ def load_stdlib_text(
 def _check(context: int, eval_bytes: int) -> None:
     if context < 1:
         raise ValueError(f"context={context!r} must be at least 1 byte")
-    if eval_bytes < context:
-        raise ValueError(f"eval_bytes={eval_bytes!r} must be at least one window of context={context!r} bytes")
+    check_eval_limit("eval_bytes", eval_bytes, context, "bytes")
 
 
 def _list_stdlib() -> tuple[list[Path], list[Path]]:
@@ -103,19 +102,5 @@ def _read_stdlib() -> tuple[Tensor, Tensor]:
     return train, evaluation
 
 
-def _count_windows(size: int, context: int) -> int:
-    """Returns how many windows a text of so many bytes has."""
-    if size <= context:
-        raise ValueError(f"context={context!r} is longer than the text of {size} bytes")
-    return (size - 1) // context
-
-
 def _windows(text: Tensor, context: int) -> Tensor:
-    """Returns views ``(windows, context + 1)`` of a text; each starts with the last byte of the previous."""
-    _count_windows(len(text), context)
-    return text.unfold(0, context + 1, context)
-
-
-def _next_byte(windows: Tensor) -> tuple[Tensor, Tensor]:
-    tokens = windows.long()
-    return tokens[:, :-1], tokens[:, 1:]
+    return cut_windows(text, context, "bytes")

@@ -1,0 +1,152 @@
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from runner.data.token_cache import TokenCache
+
+DTYPES = [numpy.dtype(one) for one in ("uint8", "uint16", "int32")]
+
+
+class Parts:
+    """Yields the same tokens in three parts, and counts how often it is asked to."""
+
+    def __init__(self, dtype: numpy.dtype) -> None:
+        info = numpy.iinfo(dtype)
+        self.tokens = numpy.linspace(0, info.max, 30_000).astype(dtype)
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        yield from numpy.array_split(self.tokens, 3)
+
+
+def values(tokens: torch.Tensor, dtype: numpy.dtype) -> list[int]:
+    return tokens.numpy().view(dtype).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_are_made_once(dtype: numpy.dtype, tmp_path: Path):
+    make = Parts(dtype)
+    for _ in range(2):
+        assert values(TokenCache(str(tmp_path / "a" / "b")).tokens("key", dtype, make), dtype) == make.tokens.tolist()
+    assert make.calls == 1
+    assert TokenCache(str(tmp_path / "a" / "b")).size("key", dtype) == 30_000
+    assert TokenCache(str(tmp_path / "a" / "b")).size("other", dtype) is None
+    TokenCache(str(tmp_path / "a" / "b")).tokens("other", dtype, make)
+    assert make.calls == 2
+
+
+def test_the_file_is_mapped_and_not_changed_through_it(tmp_path: Path):
+    make, cache = Parts(DTYPES[2]), TokenCache(str(tmp_path))
+    tokens = cache.tokens("key", DTYPES[2], make)
+    (file,) = tmp_path.glob("*.int32")
+    assert str(file) in Path("/proc/self/maps").read_text()
+    tokens[0] = 7
+    assert cache.tokens("key", DTYPES[2], make)[0] == 0
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    make = Parts(DTYPES[1])
+    assert values(TokenCache(None).tokens("key", DTYPES[1], make), DTYPES[1]) == make.tokens.tolist()
+    assert len(TokenCache(None).tokens("key", DTYPES[1], lambda: iter(()))) == 0
+    assert make.calls == 1 and not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def small_files():
+    """Within the test no file grows beyond 40,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_a_warning(tmp_path: Path, small_files: None, caplog: pytest.LogCaptureFixture):
+    make = Parts(DTYPES[1])
+    tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
+    assert values(tokens, DTYPES[1]) == make.tokens.tolist()  # what was written is read back
+    assert make.calls == 1 and [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and record.getMessage().startswith(f"cache={str(tmp_path)!r}: tokens are")
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "file").touch()
+    make = Parts(DTYPES[0])
+    tokens = TokenCache(str(tmp_path / "file" / "cache")).tokens("key", DTYPES[0], make)
+    assert values(tokens, DTYPES[0]) == make.tokens.tolist()
+    assert "are not kept there" in caplog.text
+
+
+def test_what_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path):
+    def make():
+        yield numpy.zeros(3, DTYPES[0])
+        raise PermissionError(13, "Permission denied", "text")
+
+    with pytest.raises(PermissionError):
+        TokenCache(str(tmp_path)).tokens("key", DTYPES[0], make)
+    assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+
+
+PROGRAM = """
+import sys, time, numpy
+from pathlib import Path
+from runner.data.token_cache import TokenCache
+folder, seconds = sys.argv[1], float(sys.argv[2])
+def make():
+    with open(folder + "/made", "a") as file:
+        file.write("once ")
+    for number in range(10):
+        time.sleep(seconds / 10)
+        yield numpy.full(1000, number, numpy.uint16)
+print(TokenCache(folder + "/cache").tokens("key", numpy.dtype("uint16"), make).long().sum().item())
+"""
+
+
+def start(folder: Path, seconds: float) -> subprocess.Popen:
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_of_several_processes_one_tokenizes_and_a_killed_one_leaves_nothing_broken(tmp_path: Path):
+    killed = start(tmp_path, 100)
+    try:
+        deadline = time.monotonic() + 60
+        while not [one for one in tmp_path.glob("cache/*.partial") if one.stat().st_size == 0]:
+            assert time.monotonic() < deadline and killed.poll() is None
+            time.sleep(0.02)
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+    (tmp_path / "made").unlink()
+    together = [start(tmp_path, 1) for _ in range(3)]
+    try:
+        assert [one.communicate(timeout=60)[0] for one in together] == ["45000\n"] * 3
+    finally:
+        for one in together:
+            one.kill()
+    assert (tmp_path / "made").read_text() == "once "
+    assert sorted(one.suffix for one in (tmp_path / "cache").iterdir()) == [".lock", ".uint16"]
+
+
+def test_other_keys_have_other_names(tmp_path: Path):
+    cache = TokenCache(str(tmp_path))
+    keys = ["a", "b", ["a", 1], ["a", 1.5], {"a": None}]
+    assert len({cache.path(json.loads(json.dumps(key)), DTYPES[0]) for key in keys}) == len(keys)
+    assert cache.path(("a", 1), DTYPES[0]) == cache.path(["a", 1], DTYPES[0])
+
+
+def test_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(os.environ, "HOME", str(tmp_path))
+    assert TokenCache("~/kept").folder == tmp_path / "kept"

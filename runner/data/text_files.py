@@ -24,7 +24,7 @@ from runner.data.windows import (
     window_loaders,
 )
 
-PIECE = 1 << 20  # characters of a file that are tokenized at once
+PIECE = 1 << 18  # characters of a file that are tokenized at once
 BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
@@ -76,7 +76,7 @@ def load_text_files(
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
     inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
     rest shorter than a window is left out. After each file stands the tokenizer's end-of-text token, where it has one.
-    Files of more than a million characters are tokenized in pieces that end with a line.
+    Files of more than 262,144 characters are tokenized in pieces that end with a line.
 
     Tokens lie in memory as uint8, uint16 or int32, or in a file that is memory-mapped: with a tokenizer they are kept
     in `cache`, under a name made of the files' paths, sizes and times of change and of the tokenizer's vocabulary and

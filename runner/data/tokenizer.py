@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from runner.data.hf_import import import_hf
 
-BATCH_CHARACTERS = 1 << 22  # of texts that are tokenized together, in parallel
+BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
 BATCH_TEXTS = 1000
 
 

@@ -1,0 +1,96 @@
+"""A GPT trained on one's own texts, from the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from main_runs import run_folders
+from tiny_tokenizer import TEXT, make_tokenizer
+
+DATA = {
+    "text_files": ("data=text_files", "data.path=texts"),
+    "hf_dataset": (
+        *("data=hf_dataset", "data.name=json", "data.data_files={train:rows.jsonl,validation:rows.jsonl}"),
+        "data.text=text",
+    ),
+}
+SHORT = (
+    *("model=gpt", "model.module.context=16", "data.context=16", "model.module.d_model=16", "model.module.n_heads=2"),
+    *("data.eval_tokens=320", "data.eval_batch_size=4", "data.cache=kept", "scheduler=constant", "algorithms=none"),
+    *("callbacks=[checkpoint_saver]", "trainer.eval_interval=0"),
+)
+TOKENS = ("data.tokenizer=tokenizer", "model.module.vocab_size=300", "model.metric_name=BitsPerToken")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with texts, rows of text, and a tokenizer."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))  # of other ranks
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text(TEXT)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()))
+    make_tokenizer(tmp_path / "tokenizer")
+    return tmp_path
+
+
+def weights(folder: Path, which: int = -1) -> dict[str, torch.Tensor]:
+    run = run_folders(folder)[which]
+    return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float, rtol: float) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["bytes", "tokens"])
+def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here: Path, run_here: Callable[..., Any]):
+    command = (*DATA[data], *SHORT, *tokens)
+    run_here(*command, "trainer.max_duration=7ba", code=0)
+    run_here(*command, "trainer.max_duration=3ba", code=0)
+    run_here(f"resume={run_folders(here)[1]}", "trainer.max_duration=7ba", code=0)
+    assert_close(weights(here, 0), weights(here, 1), atol=0, rtol=0)
+    assert bool([*here.glob("kept/*.uint16")]) == bool(tokens)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]):
+    command = (*DATA[data], *SHORT, *TOKENS, "trainer.max_duration=5ba", "trainer.device=cpu")
+    done = run_app(*command, "launch.nproc_per_node=2")
+    assert done.stderr == ""  # no bars
+    made = {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
+    run_here(*command, code=0)
+    assert_close(weights(here, 0), weights(here, 1), atol=1e-5, rtol=1e-4)
+    assert made and made == {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
+    command = ("mode=check", *DATA[data], *SHORT, *TOKENS)
+    assert "ok batch" in run_here(*command, code=0).out
+    found = run_here(*command, "model.module.vocab_size=299", code=2)
+    assert "In its forward pass" in found.err and "out of range" in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*DATA["text_files"], "data.path=nowhere"), "error: data.path='nowhere': there is no such file or folder\n"),
+        ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
+        ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),
+        ((*DATA["hf_dataset"], "data.text=words"), "error: data.text='words': there is no such column; there are text"),
+        ((*DATA["hf_dataset"], "data.eval_split=x"), "error: data.eval_split='x': Unknown split"),
+        ((*DATA["hf_dataset"], "+data.streaming=true"), "data.streaming"),
+    ],
+)
+def test_what_is_wrong_ends_with_2(arguments: tuple[str, ...], message: str, here: Path, run_here: Callable[..., Any]):
+    for mode in ("train", "check"):
+        assert message in run_here(f"mode={mode}", *SHORT, *arguments, code=2).err

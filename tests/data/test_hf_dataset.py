@@ -55,9 +55,7 @@ def test_a_column_of_texts_is_packed_into_windows(rows: dict[str, Any]):
 
 def test_after_each_row_stands_the_end_of_text(rows: dict[str, Any], tmp_path: Path):
     name = make_tokenizer(tmp_path / "tokenizer")
-    from transformers import AutoTokenizer
-
-    outside: Any = AutoTokenizer.from_pretrained(name)
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
     expected = [t for i in range(7) for t in [*outside(f"eval row {i}, Öl.\n")["input_ids"], outside.eos_token_id]]
     options = {**rows, "text": "text", "tokenizer": name, "context": 1, "cache": str(tmp_path / "kept")}
     for _ in range(2):
@@ -102,9 +100,9 @@ def test_a_part_of_the_rows_is_kept_by_seed(rows: dict[str, Any], columns: dict[
 @pytest.fixture
 def saved(tmp_path: Path, rows: dict[str, Any]) -> Path:
     """What `save_to_disk` wrote: images of one color, their labels, and arrays."""
-    import datasets
     from PIL import Image
 
+    datasets: Any = pytest.importorskip("datasets")
     colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     content = {
         "image": [Image.new("RGB" if i % 4 else "RGBA", (10, 12), colors[i % 3]) for i in range(12)],
@@ -270,21 +268,19 @@ def test_what_is_wrong_with_saved_data_is_one_sentence(case: str, saved: Path):
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(rows: dict[str, Any], capfd: pytest.CaptureFixture[str]):
-    from datasets.utils import are_progress_bars_disabled
-
     load(**rows, text="text")
     assert capfd.readouterr() == ("", "")
-    assert not are_progress_bars_disabled()
+    assert not pytest.importorskip("datasets.utils").are_progress_bars_disabled()
 
 
 def test_ranks_prepare_it_once(rows: dict[str, Any], tmp_path: Path, run_ranks: Any):
     def program():
-        from datasets import config
-        from datasets.packaged_modules.json.json import Json
+        from importlib import import_module
 
         from runner.data.hf_dataset import load_hf_dataset
 
-        config.HF_DATASETS_CACHE = "prepared"
+        Json = import_module("datasets.packaged_modules.json.json").Json
+        import_module("datasets").config.HF_DATASETS_CACHE = "prepared"
         prepare = Json._prepare_split
 
         def counted(*args, **kwargs):

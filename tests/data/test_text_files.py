@@ -57,9 +57,7 @@ def test_bytes_are_those_of_the_files_in_order(texts: Path):
 
 
 def test_tokens_are_those_of_transformers_with_an_end_after_each_file(texts: Path, tokenizer: str):
-    from transformers import AutoTokenizer
-
-    outside: Any = AutoTokenizer.from_pretrained(tokenizer)
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer)
     names = ("a/z.txt", "b.txt", "c.txt")
     expected = [
         token
@@ -78,9 +76,7 @@ def test_tokens_are_those_of_transformers_with_an_end_after_each_file(texts: Pat
 
 def test_a_tokenizer_without_an_end_joins_files_without_one(texts: Path, tmp_path: Path):
     name = make_tokenizer(tmp_path / "tokenizer", end=None)
-    from transformers import AutoTokenizer
-
-    outside: Any = AutoTokenizer.from_pretrained(name)
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
     train, _ = load(texts, tokenizer=name, context=1, eval_share=0.5)
     assert outside.decode(joined([train])).startswith("first\r\n" + TEXT[:1000])
 

@@ -290,8 +290,8 @@ class Trainer:
         step = model.training_step
         self.training_step = None if step is None else loop.checked(self, "training_step", autocast(step))
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
-        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and it
-        # sums its first batch in another order than the next ones, which of three ranks and more shows in the last bit.
+        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
+        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
         exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
         self.reduces_in_backward = self.world_size == 1 or not (step or state.auto_microbatching or exact)
         splits = state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward

@@ -93,7 +93,8 @@ def find_config(name: str, revision: str | None) -> Any:
 def _config_of_hub(name: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
-    log.info("looking for %r on the Hub", name)
+    if get_global_rank() == 0:
+        log.info("looking for %r on the Hub", name)
     try:
         return _asked(AutoConfig, name, revision=revision)
     except Exception as error:

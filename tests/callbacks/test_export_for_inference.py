@@ -243,6 +243,27 @@ def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: 
         torch.testing.assert_close(found["both"], (named, more))
 
 
+class Shifted(Network):
+    """Has a buffer that is no weight, as the frequencies of rotary embeddings are."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(2), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return super().forward(inputs) + self.shift
+
+
+def test_a_buffer_that_is_no_weight_is_not_in_the_file_of_weights(tmp_path: Path):
+    model = ClassificationModel(Shifted(), 2)
+    with make_trainer(tmp_path, ExportForInference("safetensors"), model=model) as trainer:
+        trainer.fit()
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == model.module.state_dict().keys() and "shift" not in weights
+
+
 class Record:
     """An output of a type that nobody knows."""
 

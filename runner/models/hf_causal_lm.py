@@ -20,8 +20,8 @@ class HFCausalLM(nn.Module):
 
     A model of the Hub is downloaded once, by each machine, into transformers' own cache (the environment's ``HF_HOME``
     says where). What lies there is used without asking the Hub again: `revision` says which version. A resumed run
-    takes its weights from the checkpoint; where the cache is gone, ``pretrained=False`` then spares the download of
-    others. Weights are float32, whatever they were saved in; the trainer's precision says what is computed in. Code
+    takes its weights from the checkpoint; where the cache is gone, ``model.module.pretrained=false`` together with
+    ``resume_allow=[model.module.pretrained]`` spares the download of others. Weights are float32, whatever they were saved in; the trainer's precision says what is computed in. Code
     that comes with a model is not run.
 
     The loss of a language model is all that is trained: what else a model of experts adds to its own loss is left out.
@@ -30,7 +30,8 @@ class HFCausalLM(nn.Module):
         name: on the Hub, such as ``'gpt2'`` or ``'Qwen/Qwen3-0.6B'``, or a folder that ``save_pretrained`` wrote.
         pretrained: whether it has its trained weights, rather than new ones for its architecture, which are drawn from
             torch's generator: from the run's seed alone.
-        overrides: entries of its config to change, such as ``{'n_layer': 2, 'attn_pdrop': 0.0}``.
+        overrides: entries of its config to change, such as ``{'n_layer': 2, 'attn_pdrop': 0.0}``; of an entry that is
+            a mapping, those of its keys that are named.
         attention: how attention is computed, transformers' ``attn_implementation``: ``'eager'``, ``'sdpa'``,
             ``'flash_attention_2'``, ...; None: what transformers takes for the model.
         context: the longest sequence, in tokens; None: as many as the model has positions.
@@ -55,6 +56,8 @@ class HFCausalLM(nn.Module):
         revision: str | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name={name!r} must be that of a model on the Hub, such as 'gpt2', or a folder")
         if context is not None and context < 1:
             raise ValueError(f"context={context!r} must be at least 1 token, or None for all positions of the model")
         if revision is not None and is_local(name):

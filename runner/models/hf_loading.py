@@ -102,7 +102,7 @@ def _config_of_hub(name: str, revision: str | None) -> Any:
 
 
 def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
-    """Returns a config with some of its entries changed.
+    """Returns a config with some of its entries changed, of an entry that is a mapping only what is named.
 
     Raises:
         ValueError: it has no such entry, or not such a value.
@@ -114,15 +114,24 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"overrides={dict(overrides)!r}: the config of {name!r} has no {key!r}; did you mean {near[0]!r}?"
             )
+    if not overrides:
+        return config
+    named = {config.attribute_map.get(key, key): value for key, value in overrides.items()}
     try:
-        return type(config).from_dict({**config.to_dict(), **_own_names(config, overrides)})
+        return type(config).from_dict(_merge(config.to_dict(), named))
     except Exception as error:  # of the library that validates, and of each config's own checks
         reason = " ".join(str(error).split())
         raise ValueError(f"overrides={dict(overrides)!r}: the config of {name!r} refuses them: {reason}") from error
 
 
-def _own_names(config: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    return {config.attribute_map.get(key, key): value for key, value in overrides.items()}
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = _merge(before, value)
+        merged[key] = value
+    return merged
 
 
 def check_attention(attention: str | None) -> None:

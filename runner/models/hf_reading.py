@@ -48,7 +48,6 @@ def without_reading(network: nn.Module) -> None:
     for module in network.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = _warn_of_nothing  # pyright: ignore[reportArgumentType]
-
     if hasattr(network, "set_experts_implementation") and any(one.is_meta for one in network.parameters()):
         network.set_experts_implementation("batched_mm")  # pyright: ignore[reportCallIssue]
 

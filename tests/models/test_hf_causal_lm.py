@@ -162,6 +162,8 @@ def test_overrides_change_the_config(folders: dict[str, str], caplog: pytest.Log
     # The common names of transformers mean the same.
     model = HFCausalLM(folders["gpt2"], pretrained=False, overrides={"num_hidden_layers": 3})
     assert len(model.network.transformer.h) == 3
+    model = HFCausalLM(folders["llama"], overrides={"rope_parameters": {"rope_theta": 500.0}})
+    assert model.network.config.rope_parameters == {"rope_theta": 500.0, "rope_type": "default"}
 
 
 def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
@@ -201,6 +203,8 @@ def test_names_of_nothing_are_refused_without_asking_anybody(tmp_path: Path):
         HFCausalLM(str(tmp_path / "gone"))
     with pytest.raises(FileNotFoundError, match="name='.*': holds no config.json"):
         HFCausalLM(str(tmp_path))
+    with pytest.raises(ValueError, match="name='' must be that of a model"):
+        HFCausalLM("")
     with pytest.raises(FileNotFoundError, match="neither a folder nor a name that a model of the Hub can have"):
         HFCausalLM("my model")
 

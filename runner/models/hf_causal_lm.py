@@ -21,8 +21,10 @@ class HFCausalLM(nn.Module):
     A model of the Hub is downloaded once, by each machine, into transformers' own cache (the environment's ``HF_HOME``
     says where). What lies there is used without asking the Hub again: `revision` says which version. A resumed run
     takes its weights from the checkpoint; where the cache is gone, ``model.module.pretrained=false`` together with
-    ``resume_allow=[model.module.pretrained]`` spares the download of others. Weights are float32, whatever they were saved in; the trainer's precision says what is computed in. Code
-    that comes with a model is not run.
+    ``resume_allow=[model.module.pretrained]`` spares the download of others.
+
+    Weights are float32, whatever they were saved in; the trainer's precision says what is computed in. Code that comes
+    with a model is not run.
 
     The loss of a language model is all that is trained: what else a model of experts adds to its own loss is left out.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -20,7 +21,13 @@ _ROWS = _Rows()
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Inside, transformers takes each row of a batch for one sequence, without looking for several."""
+    """Inside, transformers takes each row of a batch for one sequence, without looking for several.
+
+    While torch compiles it does nothing: transformers looks at no values then.
+    """
+    if torch.compiler.is_dynamo_compiling():  # which cannot follow what is one thread's own
+        yield
+        return
     before, _ROWS.hold_one = _ROWS.hold_one, True
     try:
         yield
@@ -41,7 +48,8 @@ def without_reading(network: nn.Module) -> None:
 
         @functools.wraps(find)
         def find_where_unknown(*args: Any, **kwargs: Any) -> Any:
-            return None if _ROWS.hold_one else find(*args, **kwargs)
+            known = not torch.compiler.is_dynamo_compiling() and _ROWS.hold_one
+            return None if known else find(*args, **kwargs)
 
         find_where_unknown.asks_first = True  # pyright: ignore[reportAttributeAccessIssue]
         masking_utils.find_packed_sequence_indices = find_where_unknown

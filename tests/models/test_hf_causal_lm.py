@@ -119,6 +119,14 @@ def test_no_value_is_read_back(folders: dict[str, str], name: str):
     assert reads.count > 0  # what is spared: the count is no empty one
 
 
+def test_a_compiler_can_follow_all_of_it(folders: dict[str, str]):
+    model = HFCausalLM(folders["llama"]).eval()
+    tokens = draw_tokens(2, 20)
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral", "bloom"])
 def test_on_the_meta_device_there_are_shapes(folders: dict[str, str], name: str):
     with torch.device("meta"):

@@ -9,8 +9,8 @@ the hand-written loop is taken round by round; printed are the median ratio and 
 callbacks for images or text idle.
 
 What most callbacks take is the same on any step, so a limit on the ratio holds for one machine: ours were set where the
-hand-written step takes half a millisecond. All callbacks at once miss theirs where it takes 0.2 ms, at 1.65 times or
-130 us, and this command then ends with 1. Each in a loop of its own, they would take 40 us together; the rest is what
+hand-written step takes half a millisecond. All callbacks at once miss theirs where it takes 0.2 ms, at 1.5 times or
+110 us, and this command then ends with 1. Each in a loop of its own, they would take 40 us together; the rest is what
 it costs that many small pieces of code take turns with the step, and each finds the processor's caches filled by
 others.
 """

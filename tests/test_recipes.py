@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from PIL import Image
+from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner import build
 from runner.composed import to_plain
+from runner.data.hf_import import import_hf
 from runner.modes import trial
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-NOT_RUN = [name for name in RECIPES if name.startswith("imagefolder")]
+IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
+NOT_RUN = [*IMAGES, "text_finetune"]
 MEASURED = [name for name in RECIPES if name not in NOT_RUN]
 
 
@@ -38,7 +41,7 @@ def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     assert trial.try_out(config).doubts == []
 
 
-@pytest.mark.parametrize("name", NOT_RUN)
+@pytest.mark.parametrize("name", IMAGES)
 def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
@@ -50,6 +53,22 @@ def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path)
     config = composed(f"experiment={name}", f"data.path={tmp_path}", *small)
     build.check(config)
     assert trial.try_out(config).doubts == []
+
+
+def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: Any):
+    model = make_tokenizer(tmp_path / "model")
+    options = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
+    import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(TEXT)
+    chosen = ["experiment=text_finetune", f"data.path={tmp_path / 'texts'}", f"model.module.name={model}"]
+    chosen += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
+    composed_config = composed(*chosen)
+    build.check(composed_config)
+    assert trial.try_out(composed_config).doubts == []
+    ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
+    assert "BitsPerToken" in ended.out
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("transformers", "huggingface_hub"):
             raise  # something that they need
-        message = "transformers is not installed here: pip install -e '.[transformers]'"
+        message = "transformers is not installed here: pip install -e '.[hf]'"
         raise ModuleNotFoundError(message, name="transformers") from error
     hub = logging.getLogger("huggingface_hub")
     level, hub_level = its_logging.get_verbosity(), hub.level

@@ -226,7 +226,7 @@ def test_a_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch):
     for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"not installed here: pip install -e '.\[transformers\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"not installed here: pip install -e '.\[hf\]'"):
         HFCausalLM("gpt2")
 
 

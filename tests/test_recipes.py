@@ -14,7 +14,7 @@ from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner import build
 from runner.composed import to_plain
-from runner.data.hf_import import import_hf
+from runner.hf_import import import_hf
 from runner.modes import trial
 
 CONF = Path(__file__).resolve().parents[1] / "conf"

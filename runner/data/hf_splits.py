@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.data.hf_import import import_hf
+from runner.hf_import import import_hf
 from runner.randomness import stream_seed
 
 FROM_FILES = frozenset({"csv", "json", "parquet", "arrow", "text", "xml", "webdataset", "hdf5"})

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from runner.data.hf_import import import_hf
+from runner.hf_import import import_hf
 
 BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
 BATCH_TEXTS = 1000

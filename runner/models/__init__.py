@@ -6,6 +6,8 @@ The wrappers are `runner.ClassificationModel` and `runner.LanguageModel`.
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP
 from runner.models.resnet8 import BasicBlock, ResNet8
+from runner.models.resnet18 import ResNet18
+from runner.models.timm_model import timm_model
 from runner.models.torchvision_model import torchvision_model
 
-__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8", "torchvision_model"]
+__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8", "ResNet18", "timm_model", "torchvision_model"]

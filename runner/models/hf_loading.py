@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from runner.distributed import get_global_rank
+from runner.hf_import import import_hf
 
 log = logging.getLogger("runner")
 
@@ -26,24 +27,17 @@ def quiet() -> Iterator[None]:
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
-    try:
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-        from transformers.utils import logging as its_logging
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("transformers", "huggingface_hub"):
-            raise  # something that they need
-        message = "transformers is not installed here: pip install -e '.[hf]'"
-        raise ModuleNotFoundError(message, name="transformers") from error
+    its_logging, of_hub = import_hf("transformers.utils.logging"), import_hf("huggingface_hub.utils")
     hub = logging.getLogger("huggingface_hub")
     level, hub_level = its_logging.get_verbosity(), hub.level
-    with_bar, hub_with_bars = its_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    with_bar, hub_with_bars = its_logging.is_progress_bar_enabled(), not of_hub.are_progress_bars_disabled()
     silent = get_global_rank() != 0 or not sys.stderr.isatty()
     its_logging.set_verbosity_error()
     if silent:
         hub.setLevel(logging.ERROR)
         its_logging._tqdm_active = False  # its own function warns where the environment has a say
         if hub_with_bars and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-            disable_progress_bars()
+            of_hub.disable_progress_bars()
     try:
         yield
     finally:
@@ -51,7 +45,7 @@ def quiet() -> Iterator[None]:
         hub.setLevel(hub_level)
         its_logging._tqdm_active = with_bar
         if silent and hub_with_bars and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-            enable_progress_bars()
+            of_hub.enable_progress_bars()
 
 
 def is_local(name: str) -> bool:

@@ -70,7 +70,7 @@ def test_the_config_has_every_argument_with_its_default():
     config = OmegaConf.load(Path(__file__).parents[2] / "conf" / "model" / "resnet18.yaml")
     model: Any = OmegaConf.to_container(OmegaConf.create({"model": config}), resolve=True)
     assert model["model"]["module"] == {
-        "_target_": "runner.models.resnet18.ResNet18",
+        "_target_": "runner.models.ResNet18",
         "in_channels": 3,
         "num_classes": 10,
         "small_images": True,

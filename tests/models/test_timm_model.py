@@ -115,7 +115,7 @@ def test_the_config_has_every_argument_with_its_default():
     config = OmegaConf.load(Path(__file__).parents[2] / "conf" / "model" / "timm.yaml")
     model: Any = OmegaConf.to_container(OmegaConf.create({"model": config}), resolve=True)
     arguments = model["model"]["module"]
-    assert arguments.pop("_target_") == "runner.models.timm_model.timm_model"
+    assert arguments.pop("_target_") == "runner.models.timm_model"
     assert arguments == {key: one.default for key, one in inspect.signature(timm_model).parameters.items()}
 
 

@@ -27,7 +27,8 @@ def quiet() -> Iterator[None]:
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
-    its_logging, of_hub = import_hf("transformers.utils.logging"), import_hf("huggingface_hub.utils")
+    its_logging: Any = import_hf("transformers.utils.logging")
+    of_hub = import_hf("huggingface_hub.utils")
     hub = logging.getLogger("huggingface_hub")
     level, hub_level = its_logging.get_verbosity(), hub.level
     with_bar, hub_with_bars = its_logging.is_progress_bar_enabled(), not of_hub.are_progress_bars_disabled()

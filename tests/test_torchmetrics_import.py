@@ -1,6 +1,10 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizer import make_tokenizer
 
 
 def run_python(code: str) -> str:
@@ -21,6 +25,27 @@ def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_importe
         "print(scipy.signal.convolve([1, 2], [1, 1]).tolist(), scipy.signal is sys.modules['scipy.signal'])\n"
     )
     assert out.splitlines() == ["False False", "[1, 3, 2] True"]
+
+
+def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
+    transformers: Any = pytest.importorskip("transformers")
+    make_tokenizer(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    out = run_python(
+        "import sys\n"
+        "from runner.torchmetrics_import import import_torchmetrics\n"
+        "torchmetrics = import_torchmetrics()\n"
+        "print([one for one in ('transformers', 'scipy.signal') if one in sys.modules])\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from torchmetrics.functional.text.bert import AutoModel\n"
+        f"network = AutoModel.from_pretrained({str(tmp_path)!r})\n"
+        "import transformers\n"
+        "print(type(network) is transformers.BertModel, transformers.AutoModel.__module__)\n"
+    )
+    assert out.splitlines() == ["[]", "True transformers.models.auto.modeling_auto"]
 
 
 def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path):

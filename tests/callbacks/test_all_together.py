@@ -63,8 +63,8 @@ def fill(table: str, names: dict[str, set[str]]) -> set[str]:
 def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: range = range(0)) -> None:
     """Each key of the table is in MLflow, no other is, each has one value at a step, and all files have the same.
 
-    Of batches that were trained again, MLflow keeps what was logged the first time. Gauges that go by the clock may have
-    been read at others of them then.
+    Of batches that were trained again, MLflow keeps what was logged the first time. Gauges that go by the clock may
+    have been read at others of them then.
     """
     from tensorboard.backend.event_processing import event_accumulator
 

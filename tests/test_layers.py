@@ -46,6 +46,7 @@ LAYERS = {
         "terminal",
         "torchmetrics_import",
         "torchvision_import",
+        "file_lock",
         "hf_import",
     },
     2: {"engine"},
@@ -77,7 +78,16 @@ MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 2757  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
 CHOICES = {"data", "models", "optim", "schedulers"}  # to which CONTRIBUTING says how to add
 # The others train nothing.
-NO_ENGINE = {"checks", "digest", "terminal", "hf_import", "torchmetrics_import", "torchvision_import", *CHOICES}
+NO_ENGINE = {
+    "checks",
+    "digest",
+    "file_lock",
+    "terminal",
+    "hf_import",
+    "torchmetrics_import",
+    "torchvision_import",
+    *CHOICES,
+}
 
 
 @dataclass(frozen=True)

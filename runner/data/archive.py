@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -19,9 +18,11 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from runner.file_lock import PATIENCE, alone, size_of
 
 log = logging.getLogger("runner")
 
@@ -31,7 +32,6 @@ PARTIAL = ".download-"  # begins the names of folders of files that are not whol
 CHUNK = 1 << 20  # bytes at most that are read at once
 ANSWER_TIME = 30  # seconds for which a server may be silent
 HEAD_START = 5  # seconds that the first rank of a machine has: it is the one whose lines are shown
-PATIENCE = 120  # seconds that others wait while nothing of a download arrives
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -85,12 +85,16 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
         return
     by_hand = f"get {url} by other means and unpack it, so that {Path(path, members[0])} is there"
     with _one_sentence(url, path, by_hand):
-        Path(path).mkdir(parents=True, exist_ok=True)
-        with _alone_in(Path(path), patience):
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder / LOCK, "path", "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
+            if is_alone:
+                for left in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
+                    shutil.rmtree(left, ignore_errors=True)
             if not is_first:  # where the first rank has failed, this one is about to be ended
                 _give_head_start(path, members)
             if find_missing(path, members):  # still
-                _fetch(url, md5, Path(path), members, by_hand)
+                _fetch(url, md5, folder, members, by_hand)
 
 
 def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_hand: str) -> None:
@@ -182,53 +186,7 @@ def _one_sentence(url: str, path: str, by_hand: str) -> Iterator[None]:
         raise OSError(message) from error
 
 
-@contextmanager
-def _alone_in(folder: Path, patience: float) -> Iterator[None]:
-    """Inside, no other process is here for this folder; one that is killed is out.
-
-    Where the file system has no locks several may be: each has files of its own, and none is named before it is whole.
-    """
-    # POSIX's locks, which forked data loader workers do not inherit.
-    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
-        seen, since = -1, time.monotonic()
-        while (locked := _try_lock(file.fileno())) is False:
-            if seen < 0:
-                log.info("another process downloads into %s: waiting for it", folder)
-            time.sleep(0.1)
-            if (now := _progress(folder)) != seen:
-                seen, since = now, time.monotonic()
-            elif time.monotonic() - since > patience:
-                raise TimeoutError(
-                    f"path={str(folder)!r}: another process downloads there, and for {patience:g} s nothing has come; "
-                    "end it, and start again"
-                )
-        if locked:
-            for left in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
-                shutil.rmtree(left, ignore_errors=True)
-        yield
-
-
 def _give_head_start(path: str, members: Sequence[str]) -> None:
     until = time.monotonic() + HEAD_START
     while find_missing(path, members) and time.monotonic() < until:
         time.sleep(0.1)
-
-
-def _try_lock(descriptor: int) -> bool | None:
-    """Returns whether this process has the lock now; None where the file system has none."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _progress(folder: Path) -> int:
-    """Returns the size of all that is not whole yet, in bytes."""
-    size = 0
-    for file in folder.glob(f"{PARTIAL}*/*"):
-        with suppress(OSError):  # it may be gone by now
-            size += file.stat().st_size
-    return size

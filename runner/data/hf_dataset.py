@@ -20,13 +20,12 @@ from typing import Any
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.hf_columns import Columns, fake_batches
-from runner.data.hf_splits import Part, Source, check_text, describe, load_parts, load_split, quiet
+from runner.data.hf_splits import Part, Source, check_text, describe, load_parts, load_split
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.token_cache import TokenCache
-from runner.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from runner.data.tokenizer import BYTES_PER_TOKEN, ByteTokenizer, Tokenizer, load_tokenizer
 from runner.data.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
-
-BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
+from runner.hf_import import bars_on_terminals
 
 
 def _fake(
@@ -42,7 +41,7 @@ def _fake(
     columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
     source = Source(*(arguments[key] for key in Source._fields))
     encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
-    with quiet():
+    with bars_on_terminals("datasets", "huggingface_hub"):
         features, rows, row_sizes = describe(source, {"split": split, "eval_split": eval_split}, eval_share, text)
         if text is not None:
             check_text(features, text)
@@ -113,7 +112,7 @@ def load_hf_dataset(
     )
     columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
     encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
-    with quiet():
+    with bars_on_terminals("datasets", "huggingface_hub"):
         parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
         if text is not None:
             train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)

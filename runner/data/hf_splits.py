@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from runner.data.token_cache import state_of
 from runner.hf_import import import_hf
 from runner.randomness import stream_seed
 
@@ -71,9 +71,7 @@ def _count_evaluated(rows: int, eval_share: float) -> int:
 
 def _identity(rows: Any) -> list[Any]:
     """Returns what decides the content of rows: what `datasets` knows them by, and the state of their files."""
-    files = [one["filename"] for one in rows.cache_files]
-    known = [(str(file), one.st_size, one.st_mtime_ns) for file, one in ((file, os.stat(file)) for file in files)]
-    return [rows._fingerprint, len(rows), known]
+    return [rows._fingerprint, len(rows), state_of(one["filename"] for one in rows.cache_files)]
 
 
 def load_split(source: Source, key: str, split: str) -> Any:
@@ -168,17 +166,3 @@ def check_text(features: Mapping[str, Any], text: str) -> None:
         raise ValueError(f"text={text!r}: there is no such column; there are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"text={text!r}: this column holds no texts but {features[text]}")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, these libraries draw progress bars on a terminal alone, and those of one rank."""
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        yield
-        return
-    with ExitStack() as stack:
-        for module in (import_hf("datasets").utils, import_hf("huggingface_hub.utils")):
-            if not module.are_progress_bars_disabled():
-                module.disable_progress_bars()
-                stack.callback(module.enable_progress_bars)
-        yield

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import OrderedLoader
-from runner.data.token_cache import TokenCache
-from runner.data.tokenizer import HFTokenizer, Tokenizer, load_tokenizer
+from runner.data.token_cache import TokenCache, state_of
+from runner.data.tokenizer import BYTES_PER_TOKEN, HFTokenizer, Tokenizer, load_tokenizer
 from runner.data.windows import (
     WindowSizes,
     check_eval_share,
@@ -25,7 +25,6 @@ from runner.data.windows import (
 )
 
 PIECE = 1 << 18  # characters of a file that are tokenized at once
-BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
 
@@ -157,8 +156,7 @@ def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
 
 def _key(files: list[Path], encoder: Tokenizer) -> Any:
     """Returns what decides the tokens of files."""
-    known = [(str(file), one.st_size, one.st_mtime_ns) for file, one in ((file, file.stat()) for file in files)]
-    return ["files", PIECE, encoder.identity, known]
+    return ["files", PIECE, encoder.identity, state_of(files)]
 
 
 def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from runner.file_lock import PATIENCE, alone, size_of
 
 log = logging.getLogger("runner")
 
@@ -30,13 +31,16 @@ class TokenCache:
     """A folder of tokens. Any number of processes may share it: one tokenizes, the others wait for what it writes.
 
     A file is written under another name and renamed when it is whole. Where that cannot be done, because the disk is
-    full or the folder must not be written to, a warning says so and the tokens are kept in memory.
+    full, the folder must not be written to, or the process that tokenizes gets no further, a warning says so and the
+    tokens are kept in memory.
 
     Args:
         folder: made where it does not exist; ``~`` is the home folder; None keeps all in memory, for each process.
+        patience: seconds to wait for another process that gets no further.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, patience: float = PATIENCE) -> None:
+        self.patience = patience
         self.folder = None if folder is None else Path(folder).expanduser().absolute()
 
     def tokens(self, key: Any, dtype: numpy.dtype[Any], make: Callable[[], Iterator[NDArray[Any]]]) -> Tensor:
@@ -50,17 +54,25 @@ class TokenCache:
         path = self.path(key, dtype)
         if path is None:
             return _joined([*_reporting(make())], dtype)
-        try:
-            if not path.is_file():
+        partial = f"{path.stem}.*.partial"
+        with ExitStack() as stack:
+            try:
+                if path.is_file():
+                    return _map(path, dtype)
                 path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            return self._in_memory(make, dtype, error)
-        if path.is_file():
-            return _map(path, dtype)
-        with _locked(path.with_suffix(".lock")) as locked:
+                waiting = alone(
+                    path.with_suffix(".lock"),
+                    "cache",
+                    "tokenizes",
+                    lambda: size_of(path.parent, partial),
+                    self.patience,
+                )
+                is_alone = stack.enter_context(waiting)
+            except OSError as error:
+                return self._in_memory(make, dtype, error)
             if not path.is_file():
-                if locked:  # what killed processes left
-                    for left in path.parent.glob(f"{path.stem}.*.partial"):
+                if is_alone:  # what killed processes left
+                    for left in path.parent.glob(partial):
                         left.unlink(missing_ok=True)
                 return self._write(path, dtype, make)
         return _map(path, dtype)
@@ -149,18 +161,7 @@ def _reporting(parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
             log.info("tokenizing: %s tokens so far", f"{count:,}")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Inside, no other process holds this lock; where the file system has none, False is yielded."""
-    try:
-        file = path.open("w")
-    except OSError:
-        yield False
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            yield False
-        else:
-            yield True
+def state_of(files: Iterable[str | Path]) -> list[tuple[str, int, int]]:
+    """Returns what changes when one of some files does: their paths, sizes and times of change, for a key."""
+    states = ((file, os.stat(file)) for file in files)
+    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]

@@ -17,6 +17,7 @@ from runner.hf_import import import_hf
 
 BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
 BATCH_TEXTS = 1000
+BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
 
 
 class Tokenizer(ABC):

@@ -6,7 +6,6 @@ import difflib
 import functools
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from runner.distributed import get_global_rank
-from runner.hf_import import import_hf
+from runner.hf_import import bars_on_terminals, draws_bars, import_hf
 
 log = logging.getLogger("runner")
 
@@ -28,25 +27,19 @@ def quiet() -> Iterator[None]:
         ModuleNotFoundError: transformers is not installed.
     """
     its_logging: Any = import_hf("transformers.utils.logging")
-    of_hub = import_hf("huggingface_hub.utils")
     hub = logging.getLogger("huggingface_hub")
-    level, hub_level = its_logging.get_verbosity(), hub.level
-    with_bar, hub_with_bars = its_logging.is_progress_bar_enabled(), not of_hub.are_progress_bars_disabled()
-    silent = get_global_rank() != 0 or not sys.stderr.isatty()
+    level, hub_level, with_bar = its_logging.get_verbosity(), hub.level, its_logging.is_progress_bar_enabled()
     its_logging.set_verbosity_error()
-    if silent:
+    if not draws_bars():
         hub.setLevel(logging.ERROR)
         its_logging._tqdm_active = False  # its own function warns where the environment has a say
-        if hub_with_bars and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-            of_hub.disable_progress_bars()
     try:
-        yield
+        with bars_on_terminals("huggingface_hub"):
+            yield
     finally:
         its_logging.set_verbosity(level)
         hub.setLevel(hub_level)
         its_logging._tqdm_active = with_bar
-        if silent and hub_with_bars and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
-            of_hub.enable_progress_bars()
 
 
 def is_local(name: str) -> bool:

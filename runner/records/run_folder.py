@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import IO
 
 from omegaconf import OmegaConf
 
+from runner.file_lock import take_lock
 from runner.processes.launch import is_rank_zero, kept_over_restarts
 from runner.wrong_config import WrongConfig
 
@@ -105,20 +105,16 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
 def lock_file(path: Path, wait: bool = False) -> IO[str] | None:
     """Return a file that is locked until it is closed or this process ends; None when another process has the lock.
 
-    The lock is POSIX's, which forked data loader workers do not inherit.
+    Where the file system has no locks nothing but habit keeps two apart.
 
     Args:
         path: of the file; made where it does not exist.
         wait: until the lock is to be had.
     """
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (BlockingIOError, PermissionError):
+    if take_lock(file, wait) is False:
         file.close()
         return None
-    except OSError:
-        pass  # a file system without locks: nothing but habit keeps two apart
     return file
 
 

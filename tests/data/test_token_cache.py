@@ -150,3 +150,27 @@ def test_other_keys_have_other_names(tmp_path: Path):
 def test_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(os.environ, "HOME", str(tmp_path))
     assert TokenCache("~/kept").folder == tmp_path / "kept"
+
+
+def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "runner")
+    make = Parts(DTYPES[0])
+    lock = TokenCache(str(tmp_path)).path("key", DTYPES[0]).with_suffix(".lock")  # type: ignore[union-attr]
+    hold = "import sys; from runner.file_lock import take_lock; file = open(sys.argv[1], 'w')\n"
+    hold += "print(take_lock(file), flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "True\n"  # type: ignore[union-attr]
+        tokens = TokenCache(str(tmp_path), patience=0.2).tokens("key", DTYPES[0], make)
+    finally:
+        holder.communicate("\n", timeout=20)
+    assert values(tokens, DTYPES[0]) == make.tokens.tolist()
+    waiting, gave_up = caplog.messages
+    assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"
+    assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not kept there: ")
+    assert "for 0.2 s nothing" in gave_up
+    assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]

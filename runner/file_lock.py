@@ -1,0 +1,81 @@
+"""Files that one process has at a time, and work that one does while the others wait."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+log = logging.getLogger("runner")
+
+PATIENCE = 120.0  # seconds that others wait while one makes no progress
+
+
+def take_lock(file: IO[Any], wait: bool = False) -> bool | None:
+    """Lock an open file until it is closed or this process ends; return whether that is done, None: it cannot be.
+
+    The lock is POSIX's, which forked data loader workers do not inherit. Some file systems have none.
+
+    Args:
+        file: open for writing.
+        wait: until another process gives it back, in place of returning False.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextmanager
+def alone(
+    path: Path, argument: str, doing: str, progress: Callable[[], int], patience: float = PATIENCE
+) -> Iterator[bool]:
+    """Inside, no other process works in the folder of a lock; one that is killed is out.
+
+    Yields:
+        Whether that is so: on a file system without locks others may be there too.
+
+    Args:
+        path: of the lock, a file that is made and stays.
+        argument: what named the folder, for messages.
+        doing: what is done there, likewise, such as 'downloads'.
+        progress: gives a number that changes while another process gets on.
+        patience: seconds to wait for one that does not.
+
+    Raises:
+        OSError: the file cannot be made.
+        TimeoutError: another process makes no progress.
+    """
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        seen, since = -1, time.monotonic()
+        while (locked := take_lock(file)) is False:
+            if seen < 0:
+                log.info("another process %s into %s: waiting for it", doing, path.parent)
+            time.sleep(0.1)
+            if (now := progress()) != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                raise TimeoutError(
+                    f"{argument}={str(path.parent)!r}: another process {doing} there, and for {patience:g} s nothing "
+                    "has come; end it, and start again"
+                )
+        yield locked is True
+
+
+def size_of(folder: Path, pattern: str) -> int:
+    """Return the bytes of all files of a folder that fit a pattern, as far as they are still there."""
+    size = 0
+    for file in folder.glob(pattern):
+        try:
+            size += file.stat().st_size
+        except OSError:
+            continue
+    return size

@@ -204,14 +204,14 @@ def join(records: Sequence[Record]) -> list[Record]:
 
 
 def read_back(records: Sequence[Record]) -> None:
-    """Replace tensors in records by floats, in place, with one host-device sync per device and dtype."""
+    """Replace tensors in records by floats, in place, with one sync per device other than the host's, and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for metrics in (record.metrics for record in records):
-        for key in [key for key, value in metrics.items() if type(value) is not float]:
-            if metrics[key].is_cpu:
-                metrics[key] = float(metrics[key].item())
+        for key, tensor in [(key, value) for key, value in metrics.items() if type(value) is not float]:
+            if tensor.is_cpu:
+                metrics[key] = float(tensor.item())
             else:
-                groups.setdefault((metrics[key].device, metrics[key].dtype), []).append((metrics, key))
+                groups.setdefault((tensor.device, tensor.dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync: on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

@@ -15,6 +15,7 @@ from runner.hf_import import import_hf
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
+MEANS, DEVIATIONS = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
 
 
 class Columns(Dataset[tuple[Tensor, ...]]):
@@ -85,8 +86,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
         left, top = ((side - size) // 2 for side in image.size)
         image = image.crop((left, top, left + size, top + size))
     pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float() / 255
-    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
-    return (pixels - mean) / std
+    return (pixels - MEANS) / DEVIATIONS
 
 
 def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
@@ -132,8 +132,7 @@ def fake_batches(
         likenesses.append((made, dtype is None))
 
     def make(samples: int) -> tuple[Tensor, ...]:
-        mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
-        ones = [(made - mean) / std if is_image else made for made, is_image in likenesses]
+        ones = [(made - MEANS) / DEVIATIONS if is_image else made for made, is_image in likenesses]
         return tuple(one.expand(samples, *one.shape).clone() for one in ones)
 
     return make

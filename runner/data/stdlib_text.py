@@ -13,8 +13,7 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
-from runner.data.windows import check_eval_limit, count_windows, cut_windows, spread_windows
-from runner.data.windows import next_token as _next_byte
+from runner.data.windows import check_eval_limit, count_windows, cut_windows, next_token, spread_windows
 
 # Tests, installed packages, and a library that the newer Pythons lack.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})
@@ -65,11 +64,11 @@ def load_stdlib_text(
     """
     _check(context, eval_bytes)
     train_text, eval_text = _read_stdlib()
-    eval_windows = spread_windows(_windows(eval_text, context), eval_bytes)
+    eval_windows = spread_windows(cut_windows(eval_text, context, "bytes"), eval_bytes)
     train = TensorLoader(
-        _windows(train_text, context), batch_size=batch_size, shuffle=True, seed=seed, transform=_next_byte
+        cut_windows(train_text, context, "bytes"), batch_size=batch_size, shuffle=True, seed=seed, transform=next_token
     )
-    evaluation = TensorLoader(eval_windows, batch_size=eval_batch_size, shuffle=False, transform=_next_byte)
+    evaluation = TensorLoader(eval_windows, batch_size=eval_batch_size, shuffle=False, transform=next_token)
     return train, evaluation
 
 
@@ -100,7 +99,3 @@ def _read_stdlib() -> tuple[Tensor, Tensor]:
     texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib())
     train, evaluation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
     return train, evaluation
-
-
-def _windows(text: Tensor, context: int) -> Tensor:
-    return cut_windows(text, context, "bytes")

@@ -45,12 +45,11 @@ class HostLoader(OrderedLoader):
         return self.loader._batches(epoch, first)
 
 
-def check_windows(sizes: WindowSizes, eval_share: float | None = None) -> None:
+def check_windows(sizes: WindowSizes) -> None:
     """Raises what is wrong with the arguments of packed tokens, before anything is read.
 
     Args:
         sizes: as given.
-        eval_share: of what is kept for evaluation, in (0, 1); None where that is not asked for.
 
     Raises:
         ValueError: one of them is out of range.
@@ -59,8 +58,6 @@ def check_windows(sizes: WindowSizes, eval_share: float | None = None) -> None:
         if sizes[name] < 1:
             raise ValueError(f"{name}={sizes[name]!r} must be at least 1")
     check_eval_limit("eval_tokens", sizes["eval_tokens"], sizes["context"], "tokens")
-    if eval_share is not None:
-        check_eval_share(eval_share)
 
 
 def check_eval_share(eval_share: float) -> None:

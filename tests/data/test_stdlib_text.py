@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from runner.data import load_stdlib_text, stdlib_text
+from runner.data.windows import cut_windows, next_token
 
 
 def source(path):
@@ -26,7 +27,7 @@ def test_the_text_is_whole_files_split_by_the_checksum_of_their_path():
 @pytest.mark.parametrize("context", [1, 2, 128])
 def test_every_byte_but_the_first_is_a_target_once(context):
     text = torch.arange(1000, dtype=torch.int64).to(torch.uint8)
-    inputs, targets = stdlib_text._next_byte(stdlib_text._windows(text, context))
+    inputs, targets = next_token(cut_windows(text, context))
     count = 999 // context * context
     assert inputs.flatten().tolist() == text[:count].tolist()
     assert targets.flatten().tolist() == text[1 : count + 1].tolist()
@@ -59,7 +60,7 @@ def test_evaluation_is_spread_over_its_text_and_always_the_same():
 def test_evaluation_of_more_than_there_is_takes_each_window_once():
     _, evaluation = load_stdlib_text(eval_bytes=10**9)
     text = stdlib_text._read_stdlib()[1]
-    torch.testing.assert_close(evaluation.tensors[0], stdlib_text._windows(text, 128))
+    torch.testing.assert_close(evaluation.tensors[0], cut_windows(text, 128))
 
 
 def test_the_training_windows_are_views_of_the_text():

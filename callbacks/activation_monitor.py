@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from callbacks._thinning import next_look
 from runner import Callback, Time, TimeUnit
 from runner.time import convert
 
@@ -26,7 +27,7 @@ class ActivationMonitor(Callback):
 
     Args:
         interval: from one time to the next, in batches, epochs or as a fraction of max_duration; an int is epochs. The
-            batch that completes it is looked at.
+            batch that completes it is looked at. None: 25 batches up to batch 1000, and 100 from then on.
         ignore_module_types: names of classes whose modules are left out, such as ['Dropout']; None: none.
 
     Raises:
@@ -41,16 +42,17 @@ class ActivationMonitor(Callback):
         activations/max/{module}_{input,output}.{i}: maximum.
     """
 
-    def __init__(self, interval: str | int | Time = "25ba", ignore_module_types: Sequence[str] | None = None) -> None:
-        self.interval = Time.parse_or_epochs(interval, "interval")
-        if self.interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION) or not self.interval.value:
-            raise ValueError(f"interval={str(self.interval)!r}: must be above 0 and in ba, ep or dur, such as '25ba'")
+    def __init__(
+        self, interval: str | int | Time | None = None, ignore_module_types: Sequence[str] | None = None
+    ) -> None:
+        self.interval = None if interval is None else _parse(interval)
         if isinstance(ignore_module_types, str):
             raise ValueError(
                 f"ignore_module_types={ignore_module_types!r}: must be a list of names, ['{ignore_module_types}']"
             )
         self.ignore_module_types = ignore_module_types
         self._interval = (1, 1)  # in batches, as a fraction of whole numbers
+        self._due = 0  # the next batch that is looked at, from 1
         self._modules: list[tuple[str, nn.Module]] = []
         self._hooks: list[RemovableHandle] = []
         self._seen: set[tuple[str, str]] = set()
@@ -70,20 +72,14 @@ class ActivationMonitor(Callback):
                     f"ignore_module_types={ignored}: no module is a {name!r}; there are {', '.join(sorted(classes))}"
                 )
         self._modules = [(name, one) for name, one in named if name and type(one).__name__ not in ignored]
-        try:
-            batches = convert(self.interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
-        except ValueError:
-            given = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
-            raise ValueError(
-                f"interval='{self.interval}': is no known number of batches here ({given}); give it in 'ba'"
-            ) from None
-        self._interval = batches.as_integer_ratio()
+        if self.interval is not None:
+            self._interval = _in_batches(self.interval, state)
+        self._due = self._due_after(state.timestamp.batch)
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch
-        batches, parts = self._interval
-        if (batch + 1) * parts // batches == batch * parts // batches or not logger.destinations:
+        if state.timestamp.batch + 1 < self._due or not logger.destinations:
             return
+        self._due = self._due_after(self._due)
         for name, module in self._modules:
             # Inputs before the call: a module may change them in place.
             self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
@@ -95,6 +91,13 @@ class ActivationMonitor(Callback):
                 hook.remove()
             logger.hand_over(self._metrics)
             self._hooks, self._seen, self._metrics, self._last = [], set(), {}, None
+
+    def _due_after(self, batch: int) -> int:
+        if self.interval is None:
+            return next_look(25, batch)
+        batches, parts = self._interval
+        intervals = batch * parts // batches + 1
+        return -(-intervals * batches // parts)
 
     def _see_input(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._see(name, "input", (args, kwargs))
@@ -115,6 +118,25 @@ class ActivationMonitor(Callback):
                     self._last, self._version, self._statistics = tensor, tensor._version, statistics(tensor)
                 for statistic, value in self._statistics.items():
                     self._metrics[f"activations/{statistic}/{name}_{kind}.{index}"] = value
+
+
+def _parse(interval: str | int | Time) -> Time:
+    time = Time.parse_or_epochs(interval, "interval")
+    if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION) or not time.value:
+        raise ValueError(f"interval={str(time)!r}: must be above 0 and in ba, ep or dur, such as '25ba'")
+    return time
+
+
+def _in_batches(interval: Time, state: State) -> tuple[int, int]:
+    """Return an interval in batches as a quotient of whole numbers."""
+    try:
+        batches = convert(interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
+    except ValueError:
+        given = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
+        raise ValueError(
+            f"interval='{interval}': is no known number of batches here ({given}); give it in 'ba'"
+        ) from None
+    return batches.as_integer_ratio()
 
 
 def statistics(activations: Tensor) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ STATUS = "/proc/self/status"
 class MemoryMonitor(Callback):
     """Logs the memory that is used at the end of a batch: the device's on CUDA, otherwise the process's.
 
-    That is each batch, or some where batches are shorter than 10 ms. The values are rank 0's; at an interval also the
+    That is each batch, or some where batches are shorter than 50 ms. The values are rank 0's; at an interval also the
     average, the least and the most over all ranks, which their hosts exchange in one transfer. Nothing here waits for a
     device. Peaks are those since the process began.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from runner import Callback
 
@@ -30,34 +30,39 @@ class NaNMonitor(Callback):
 
     def __init__(self) -> None:
         self._slots: list[Tensor] = []
-        self._values: Any = None  # the same memory, read without a tensor operation
+        self._values: list[Any] = []  # the same memory, read without a tensor operation
         self._sent: deque[_Sent] = deque()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import torch
 
         losses = torch.zeros(SLOTS, pin_memory=state.device.type == "cuda")
-        self._slots, self._values = list(losses.unbind()), losses.numpy()
+        self._slots = list(losses.unbind())
+        self._values = [slot.numpy() for slot in self._slots]
         self._sent.clear()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if len(self._sent) == SLOTS:
-            self._look(wait=True)
-        now = state.timestamp
-        slot = self._slots[now.batch % SLOTS]
         if state.device.type == "cuda":
-            slot.copy_(state.total_loss, non_blocking=True)
-            self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
+            self._send(state)
             self._look()
-        else:
-            slot.copy_(state.total_loss)
-            self._check(now.epoch, now.batch)
+            return
+        self._slots[0].copy_(state.total_loss)
+        if not math.isfinite(self._values[0]):
+            self._fail(self._values[0], state.timestamp.epoch, state.timestamp.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._look(wait=True)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._look(wait=True)
+
+    def _send(self, state: State) -> None:
+        """Have a GPU copy the loss to the host."""
+        if len(self._sent) == SLOTS:
+            self._look(wait=True)
+        now = state.timestamp
+        self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
+        self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
 
     def _look(self, wait: bool = False) -> None:
         """Check the losses that have arrived, or with `wait` all: the intended host-device sync."""
@@ -68,17 +73,17 @@ class NaNMonitor(Callback):
                     return
                 arrival.synchronize()
             self._sent.popleft()
-            self._check(epoch, batch)
+            loss = self._values[batch % SLOTS]
+            if not math.isfinite(loss):
+                self._fail(loss, epoch, batch)
 
-    def _check(self, epoch: int, batch: int) -> None:
-        loss = float(self._values[batch % SLOTS])
-        if not math.isfinite(loss):
-            from runner import get_global_rank
+    def _fail(self, loss: Any, epoch: int, batch: int) -> NoReturn:
+        from runner import get_global_rank
 
-            raise FloatingPointError(
-                f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
-                "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
-            )
+        raise FloatingPointError(
+            f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
+            "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
+        )
 
 
 class _Sent(NamedTuple):

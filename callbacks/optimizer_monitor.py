@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from callbacks._thinning import next_look
 from runner import Callback
 from runner.checks import check_whole
 
@@ -28,7 +29,8 @@ class OptimizerMonitor(Callback):
     Args:
         log_optimizer_metrics: also log momenta, weights and changes, with optimizers that keep momenta. The change is
             measured, not derived from a formula, which takes a copy of the weights while such a batch is trained.
-        batch_log_interval: batches from one time to the next, at least 1.
+        batch_log_interval: batches from one time to the next, at least 1; None: 10 up to batch 1000, and 100 from then
+            on.
 
     Raises:
         ValueError: an argument is out of range.
@@ -41,10 +43,12 @@ class OptimizerMonitor(Callback):
         l2_norm/update/{parameter}: of what the step added to them, weight decay included.
     """
 
-    def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
-        check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches")
+    def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int | None = None) -> None:
+        if batch_log_interval is not None:
+            check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
+        self._due = 0  # the next batch that is looked at, from 1
         self._named: list[tuple[str, nn.Parameter]] = []
         self._parameters: dict[str, nn.Parameter] = {}  # with a gradient
         self._changes: tuple[Tensor, ...] = ()
@@ -52,10 +56,12 @@ class OptimizerMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._named = [*state.unwrapped_model.named_parameters()]
+        self._due = self._due_after(state.timestamp.batch)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        if (state.timestamp.batch + 1) % self.batch_log_interval:
+        if state.timestamp.batch + 1 < self._due:
             return
+        self._due = self._due_after(self._due)
         import torch
 
         self._parameters = {name: parameter for name, parameter in self._named if parameter.grad is not None}
@@ -76,6 +82,10 @@ class OptimizerMonitor(Callback):
             self._add_optimizer_metrics(state)
         logger.hand_over(self._metrics)
         self._metrics, self._changes = {}, ()
+
+    def _due_after(self, batch: int) -> int:
+        interval = self.batch_log_interval
+        return next_look(10, batch) if interval is None else (batch // interval + 1) * interval
 
     def _add_optimizer_metrics(self, state: State) -> None:
         import torch

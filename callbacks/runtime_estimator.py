@@ -20,7 +20,7 @@ TINY = 1e-6  # for quotients that would be whole numbers
 class RuntimeEstimator(Callback):
     """Logs the time that is left: what training still takes, and the evaluations still to come.
 
-    That is at each batch, or at some where batches are shorter than 10 ms. Training goes on at the mean rate so far, in
+    That is at each batch, or at some where batches are shorter than 50 ms. Training goes on at the mean rate so far, in
     which waiting for data and writing checkpoints count. An evaluator takes as long as it did on average; one that has
     not run yet is left out. On a GPU the clock waits for the device where an evaluation begins and ends, and nowhere
     else. The clock is that of rank 0.

@@ -21,7 +21,7 @@ log = logging.getLogger("runner")
 class SpeedMonitor(Callback):
     """Logs the throughput over the last batches, and how much time was spent.
 
-    That is at each batch, or at some and the last where batches are shorter than 10 ms; time once more at FIT_END.
+    That is at each batch, or at some and the last where batches are shorter than 50 ms; time once more at FIT_END.
     Time counts from the moment a batch is asked for until its BATCH_END, so waiting for data does, and evaluations,
     checkpoints and what lies between epochs do not. Until the window is full, what there is of it is used. On a GPU
     the host runs ahead: what is still queued when an evaluation starts is waited for there and counted as training.

@@ -129,6 +129,14 @@ def test_the_batch_that_completes_the_interval_is_looked_at(interval: Any, steps
     assert [*logged(memory)] == steps
 
 
+def test_by_default_it_looks_often_at_first_and_rarely_later():
+    trainer, memory = make_trainer(ActivationMonitor(), eval_dataloader=None, max_duration="980ba")
+    with trainer:
+        trainer.fit()
+        trainer.fit(duration="230ba")  # goes on at batch 980
+    assert [*logged(memory)] == [*range(25, 1001, 25), 1100, 1200]
+
+
 def test_a_callback_that_looks_changes_no_number():
     weights = []
     for callbacks in ([], [ActivationMonitor("1ba")]):

@@ -24,7 +24,7 @@ class Hold(Callback):
         self.seen: list[float] = []
 
     def batch_start(self, state, logger):
-        time.sleep(0.012)  # so that each batch is looked at
+        time.sleep(0.06)  # so that each batch is looked at
         if state.timestamp.batch + 1 == self.first:
             self.held = torch.ones(self.size // 4, device=self.device)
         if state.timestamp.batch + 1 == self.last:

@@ -221,3 +221,11 @@ def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ran
 def test_arguments_are_checked(value: Any):
     with pytest.raises(ValueError, match=f"batch_log_interval={value!r}"):
         OptimizerMonitor(batch_log_interval=value)
+
+
+def test_by_default_it_looks_often_at_first_and_rarely_later():
+    trainer, memory = make_trainer(OptimizerMonitor(), max_duration="25ba")
+    with trainer:
+        trainer.fit()
+        trainer.fit(duration="1190ba")  # goes on at batch 25
+    assert [*logged(memory)] == [*range(10, 1001, 10), 1100, 1200]

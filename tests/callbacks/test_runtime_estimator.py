@@ -12,8 +12,8 @@ from callbacks import InMemoryLogger, RuntimeEstimator
 from callbacks.runtime_estimator import runs_left
 from runner import Callback, ClassificationModel, Evaluator, Trainer, save_checkpoint
 
-BATCH = 0.02  # seconds that a batch takes to read
-EVALUATION = 0.05  # seconds of each batch of an evaluation
+BATCH = 0.06  # seconds that a batch takes to read
+EVALUATION = 0.15  # seconds of each batch of an evaluation
 KEY = "time/remaining_estimate"
 
 
@@ -217,7 +217,7 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
 
         class Wait(Callback):
             def batch_start(self, state, logger):
-                now[0] += 0.02
+                now[0] += 0.06
 
             eval_batch_start = batch_start
 
@@ -237,7 +237,7 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
             trainer.fit()
         steps, values = memory.get_timeseries("time/remaining_estimate")
         assert steps == [*range(2, 25), 24]
-        print(values[steps.index(12)] / (12 + 18) / 0.02, values[-1], get_global_rank())
+        print(values[steps.index(12)] / (12 + 18) / 0.06, values[-1], get_global_rank())
 
     for rank, one in enumerate(run_ranks(program)):
         ratio, last, printed = one.stdout.split()

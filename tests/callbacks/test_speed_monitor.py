@@ -12,7 +12,7 @@ from callbacks._clock import SAMPLING
 from callbacks._peak_flops import find_peak
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
-DELAY = 0.012  # seconds that a batch takes to read: long enough that each is logged
+DELAY = 0.06  # seconds that a batch takes to read: long enough that each is logged
 EVALUATION = 0.1  # seconds
 
 

@@ -1,4 +1,4 @@
-"""What a fault that shows while a run is tried out is due to: a hook, the model with its data, and in which line."""
+"""What a fault is due to that shows as a run is tried out, or trains: a hook, or the model with its data, and where."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from hydra.core.hydra_config import HydraConfig
+from torch import Tensor
 
 from runner.batch import tensors
+from runner.event import Event
 from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 
 MAX_MESSAGE = 300  # letters of an error's own message
@@ -31,6 +34,16 @@ STEPS = {
     "backward": "its backward pass",
 }
 """What a model does in a run, by the function in which that begins."""
+AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
+"""Those at which there are outputs of this batch."""
+BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2}
+"""Where the batch stands among the arguments of a step of an evaluation."""
+DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
+
+
+_EVENTS = [event.name for event in Event]  # in the order in which they fire
+_OF_BATCH = _EVENTS[_EVENTS.index("AFTER_DATALOADER") : _EVENTS.index("AFTER_BACKWARD") + 1]
+_WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index("AFTER_FORWARD") :]
 
 
 class HookAtFault(NamedTuple):
@@ -62,6 +75,23 @@ def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
         raise WrongConfig(_describe(error, config)) from error
 
 
+@contextmanager
+def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error of the model, or of a hook on the way through it, gets a note with the batch that it had."""
+    try:
+        yield
+    except Exception as error:
+        hook, step = hook_at_fault(error, config), _step(error)
+        if hook is not None and hook.event in _OF_BATCH:
+            error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
+        elif hook is None and step is not None:
+            place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
+            error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
+        if "device-side assert" in str(error):
+            error.add_note(DEVICE_ASSERT)
+        raise
+
+
 def _describe(error: Exception, config: Mapping[str, Any]) -> str:
     hook, step, place = hook_at_fault(error, config), _step(error), line_of_user(error)
     model, data = chosen(config, "model"), chosen(config, "data")
@@ -69,7 +99,8 @@ def _describe(error: Exception, config: Mapping[str, Any]) -> str:
         text = f"{_in_section(f'{hook.group}.{hook.key}', config[hook.group][hook.key], error)}"
         text += f"\n  at {hook.event}, with {model} and {data}"
     elif step is not None:
-        text = f"{model} does not fit {data}. In {step}, with {_batch(error)}:\n  {_what(error)}"
+        batch = _batch(error, step in AFTER_FORWARD)
+        text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
     elif _name(error) in config["trainer"]:
         text = _in_section("trainer", config["trainer"], error)
     else:
@@ -97,24 +128,53 @@ def chosen(config: Mapping[str, Any], group: str) -> str:
 
 
 def _step(error: Exception) -> str | None:
-    """Return in which step of a model an error was raised."""
+    """Return in which step of a model an error was raised, a key of `STEPS`."""
     names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((STEPS[name] for name in names if name in STEPS), None)
+    return next((name for name in names if name in STEPS), None)
 
 
-def _batch(error: Exception) -> str:
-    """Return what went through the model, as the loop that fired the step had it."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        state: Any = frame.f_locals.get("state")
-        if hasattr(state, "batch"):
-            made = f" and outputs of {describe_batch(state.outputs)}" if hasattr(state, "outputs") else ""
-            return f"a batch of {describe_batch(state.batch)}{made}"
+def _batch(error: Exception, with_outputs: bool) -> str:
+    """Return what went through the model: as the loop that fired the step had it, or the step of an evaluation."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_evaluation = any(frame.f_globals.get("__name__") == "runner.evaluation" for frame in frames)
+    for frame in frames:
+        code, state, made = frame.f_code, frame.f_locals.get("state"), ""
+        if in_evaluation:  # after which a state is as it was before
+            place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
+            batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None
+        else:
+            batch = getattr(state, "batch", None)
+            if with_outputs and batch is not None:
+                made = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
+        if batch is not None:
+            return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
     return "a batch"
 
 
-def describe_batch(batch: Any) -> str:
-    """Return types and shapes of a batch's tensors."""
-    return ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors(batch))
+def _embedding(error: Exception) -> str:
+    """Return how many rows the embedding has in which something was looked up."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is torch.nn.functional.embedding.__code__:
+            return f" and an embedding of {len(frame.f_locals['weight'])} rows"
+    return ""
+
+
+def describe_batch(batch: Any, with_ranges: bool = False) -> str:
+    """Return types and shapes of a batch's tensors, with the least and the greatest of whole numbers where asked."""
+    return ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}{_range(one) if with_ranges else ''}"
+        for one in tensors(batch)
+    )
+
+
+def _range(tensor: Tensor) -> str:
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return ""
+    try:
+        least, greatest = (one.item() for one in tensor.aminmax())
+    except RuntimeError:  # on the meta device, or after an error of a GPU
+        return ""
+    return f" from {least} to {greatest}"
 
 
 def _what(error: Exception) -> str:

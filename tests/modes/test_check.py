@@ -197,7 +197,10 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
         ("model=mlp data=synthetic_images", ("In its forward pass", "4x3072 and 64x128")),
         ("model.num_classes=5", ("In its loss", "outputs of float32 (4, 5)", "Target 9 is out of bounds")),
         ("data=synthetic_images", ("In its forward pass", "to have 1 channels")),
-        ("model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none", ("forward pass", "out of range")),
+        (
+            "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none",
+            ("forward pass", "from 255 to 255", "of 255 rows", "out of range"),
+        ),
         ("model=gpt data=stdlib_text data.context=129 algorithms=none", ("129 tokens is longer than context=128",)),
         (
             "model=gpt data=stdlib_text algorithms=mixup",

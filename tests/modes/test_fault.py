@@ -1,0 +1,95 @@
+"""What a fault in training, or in an evaluation, says of the batch at which it showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runner.modes.fault import noting_batch
+
+DIGITS = ("trainer.max_duration=2ba", "callbacks=none")
+TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            (*TEXT, "model.module.vocab_size=100"),
+            (
+                "IndexError: index out of range in self",
+                "in its forward pass, with a batch of int64 (8, 128) from 10 to 121, int64 (8, 128) from 10 to 121 and "
+                "an embedding of 100 rows: model=gpt, data=stdlib_text",
+            ),
+        ),
+        (
+            ("model=mlp", "algorithms=none", *DIGITS, "model.num_classes=9"),
+            (
+                "IndexError: Target 9 is out of bounds.",
+                "in its loss, with a batch of float32 (64, 1, 8, 8), int64 (64,) from 0 to 9 and outputs of float32 "
+                "(64, 9): model=mlp, data=digits",
+            ),
+        ),
+        (
+            ("model=mlp", "algorithms=label_smoothing", *DIGITS, "model.num_classes=9"),
+            (
+                "raised by 'label_smoothing' at BEFORE_LOSS, epoch 0, batch 0 (0 in epoch)",
+                "with a batch of float32 (64, 1, 8, 8), int64 (64,) from 0 to 9 and outputs of float32 (64, 9)",
+                "in algorithms.label_smoothing (algorithms.LabelSmoothing)",
+            ),
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_described(command: tuple[str, ...], lines: tuple[str, ...], run_here: Any):
+    ended = run_here(*command)
+    assert ended.code == 1
+    assert tuple(ended.err.splitlines()[-len(lines) :]) == lines
+
+
+def test_a_fault_elsewhere_has_no_batch(run_here: Any):
+    ended = run_here("model=mlp", "algorithms=none", "callbacks=nan_monitor", "optimizer.lr=1e30")
+    assert ended.code == 1
+    assert "the loss is" in ended.err and "with a batch of" not in ended.err
+
+
+def test_an_evaluation_says_so_too(run_here: Any):
+    assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
+    ended = run_here("mode=eval", "resume=latest", "data=synthetic_images", "data.eval_batch_size=7")
+    assert ended.code == 1
+    expected = "in its forward pass in evaluation, with a batch of float32 (7, 3, 32, 32), int64 (7,) from "
+    assert expected in ended.err.splitlines()[-1]
+
+
+def test_what_a_gpu_does_not_name_is_a_hint():
+    with pytest.raises(RuntimeError) as raised, noting_batch({}):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    assert [note for note in raised.value.__notes__ if "mode=check" in note] == raised.value.__notes__
+
+
+OWN = """
+from runner import ClassificationModel
+from runner.models import MLP
+
+
+class Odd(ClassificationModel):
+    def __init__(self):
+        super().__init__(MLP(64, [8], 10), 10)
+
+    def update_metric(self, batch, outputs, metric):
+        if not self.training:
+            raise RuntimeError("cannot be measured")
+"""
+
+
+def test_an_evaluation_between_batches_tells_of_its_own(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(OWN)
+    model = ("~model.num_classes", "~model.module", "model._target_=own.Odd")
+    ended = run_here("model=mlp", *model, "algorithms=none", *DIGITS)
+    assert ended.code == 1
+    expected = (
+        "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9: model._target_=own.Odd"
+    )
+    assert f"{expected}model._target_=own.Odd, data=digits" in ended.err.splitlines()

@@ -89,7 +89,5 @@ def test_an_evaluation_between_batches_tells_of_its_own(tmp_path: Path, run_here
     model = ("~model.num_classes", "~model.module", "model._target_=own.Odd")
     ended = run_here("model=mlp", *model, "algorithms=none", *DIGITS)
     assert ended.code == 1
-    expected = (
-        "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9: model._target_=own.Odd"
-    )
-    assert f"{expected}model._target_=own.Odd, data=digits" in ended.err.splitlines()
+    expected = "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9"
+    assert f"{expected}: model._target_=own.Odd, data=digits" in ended.err.splitlines()

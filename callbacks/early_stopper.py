@@ -6,8 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback, Time, TimeUnit
+from callbacks._metric_stopper import MetricStopper
+from runner import Time, TimeUnit
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -17,7 +17,7 @@ log = logging.getLogger("runner")
 UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
 
 
-class EarlyStopper(Callback):
+class EarlyStopper(MetricStopper):
     """Stops training when more than `patience` has passed since the metric was best.
 
     The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. With the
@@ -44,33 +44,16 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: str | int | Time = "1ep",
     ) -> None:
-        if comp not in (None, "gt", "lt"):
-            raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
+        super().__init__(monitor, dataloader_label, comp)
         if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not math.isfinite(min_delta):
             raise ValueError(f"min_delta={min_delta!r}: must be a finite number, in the metric's unit")
-        self.monitor = monitor
-        self.dataloader_label = dataloader_label
-        self.comp = comp
         self.min_delta = abs(min_delta)
         self.patience = Time.parse_or_epochs(patience, "patience")
         if self.patience.unit not in UNITS:
             raise ValueError(f"patience={str(self.patience)!r}: must be in ep, ba, sp or tok, such as '3ep'")
-        self._metric = MetricChoice(dataloader_label, monitor)
-        self._lower = comp == "lt"
         self._evaluated = False
         self._best: float | None = None
         self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)  # counts, whatever the patience becomes
-        self._resumed = False
-
-    def after_load(self, state: State, logger: Logger) -> None:
-        self._resumed = state.resumed_from is not None
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
-        self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
-        if self._resumed:
-            self._stop_when_over(state)
-        self._resumed = False
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._metric.label == "train":
@@ -91,6 +74,9 @@ class EarlyStopper(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best, self._best_at, self._judged_at = state["best"], state["best_at"], state["judged_at"]
+
+    def _ask_again(self, state: State) -> None:
+        self._stop_when_over(state)
 
     def _judge(self, state: State) -> None:
         value, self._judged_at = self._metric.read(state), {str(one): int(state.timestamp.count(one)) for one in UNITS}

@@ -6,8 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from callbacks._metric_choice import MetricChoice, choose_metric
-from runner import Callback
+from callbacks._metric_stopper import MetricStopper
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 
-class ThresholdStopper(Callback):
+class ThresholdStopper(MetricStopper):
     """Stops training when a metric has passed a threshold; a value equal to it has not.
 
     The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. It is over
@@ -43,39 +42,20 @@ class ThresholdStopper(Callback):
         comp: str | None = None,
         stop_on_batch: bool = False,
     ) -> None:
+        super().__init__(monitor, dataloader_label, comp)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"threshold={threshold!r}: must be a finite number, in the metric's unit")
-        if comp not in (None, "gt", "lt"):
-            raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
         if stop_on_batch and dataloader_label != "train":
             raise ValueError(
                 f"stop_on_batch={stop_on_batch!r}: only metrics of training are known after each batch; "
                 "give dataloader_label='train', or evaluate more often (eval_interval)"
             )
-        self.monitor = monitor
         self.threshold = threshold
-        self.dataloader_label = dataloader_label
-        self.comp = comp
         self.stop_on_batch = stop_on_batch
-        self._metric = MetricChoice(dataloader_label, monitor)
-        self._lower = comp == "lt"
-        self._resumed = False
-
-    def after_load(self, state: State, logger: Logger) -> None:
-        self._resumed = state.resumed_from is not None
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
-        self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
-        if self._resumed and self._metric.is_fresh(state):
-            self._judge(state, self._metric.read(state))
-        elif self._resumed and state.timestamp.batch_in_epoch:
-            self.batch_end(state, logger)
-        self._resumed = False
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.stop_on_batch:
-            self._judge(state, float(state.train_metrics[self._metric.name].compute()))  # The sync that was asked for.
+            self._judge(state, self._metric_so_far(state))
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._metric.label == "train":
@@ -84,6 +64,16 @@ class ThresholdStopper(Callback):
     def eval_after_all(self, state: State, logger: Logger) -> None:
         if self._metric.label != "train" and self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))
+
+    def _metric_so_far(self, state: State) -> float:
+        """Return it over the epoch so far; the sync that was asked for."""
+        return float(state.train_metrics[self._metric.name].compute())
+
+    def _ask_again(self, state: State) -> None:
+        if self._metric.is_fresh(state):
+            self._judge(state, self._metric.read(state))
+        elif state.timestamp.batch_in_epoch and self.stop_on_batch:
+            self._judge(state, self._metric_so_far(state))
 
     def _judge(self, state: State, value: float | None) -> None:
         if value is None or state.stop_requested:

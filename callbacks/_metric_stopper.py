@@ -1,0 +1,48 @@
+"""What callbacks that stop training by a metric have in common: which it is, and which way is better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from callbacks._metric_choice import MetricChoice, choose_metric
+from runner import Callback
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+
+
+class MetricStopper(Callback):
+    """Finds its metric at FIT_START, and asks again there whether a resumed run is over.
+
+    Args:
+        monitor: name of the metric.
+        dataloader_label: whose metric: an evaluator's label, or 'train'.
+        comp: 'gt', 'lt', or None to have the metric say.
+
+    Raises:
+        ValueError: `comp` is none of these; at FIT_START, there is no such metric.
+    """
+
+    def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
+        if comp not in (None, "gt", "lt"):
+            raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
+        self.monitor = monitor
+        self.dataloader_label = dataloader_label
+        self.comp = comp
+        self._metric = MetricChoice(dataloader_label, monitor)
+        self._lower = comp == "lt"
+        self._resumed = False
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        self._resumed = state.resumed_from is not None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
+        self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
+        if self._resumed:
+            self._ask_again(state)
+        self._resumed = False
+
+    def _ask_again(self, state: State) -> None:
+        """Stop a resumed run that had stopped."""
+        raise NotImplementedError

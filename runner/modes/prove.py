@@ -124,6 +124,7 @@ class Proof:
         self.asked = job.config["prove"]
         self.struck: list[Struck] = []
         self._ranks = build.make_launch(job.config).processes()
+        self._deterministic = bool(job.config["trainer"].get("deterministic"))
         allowed = job.config["allow_targets"]
         self._allowed = [allowed] if isinstance(allowed, str) else allowed
         write_record(self.folder / "experiment", to_prove(job.config), job.arguments, job.run_name)
@@ -215,7 +216,10 @@ class Proof:
             return Verdict("not deterministic", f"two runs that nobody killed differ: {other}")
         batch = found.batch or sys.maxsize
         number, kill = [(n, one) for n, one in enumerate(self.struck, 1) if one.resumed_from < batch][-1]
-        return Verdict("parted", f"{found}; it had gone on from batch {kill.resumed_from} before, after kill {number}")
+        reason = f"{found}; it had gone on from batch {kill.resumed_from} before, after kill {number}"
+        if self._ranks > 2 and not self._deterministic:
+            reason += ". Three ranks and more need trainer.deterministic=true"
+        return Verdict("parted", reason)
 
     def _session(self, name: str) -> Session:
         """Start a run, or go on with it where it has begun."""

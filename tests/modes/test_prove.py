@@ -131,6 +131,15 @@ def test_two_ranks(tmp_path: Path, run_app: Any):
     assert "SIGKILL" in (tmp_path / "proof" / "killed.log").read_text()  # rank 0 tells how rank 1 ended
 
 
+@pytest.mark.slow
+def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
+    ranks = (*SMALL, "launch.nproc_per_node=3", "launch.threads=1", "prove.kills=1", "prove.seed=3")
+    done = run_app(*ranks, exit_code=1)
+    assert verdict_of(tmp_path)["outcome"] == "parted"
+    assert "need trainer.deterministic=true" in " ".join(done.stdout.split())
+    run_app(*ranks, "trainer.deterministic=true", "hydra.run.dir=again")
+
+
 def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: Path, run_app: Any):
     done = run_app(*SMALL, "prove.batches=12", "prove.kills=1", "prove.save_interval=1ba")
     assert "ok proof" in done.stdout and "12 batches, " in done.stdout

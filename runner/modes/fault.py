@@ -6,7 +6,8 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from runner.event import Event
 from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 
 MAX_MESSAGE = 300  # letters of an error's own message
+MAX_TENSORS = 16  # of a batch that are described
 WITHOUT_ALGORITHMS = "without algorithms it works"
 
 STEPS = {
@@ -36,7 +38,7 @@ STEPS = {
 """What a model does in a run, by the function in which that begins."""
 AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
 """Those at which there are outputs of this batch."""
-BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2}
+BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
 """Where the batch stands among the arguments of a step of an evaluation."""
 DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
 
@@ -81,15 +83,20 @@ def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        hook, step = hook_at_fault(error, config), _step(error)
-        if hook is not None and hook.event in _OF_BATCH:
-            error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
-        elif hook is None and step is not None:
-            place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
-            error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
-        if "device-side assert" in str(error):
-            error.add_note(DEVICE_ASSERT)
+        with suppress(Exception):  # of a batch that cannot be looked at: what was raised comes first
+            _note_batch(error, config)
         raise
+
+
+def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
+    hook, step = hook_at_fault(error, config), _step(error)
+    if hook is not None and hook.event in _OF_BATCH:
+        error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
+    elif hook is None and step is not None:
+        place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
+        error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
+    if "device-side assert" in str(error):
+        error.add_note(DEVICE_ASSERT)
 
 
 def _describe(error: Exception, config: Mapping[str, Any]) -> str:
@@ -122,15 +129,20 @@ def _name(error: Exception) -> str:
 def chosen(config: Mapping[str, Any], group: str) -> str:
     """Return what was chosen for a group, as it is typed: 'model=mlp'."""
     target = f"{group}._target_={config[group]['_target_']}"
-    if not HydraConfig.initialized() or target in HydraConfig.get().overrides.task:
+    if not HydraConfig.initialized() or {target, f"+{target}"} & {*HydraConfig.get().overrides.task}:
         return target
     return f"{group}={HydraConfig.get().runtime.choices.get(group)}"
 
 
 def _step(error: Exception) -> str | None:
-    """Return in which step of a model an error was raised, a key of `STEPS`."""
-    names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((name for name in names if name in STEPS), None)
+    """Return in which step of a model an error was raised, a key of `STEPS`; None where a batch was read."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_name
+        if name in STEPS:
+            return name
+        if frame.f_globals.get("__name__") == "runner.dataloader" and name != "_count":
+            return None  # what follows may have steps' names, as the forward() of a transform
+    return None
 
 
 def _batch(error: Exception, with_outputs: bool) -> str:
@@ -161,10 +173,18 @@ def _embedding(error: Exception) -> str:
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
     """Return types and shapes of a batch's tensors, with the least and the greatest of whole numbers where asked."""
-    return ", ".join(
-        f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}{_range(one) if with_ranges else ''}"
-        for one in tensors(batch)
-    )
+    found = tensors(batch)
+    parts = [
+        f"{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
+        for one in islice(found, MAX_TENSORS)
+    ]
+    if rest := sum(1 for _ in found):
+        parts.append(f"{rest} more")
+    return ", ".join(parts) or "no tensors"
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({tensor.size(0)}, ...)" if tensor.is_nested else f"{tuple(tensor.shape)}"
 
 
 def _range(tensor: Tensor) -> str:

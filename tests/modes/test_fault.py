@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,3 +92,85 @@ def test_an_evaluation_between_batches_tells_of_its_own(tmp_path: Path, run_here
     assert ended.code == 1
     expected = "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9"
     assert f"{expected}: model._target_=own.Odd, data=digits" in ended.err.splitlines()
+
+
+READS = """
+import torch
+from runner.data import DatasetLoader
+
+
+class Crop(torch.nn.Module):
+    def forward(self, image):
+        if not image[0]:
+            raise ValueError("cannot be cropped")
+        return image
+
+
+def split():
+    crop, samples = Crop(), 4
+    training = [(crop, torch.full((64,), float(number)), number) for number in range(1, samples + 1)]
+    return DatasetLoader(Images(training), 1, shuffle=False), DatasetLoader(Images(training[:2]), 1, shuffle=False)
+
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        crop, image, label = self.samples[index]
+        return crop(image * (label != 3)), label
+"""
+
+
+def test_a_transform_that_fails_is_no_forward_pass_of_the_batch_before(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(READS)
+    ended = run_here("model=mlp", "algorithms=none", "callbacks=none", "~data", "+data._target_=own.split")
+    assert ended.code == 1
+    assert "cannot be cropped" in ended.err and "while batch 2 of epoch 0 was read" in ended.err
+    assert "forward pass" not in ended.err and "with a batch of" not in ended.err
+
+
+def test_data_that_replaces_a_group_is_named_as_it_was_typed(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(READS)
+    data = ("~data", "+data._target_=own.split")
+    ended = run_here("model=mlp", "algorithms=none", *DIGITS, *data, "model.num_classes=2")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].endswith(": model=mlp, data._target_=own.split")
+
+
+class Unreadable(dict[str, Any]):
+    def values(self) -> Any:
+        raise KeyError("no values")
+
+
+SECTIONS = {"model": {"_target_": "own.Model"}, "data": {"_target_": "own.load"}}
+
+
+def note_of(batch: Any) -> str:
+    def forward(state: Any) -> None:
+        raise ValueError("the original")
+
+    with pytest.raises(ValueError, match="the original") as raised, noting_batch(SECTIONS):
+        forward(SimpleNamespace(batch=batch))
+    return "\n".join(getattr(raised.value, "__notes__", []))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_one_length(layout: torch.layout):
+    batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    assert "with a batch of float32 (2, ...): model" in note_of(batch)
+
+
+def test_a_batch_that_cannot_be_looked_at_hides_no_error():
+    assert note_of(Unreadable()) == ""
+
+
+def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
+    assert note_of([torch.ones(2)] * 1000).endswith(
+        "float32 (2,), 984 more: model._target_=own.Model, data._target_=own.load"
+    )
+    assert "with a batch of no tensors: " in note_of(["text"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from typing import IO, Any
 log = logging.getLogger("runner")
 
 PATIENCE = 120.0  # seconds that others wait while one makes no progress
+
+_threads: dict[str, threading.Lock] = {}  # by path: POSIX's locks keep no two threads of a process apart
+os.register_at_fork(after_in_child=_threads.clear)  # the thread that would release one is not there
 
 
 def take_lock(file: IO[Any], wait: bool = False) -> bool | None:
@@ -38,7 +42,7 @@ def take_lock(file: IO[Any], wait: bool = False) -> bool | None:
 def alone(
     path: Path, argument: str, doing: str, progress: Callable[[], int], patience: float = PATIENCE
 ) -> Iterator[bool]:
-    """Inside, no other process works in the folder of a lock; one that is killed is out.
+    """Inside, no other process or thread works in the folder of a lock; a process that is killed is out.
 
     Yields:
         Whether that is so: on a file system without locks others may be there too.
@@ -54,7 +58,9 @@ def alone(
         OSError: the file cannot be made.
         TimeoutError: another process makes no progress.
     """
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+    # Threads first: to close the file, in whichever of them, gives back the lock of all.
+    in_thread = _threads.setdefault(os.path.realpath(path), threading.Lock())
+    with in_thread, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
         seen, since = -1, time.monotonic()
         while (locked := take_lock(file)) is False:
             if seen < 0:

@@ -68,7 +68,7 @@ class TokenCache:
                     self.patience,
                 )
                 is_alone = stack.enter_context(waiting)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # the latter is torch's, of a file that must not be read
                 return self._in_memory(make, dtype, error)
             if not path.is_file():
                 if is_alone:  # what killed processes left
@@ -80,7 +80,10 @@ class TokenCache:
     def size(self, key: Any, dtype: numpy.dtype[Any]) -> int | None:
         """Returns how many tokens are kept; None where there are none. Arguments as of :meth:`tokens`."""
         path = self.path(key, dtype)
-        return path.stat().st_size // dtype.itemsize if path is not None and path.is_file() else None
+        try:
+            return path.stat().st_size // dtype.itemsize if path is not None and path.is_file() else None
+        except OSError:  # the folder must not be read
+            return None
 
     def path(self, key: Any, dtype: numpy.dtype[Any]) -> Path | None:
         """Returns the file of tokens, whether it is there or not; None where nothing is kept."""
@@ -107,21 +110,24 @@ class TokenCache:
                 os.fchmod(file.fileno(), 0o644)
                 try:
                     os.fsync(file.fileno())
+                    os.replace(name, path)
                 except OSError as error:
                     self._warn(error)
                     return _map(Path(name), dtype)
-            os.replace(name, path)
         finally:
             with suppress(OSError):
                 os.unlink(name)
         return _map(path, dtype)
 
-    def _in_memory(self, make: Callable[[], Iterator[NDArray[Any]]], dtype: numpy.dtype[Any], error: OSError) -> Tensor:
+    def _in_memory(
+        self, make: Callable[[], Iterator[NDArray[Any]]], dtype: numpy.dtype[Any], error: Exception
+    ) -> Tensor:
         self._warn(error)
         return _joined([*_reporting(make())], dtype)
 
-    def _warn(self, error: OSError) -> None:
-        log.warning("cache=%r: tokens are not kept there: %s", str(self.folder), error.strerror or error)
+    def _warn(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or error
+        log.warning("cache=%r: tokens are not kept there: %s", str(self.folder), reason)
 
 
 def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -101,6 +102,7 @@ def test_what_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path):
 
 PROGRAM = """
 import sys, time, numpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from runner.data.token_cache import TokenCache
 folder, seconds = sys.argv[1], float(sys.argv[2])
@@ -174,3 +176,47 @@ def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
     assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not kept there: ")
     assert "for 0.2 s nothing" in gave_up
     assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+
+
+def test_of_several_threads_one_tokenizes(tmp_path: Path):
+    make = Parts(DTYPES[1])
+
+    def slowly():
+        for part in make():
+            time.sleep(0.1)
+            yield part
+
+    def read(delay: float) -> list[int]:
+        time.sleep(delay)
+        return values(TokenCache(str(tmp_path)).tokens("key", DTYPES[1], slowly), DTYPES[1])
+
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(read, (0, 0.05, 0.15))] == [make.tokens.tolist()] * 3
+    assert make.calls == 1
+    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".lock", ".uint16"]
+
+
+def test_a_folder_that_cannot_be_looked_into_keeps_nothing(tmp_path: Path):
+    make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path / ("long" * 1000)))
+    assert cache.size("key", DTYPES[0]) is None
+    assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
+
+
+def test_what_is_in_the_way_of_the_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path))
+    cache.path("key", DTYPES[0]).mkdir()  # type: ignore[union-attr]
+    assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
+    assert make.calls == 1 and "Is a directory" in caplog.messages[0]
+
+
+def test_a_file_that_must_not_be_read_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to open file: Permission denied (13)")
+
+    make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path))
+    cache.tokens("key", DTYPES[0], make)
+    monkeypatch.setattr(torch, "from_file", refuse)
+    assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
+    assert "Permission denied" in caplog.messages[0]

@@ -61,11 +61,11 @@ class RuntimeEstimator(Callback):
             self._batches += 1
             self._seconds += now - self._since
         self._since = now
-        if now < self._next:
+        if now < self._next or not self._batches:
             return
-        self._next = now + SAMPLING
         done = _progress(state).elapsed_in(TimeUnit.DURATION)
-        if self._batches and done:
+        if done:
+            self._next = now + SAMPLING
             batch = state.timestamp.batch
             batches = math.ceil(batch / done - TINY)
             training = max(0, batches - batch) * self._seconds / self._batches

@@ -160,6 +160,18 @@ def test_a_loader_without_a_length_is_as_long_as_its_last_epoch():
     assert values[-1] == 0
 
 
+@pytest.mark.usefixtures("steady")
+def test_a_run_of_few_short_batches_has_values_too():
+    memory, loader = InMemoryLogger(), SlowLoader(4, 0.004)
+    loader.first = 0.0
+    arguments = {"train_dataloader": loader, "max_duration": "4ba", "loggers": [memory]}
+    with make_trainer(RuntimeEstimator(time_unit="seconds"), **arguments) as trainer:
+        trainer.fit()
+    steps, values = memory.get_timeseries(KEY)
+    assert steps == [2, 4]  # from when a rate is known, and at the end
+    assert values == pytest.approx([2 * 0.004, 0])
+
+
 def test_a_run_that_is_stopped_has_nothing_left():
     class Stop(Callback):
         def batch_end(self, state, logger):

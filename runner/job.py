@@ -185,7 +185,8 @@ def train(job: Job) -> float | None:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            with config_errors("FIT_START"), build.naming_hooks(job.config), noting_batch(job.config):
+            trainer.noting = partial(noting_batch, job.config)
+            with config_errors("FIT_START"), build.naming_hooks(job.config):
                 trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
     return result.objective

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class Trainer:
     def _running(self) -> Iterator[None]:
         """Inside, an error closes the Trainer; afterwards torch's generators, of CPU and CUDA, are as they were."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
-        with self._closing_on_error(), torch.random.fork_rng(cuda):
+        with self._closing_on_error(), self.noting(), torch.random.fork_rng(cuda):
             yield
 
     @contextmanager
@@ -252,6 +252,7 @@ class Trainer:
         """Fire the events of construction, and make what stands between them."""
         state, fire = self.state, self.engine.run_event
         model, self._interrupt = state.unwrapped_model, Interrupt()
+        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
         self.world_size = distributed.get_world_size()
         self.sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
         self.pulse = distributed.Pulse(self._interrupt)
@@ -280,8 +281,7 @@ class Trainer:
 
     def _bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls."""
-        state, model = self.state, self.state.unwrapped_model
-        state.model = wrapped
+        state, model, self.state.model = self.state, self.state.unwrapped_model, wrapped
         autocast = state.precision.autocast(state.device)
         self.parameters = list(model.parameters())
         self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -71,7 +72,7 @@ def predict(job: Job) -> None:
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]
-    with _ending_in_order(), recording(job), _trainer(job) as trainer:
+    with _ending_in_order(), recording(job), _trainer(job) as trainer, trainer.noting():
         state = trainer.state
         loaders = {one.label: one.dataloader for one in state.evaluators}
         if wanted["split"] == "train":
@@ -118,8 +119,8 @@ def _trainer(job: Job) -> Iterator[Trainer]:
         trainer.state.timestamp = trainer.state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
         with config_errors():
             log_record(trainer.logger, job)
-        with noting_batch(job.config):
-            yield trainer
+        trainer.noting = partial(noting_batch, job.config)
+        yield trainer
 
 
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.batch import tensors
 from runner.event import Event
+from runner.interrupt import RankFailed
 from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 
 MAX_MESSAGE = 300  # letters of an error's own message
@@ -82,6 +83,8 @@ def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
     """Inside, an error of the model, or of a hook on the way through it, gets a note with the batch that it had."""
     try:
         yield
+    except RankFailed:  # what this rank was doing has nothing to do with it
+        raise
     except Exception as error:
         with suppress(Exception):  # of a batch that cannot be looked at: what was raised comes first
             _note_batch(error, config)

@@ -48,8 +48,7 @@ class BatchStream:
     ) -> None:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"{name}={loader!r}: must be iterable, yielding batches")
-        if not hasattr(loader, "order"):
-            _refuse_unsharded(loader, name)
+        refuse_unsharded(loader, name, get_world_size())
         try:
             self.length: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -121,10 +120,9 @@ def _sampler(loader: Any) -> Any:
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
-def _refuse_unsharded(loader: Any, name: str) -> None:
+def refuse_unsharded(loader: Any, name: str, world_size: int) -> None:
     """Raise where a plain torch DataLoader would give all ranks the same samples, or pad an evaluation with copies."""
-    world_size = get_world_size()
-    if world_size == 1 or not isinstance(loader, torch.utils.data.DataLoader):
+    if hasattr(loader, "order") or world_size == 1 or not isinstance(loader, torch.utils.data.DataLoader):
         return
     remedy = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
     sampler = _sampler(loader)

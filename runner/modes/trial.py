@@ -21,6 +21,7 @@ import torch
 from runner import build
 from runner.batch import count_samples, split
 from runner.data import FakeLoader, SampleOrder
+from runner.dataloader import refuse_unsharded
 from runner.destination import LoggerDestination
 from runner.distributed import pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
@@ -230,6 +231,9 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> StandIn:
     train, evaluation = build.make_data({**section, "_target_": f"{target}.fake"} if fake else section)
     evaluators = ensure_evaluators(evaluation, Interval(config["trainer"].get("eval_interval", "1ep")))
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
+    for label, loader in loaders:
+        name = "train_dataloader" if loader is train else f"dataloader of evaluator {label!r}"
+        refuse_unsharded(loader, name, build.make_launch(config).processes())
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:

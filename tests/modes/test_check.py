@@ -12,6 +12,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model, build
 from runner.composed import to_plain
@@ -59,6 +60,11 @@ class Watcher(Callback):
         if self.does == "fail":
             state.nothing  # noqa: B018
         logger.log_metrics({"vector": torch.zeros(3)})
+
+
+def read_for_one_rank(batch_size: int = 8) -> tuple[Any, Any]:
+    data = TensorDataset(torch.zeros(16, 64), torch.zeros(16, dtype=torch.int64))
+    return DataLoader(data, batch_size, sampler=DistributedSampler(data, 2, 0)), DataLoader(data, batch_size)
 
 
 def read_data(batch_size: int = 8, **options: Any) -> tuple[Any, Any]:
@@ -301,6 +307,13 @@ def test_of_other_data_one_batch_is_read():
     assert findings.doubts == [
         f"data.option goes into the **options of {OWN}.read_data: whether it is read was not checked"
     ]
+
+
+def test_data_that_ranks_would_not_share_are_refused():
+    own = ("model=mlp", "~data.eval_batch_size", "~data.seed", f"data._target_={OWN}.read_for_one_rank")
+    assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
+    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': a DataLoader without a sharding sampler"):
+        try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")
 
 
 def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):

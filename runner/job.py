@@ -179,14 +179,14 @@ def train(job: Job) -> float | None:
     with recording(job) as result:
         with config_errors():
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
-        from runner.modes.fault import noting_batch  # imports torch, which `build` has done by now
+        from runner.modes.fault import noting_faults  # imports torch, which `build` has done by now
 
         with trainer:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            trainer.noting = partial(noting_batch, job.config)
-            with config_errors("FIT_START"), build.naming_hooks(job.config):
+            trainer.noting = partial(noting_faults, job.config)
+            with config_errors("FIT_START"):
                 trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
     return result.objective

@@ -189,8 +189,7 @@ class Trainer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self.state.error is None:
-            self.state.error = error
+        self.state.error = self.state.error or error
         self.close()
 
     def iteration_is_complete(self) -> bool:
@@ -281,7 +280,8 @@ class Trainer:
 
     def _bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls."""
-        state, model, self.state.model = self.state, self.state.unwrapped_model, wrapped
+        state, model = self.state, self.state.unwrapped_model
+        state.model = wrapped
         autocast = state.precision.autocast(state.device)
         self.parameters = list(model.parameters())
         self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())

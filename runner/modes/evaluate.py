@@ -108,7 +108,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _trainer(job: Job) -> Iterator[Trainer]:
     """The Trainer of a job, at the time at which the weights were saved; recorded, and closed at the end."""
-    from runner.modes.fault import noting_batch
+    from runner.modes.fault import noting_faults
     from runner.time import Timestamp
 
     with config_errors():
@@ -119,7 +119,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
         trainer.state.timestamp = trainer.state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
         with config_errors():
             log_record(trainer.logger, job)
-        trainer.noting = partial(noting_batch, job.config)
+        trainer.noting = partial(noting_faults, job.config)
         yield trainer
 
 

@@ -14,7 +14,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
-from runner.batch import tensors
+from runner import build
 from runner.event import Event
 from runner.interrupt import RankFailed
 from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
@@ -25,6 +25,7 @@ WITHOUT_ALGORITHMS = "without algorithms it works"
 
 STEPS = {
     "forward": "its forward pass",
+    "compile_wrapper": "its forward pass, as torch.compile traces it",
     "eval_forward": "its forward pass in evaluation",
     "validate": "its validate()",
     "loss": "its loss",
@@ -76,6 +77,13 @@ def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
         raise
     except Exception as error:
         raise WrongConfig(_describe(error, config)) from error
+
+
+@contextmanager
+def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error gets notes: the section of the hook that raised it, and its batch as `noting_batch` says it."""
+    with build.naming_hooks(config), noting_batch(config):
+        yield
 
 
 @contextmanager
@@ -134,7 +142,8 @@ def chosen(config: Mapping[str, Any], group: str) -> str:
     target = f"{group}._target_={config[group]['_target_']}"
     if not HydraConfig.initialized() or {target, f"+{target}"} & {*HydraConfig.get().overrides.task}:
         return target
-    return f"{group}={HydraConfig.get().runtime.choices.get(group)}"
+    choice = HydraConfig.get().runtime.choices.get(group)
+    return target if choice is None else f"{group}={choice}"
 
 
 def _step(error: Exception) -> str | None:
@@ -175,15 +184,27 @@ def _embedding(error: Exception) -> str:
 
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
-    """Return types and shapes of a batch's tensors, with the least and the greatest of whole numbers where asked."""
-    found = tensors(batch)
+    """Return keys, types and shapes of a batch's tensors, with the least and greatest whole numbers where asked."""
+    found = _with_keys(batch)
     parts = [
-        f"{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
-        for one in islice(found, MAX_TENSORS)
+        f"{name}{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
+        for name, one in islice(found, MAX_TENSORS)
     ]
     if rest := sum(1 for _ in found):
         parts.append(f"{rest} more")
     return ", ".join(parts) or "no tensors"
+
+
+def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a batch, in order, each with the keys of the mappings that it lies in: 'inputs.image '."""
+    if isinstance(batch, Tensor):
+        yield name and f"{name} ", batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _with_keys(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _with_keys(value, name)
 
 
 def _shape(tensor: Tensor) -> str:

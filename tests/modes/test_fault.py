@@ -51,6 +51,80 @@ def test_a_batch_that_does_not_fit_is_described(command: tuple[str, ...], lines:
     assert tuple(ended.err.splitlines()[-len(lines) :]) == lines
 
 
+OWN_TRAINING = """
+import os
+
+import torch
+from torch import nn
+
+from runner import Callback, Model
+from runner.data import DatasetLoader
+
+
+def data(label=1):
+    rows = [{"x": {"image": torch.ones(4)}, "name": "a", "label": label}] * 8
+    return tuple(DatasetLoader(rows, batch_size=4, shuffle=False) for _ in range(2))
+
+
+class Own(Model):
+    def __init__(self, features=4):
+        super().__init__()
+        self.net = nn.Linear(features, 2)
+
+    def forward(self, batch):
+        return {"logits": self.net(batch["x"]["image"])}
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs["logits"], batch["label"])
+
+
+class Fails(Callback):
+    def batch_end(self, state, logger):
+        if os.environ["RANK"] == "1":
+            raise ValueError("no more")
+
+
+class Tells(Callback):
+    def close(self, state, logger):
+        print("closing:", *state.error.__notes__)
+"""
+OWN_RUN = ("algorithms=none", "callbacks=none", "~model", "+model._target_=own.Own", "~data", "+data._target_=own.data")
+
+
+def test_tensors_of_a_mapping_have_its_keys_and_callbacks_hear_so(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_here(*OWN_RUN, "+data.label=7", "+callbacks.tells._target_=own.Tells")
+    batch = "x.image float32 (4, 4), label int64 (4,) from 7 to 7 and outputs of logits float32 (4, 2)"
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(
+        f"in its loss, with a batch of {batch}: model._target_=own.Own, data._"
+    )
+    assert ended.out.splitlines()[-1] == f"closing: {ended.err.splitlines()[-1]}"
+
+
+def test_a_model_that_torch_compile_cannot_trace_has_its_batch(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_app(*OWN_RUN, "+model.features=3", "trainer.compile=true", exit_code=1)
+    expected = (
+        "in its forward pass, as torch.compile traces it, with a batch of x.image float32 (4, 4), label int64 (4,)"
+    )
+    assert ended.stderr.splitlines()[-1].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (("+data.label=7",), "in its loss, with a batch of x.image float32 (2, 4), label int64 (2,) from 7 to 7"),
+        (("+callbacks.fails._target_=own.Fails",), "in callbacks.fails (own.Fails)"),
+    ],
+)
+def test_the_trace_of_another_rank_says_so_too(changes: tuple[str, ...], line: str, tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_app(*OWN_RUN, *changes, "launch.nproc_per_node=2", exit_code=1)
+    assert ended.stderr.splitlines()[-1].startswith(line)
+    assert ended.stderr.count(line) == 1
+
+
 def test_a_fault_elsewhere_has_no_batch(run_here: Any):
     ended = run_here("model=mlp", "algorithms=none", "callbacks=nan_monitor", "optimizer.lr=1e30")
     assert ended.code == 1
@@ -143,8 +217,8 @@ def test_data_that_replaces_a_group_is_named_as_it_was_typed(tmp_path: Path, run
 
 
 class Unreadable(dict[str, Any]):
-    def values(self) -> Any:
-        raise KeyError("no values")
+    def items(self) -> Any:
+        raise KeyError("no items")
 
 
 SECTIONS = {"model": {"_target_": "own.Model"}, "data": {"_target_": "own.load"}}

@@ -254,4 +254,7 @@ def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
 
     if callable(factory):
         with _naming("optimizer", section):
-            make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
+            made = make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
+            for group in (group for one in made for group in one.param_groups):
+                if isinstance(lr := group.get("lr"), str):  # not every optimizer looks at it
+                    raise TypeError(f"lr={lr!r}: must be a number, the learning rate")

@@ -40,6 +40,13 @@ class Witness(Callback):
             raise ValueError("name='refuses' is refused")
 
 
+class Careless(torch.optim.Optimizer):
+    """An optimizer that does not look at its arguments."""
+
+    def __init__(self, params: Any, lr=0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+
 def load_tiny(batch_size: int = 4) -> tuple[Any, Any]:
     MADE.append("data")
     batches = [(torch.zeros(batch_size, 64), torch.zeros(batch_size, dtype=torch.int64))]
@@ -119,6 +126,14 @@ def test_a_constructor_s_error_names_its_section_before_data_is_read(
     with pytest.raises(ValueError) as raised:
         build.build(config | {group: section}, tmp_path, "")
     assert raised.value.__notes__[0].startswith(note)
+    assert "data" not in MADE
+
+
+def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(config: Any, tmp_path: Path):
+    config["optimizer"] = {"_target_": "built_here.Careless", "_partial_": True, "lr": "abc"}
+    with pytest.raises(TypeError, match="lr='abc': must be a number") as raised:
+        build.build(config, tmp_path, "")
+    assert raised.value.__notes__ == ["in optimizer.lr (built_here.Careless)"]
     assert "data" not in MADE
 
 

@@ -258,7 +258,9 @@ def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, h
         assert command.process.wait(60) == 1
         command.wait_until_gone()
     text = command.stderr()
-    *_, last = [line for line in text.splitlines() if not line.startswith(("raised by", "in callbacks"))]
+    notes = ("raised by", "with a batch of", "in callbacks")
+    *_, last = [line for line in text.splitlines() if not line.startswith(notes)]
+    assert text.count("\nwith a batch of") == (how == "raise"), text
     assert last.startswith(end), text
     assert text.count("Traceback") == (how == "raise"), text
     assert "peer" not in text

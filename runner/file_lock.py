@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -39,9 +40,7 @@ def take_lock(file: IO[Any], wait: bool = False) -> bool | None:
 
 
 @contextmanager
-def alone(
-    path: Path, argument: str, doing: str, progress: Callable[[], int], patience: float = PATIENCE
-) -> Iterator[bool]:
+def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
     """Inside, no other process or thread works in the folder of a lock; a process that is killed is out.
 
     Yields:
@@ -49,8 +48,7 @@ def alone(
 
     Args:
         path: of the lock, a file that is made and stays.
-        argument: what named the folder, for messages.
-        doing: what is done there, likewise, such as 'downloads'.
+        doing: what is done there, for messages, such as 'downloads'.
         progress: gives a number that changes while another process gets on.
         patience: seconds to wait for one that does not.
 
@@ -69,10 +67,8 @@ def alone(
             if (now := progress()) != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > patience:
-                raise TimeoutError(
-                    f"{argument}={str(path.parent)!r}: another process {doing} there, and for {patience:g} s nothing "
-                    "has come; end it, and start again"
-                )
+                reason = f"another process {doing} there, and for {patience:g} s nothing has come"
+                raise TimeoutError(errno.ETIMEDOUT, reason)
         yield locked is True
 
 

@@ -87,7 +87,7 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
     with _one_sentence(url, path, by_hand):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder / LOCK, "path", "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
+        with alone(folder / LOCK, "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
             if is_alone:
                 for left in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
                     shutil.rmtree(left, ignore_errors=True)
@@ -179,6 +179,8 @@ def _one_sentence(url: str, path: str, by_hand: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"path={path!r}: {error.strerror}; end it, and start again") from error
         if error.errno in FULL:
             message = f"path={path!r}: the disk is full; make room for what {url} holds, or choose another path"
         else:

@@ -60,14 +60,8 @@ class TokenCache:
                 if path.is_file():
                     return _map(path, dtype)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                waiting = alone(
-                    path.with_suffix(".lock"),
-                    "cache",
-                    "tokenizes",
-                    lambda: size_of(path.parent, partial),
-                    self.patience,
-                )
-                is_alone = stack.enter_context(waiting)
+                lock, progress = path.with_suffix(".lock"), lambda: size_of(path.parent, partial)
+                is_alone = stack.enter_context(alone(lock, "tokenizes", progress, self.patience))
             except (OSError, RuntimeError) as error:  # the latter is torch's, of a file that must not be read
                 return self._in_memory(make, dtype, error)
             if not path.is_file():

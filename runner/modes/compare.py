@@ -156,8 +156,8 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
         digests = []
     if not digests:
         raise ValueError(
-            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest, every 1000 batches "
-            "and after the last or, by callbacks.state_digest.interval=1ba, after every one. "
+            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest: every 1000 batches "
+            "and after the last one, or after each with callbacks.state_digest.interval=1ba. "
             f"{', '.join(PARTS)} are compared"
         )
     return path.absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from callbacks._metric_choice import MetricChoice, choose_metric
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 
-class MetricStopper(Callback):
+class MetricStopper(Callback, ABC):
     """Finds its metric at FIT_START, and asks again there whether a resumed run is over.
 
     Args:
@@ -43,6 +44,6 @@ class MetricStopper(Callback):
             self._ask_again(state)
         self._resumed = False
 
+    @abstractmethod
     def _ask_again(self, state: State) -> None:
         """Stop a resumed run that had stopped."""
-        raise NotImplementedError

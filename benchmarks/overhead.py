@@ -9,9 +9,9 @@ the hand-written loop is taken round by round; printed are the median ratio and 
 callbacks for images or text idle.
 
 What most callbacks take is the same on any step, so a limit on the ratio holds for one machine: the hand-written step
-takes 0.2 ms where ours were measured. That of all callbacks at once is narrow: each in a loop of its own, they would
-take 40 us together, and the rest is what it costs that many small pieces of code take turns with the step, and each
-finds the processor's caches filled by others; on a busy machine that is more.
+takes 0.2 ms where ours were measured. That of all callbacks at once is narrow: much of it is what it costs that many
+small pieces of code take turns with the step, and each finds the processor's caches filled by others, which is more on
+a busy machine.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ class RuntimeEstimator(Callback):
         self._since = now
         if now < self._next or not self._batches:
             return
+        self._next = now + SAMPLING
         done = _progress(state).elapsed_in(TimeUnit.DURATION)
         if done:
-            self._next = now + SAMPLING
             batch = state.timestamp.batch
             batches = math.ceil(batch / done - TINY)
             training = max(0, batches - batch) * self._seconds / self._batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import inspect
 import logging
 import os
@@ -26,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+TERMINAL = pytest.StashKey[int]()
 GRACE = 10.0  # seconds that ranks have to notice that another has failed
 
 Finished = subprocess.CompletedProcess[str]
@@ -60,6 +62,44 @@ def isolate_environment() -> None:
 
 
 isolate_environment()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares `hang_timeout`."""
+    parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="300")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps the terminal's stderr, which is captured while tests run."""
+    assert sys.__stderr__ is not None
+    config.stash[TERMINAL] = os.dup(sys.__stderr__.fileno())
+
+
+def watch_for_a_hang(config: pytest.Config) -> None:
+    """Prints where all threads are, and ends the process, unless that is called off within `hang_timeout`."""
+    if not config.getoption("usepdb"):
+        seconds = float(config.getini("hang_timeout"))
+        faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[TERMINAL])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Ends a test that nothing else ends, in place of the whole suite: xdist names it, and goes on in a new worker.
+
+    The `timeout` of pytest-timeout does not reach what waits in C, nor the fixtures of a test that has failed.
+    """
+    watch_for_a_hang(item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Watches on after a failure, where pytest itself calls the watch off, for debuggers."""
+    if isinstance(node, pytest.Item):
+        watch_for_a_hang(node.config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
-from runner.data.workers import BatchKeys, BatchReader, start_worker
+from runner.data.workers import BatchKeys, BatchReader, make_context, start_worker
 from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")
@@ -191,6 +191,8 @@ class DatasetLoader(OrderedLoader):
         self.dataset = dataset
         self.persistent_workers = bool(loader_options.get("persistent_workers"))
         self._keys = BatchKeys(self.order)
+        if num_workers:
+            loader_options["multiprocessing_context"] = make_context(loader_options.get("multiprocessing_context"))
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
         with warnings.catch_warnings():

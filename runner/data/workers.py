@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import multiprocessing.connection
+import multiprocessing.context
 import signal
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -112,16 +116,14 @@ class BatchReader(Iterator[Any]):
 
     def _recover(self, error: Exception) -> None:
         """Make ready to read the batch that is due again; raise `error` when no death explains it, or too many do."""
-        source = self._kept() if self._source is None else self._source
         # Of these three kinds is what torch raises after a death.
-        dead = _find_dead(_workers(source)) if isinstance(error, RuntimeError | OSError | EOFError) else {}
+        by_torch = isinstance(error, RuntimeError | OSError | EOFError)
+        source = next((one for one in (self._source, self._kept(), _unfinished(error)) if one is not None), None)
+        dead = _find_dead(_workers(source)) if by_torch else {}
         how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
-        if source is None and "is killed by signal" in (told := str(error.__cause__ or error)):
-            how = told.strip()  # while they were started: only torch knows which they are
         if not how:
             raise error
-        if source is not None:
-            self._abandon(source)
+        self._abandon(source)
         if self._batch == len(self._keys):
             return  # all batches were delivered
         self._deaths += 1
@@ -158,6 +160,39 @@ class BatchReader(Iterator[Any]):
         self._loader.load_state_dict({})  # to torchdata that means: start from nothing
 
 
+class _Event:
+    """An event of several processes that is set once, without the lock that guards those of multiprocessing."""
+
+    def __init__(self, context: Any) -> None:
+        self._flag = context.RawValue("b", 0)
+
+    def is_set(self) -> bool:
+        return bool(self._flag.value)
+
+    def set(self) -> None:
+        self._flag.value = 1
+
+
+def make_context(context: Any = None) -> Any:
+    """Return a context of multiprocessing like another, in which no worker's death blocks this process.
+
+    Torch tells workers by an event that they are to end, and both sides ask for it all the time. Who is killed while
+    asking keeps the lock of multiprocessing's event, for which everybody else then waits without end.
+
+    Args:
+        context: a context, the name of its start method, or None for that of this process.
+    """
+    methods = multiprocessing.get_all_start_methods()  # the first is the default
+    if context is None:
+        context = multiprocessing.get_start_method(allow_none=True) or methods[0]
+    if context in methods:
+        context = multiprocessing.get_context(context)
+    if isinstance(context, multiprocessing.context.BaseContext):
+        context, given = copy.copy(context), context
+        vars(context)["Event"] = partial(_Event, given)
+    return context  # what is none is refused by torch, in its own words
+
+
 def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
     """Make a worker leave Ctrl-C, which a terminal sends to it too, to the process that it reads for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -167,6 +202,12 @@ def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> N
 
 def _workers(source: Any) -> list[Any]:
     return getattr(source, "_workers", [])  # there are none where this process reads
+
+
+def _unfinished(error: Exception) -> Any:
+    """Return the iterator in whose making an error was raised, if any: its workers run, and nobody else has it."""
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((one for one in owners if hasattr(one, "_workers")), None)
 
 
 def _hide(source: Any) -> bool:

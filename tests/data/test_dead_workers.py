@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C import _set_worker_pids
 from torch.utils.data import Dataset
+from torch.utils.data._utils import signal_handling
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.data import DatasetLoader
@@ -134,6 +137,28 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
         assert time.monotonic() - started < 4  # torch by itself waits 5 s for each worker
 
 
+class Locking(Dataset):
+    """Kills its worker once, at the moment at which it asks whether it is to end."""
+
+    def __init__(self, died):
+        self.died = died
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        if not self.died.exists():
+            self.died.touch()
+            frame = sys._getframe()
+            while frame is not None and "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            assert frame is not None
+            if lock := getattr(frame.f_locals["done_event"], "_cond", None):  # as in multiprocessing.Event
+                lock.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([index], dtype=torch.float32), 0
+
+
 def restarts(caplog):
     return [record.getMessage() for record in caplog.records if "started anew" in record.getMessage()]
 
@@ -211,6 +236,13 @@ def test_a_worker_killed_while_it_reads_is_noticed_at_once(tmp_path):
     assert time.monotonic() - started < 4  # torch by itself looks every 5 s
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, context):
+    loader = make_loader(Locking(tmp_path / "died"), multiprocessing_context=context)
+    read = [inputs for inputs, _ in loader]
+    assert torch.equal(torch.cat(read).long().sort(dim=0).values, torch.arange(SIZE)[:, None])
+
+
 @pytest.mark.parametrize("worker_count", [1, 3])
 def test_a_sample_that_kills_whoever_reads_it_ends_the_run_after_four_deaths(caplog, worker_count):
     class Deadly(Noisy):
@@ -261,14 +293,35 @@ def test_a_worker_that_ends_by_itself_is_not_started_again(caplog):
     assert restarts(caplog) == []
 
 
-def test_a_worker_killed_while_it_starts_is_started_again(tmp_path, caplog):
+@pytest.mark.parametrize("unseen", [False, True], ids=["seen", "before torch looks"])
+def test_a_worker_killed_while_it_starts_is_started_again(tmp_path, caplog, monkeypatch, unseen):
     def die_once(number):
         if number == 1 and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def tell_torch(key, pids):
+        for worker in multiprocessing.active_children():
+            worker.join(timeout=5 if worker.pid == pids[1] and not (tmp_path / "told").exists() else 0)
+        (tmp_path / "told").touch()
+        _set_worker_pids(key, pids)
+
+    if unseen:
+        monkeypatch.setattr(signal_handling, "_set_worker_pids", tell_torch)
     assert contents(make_loader(worker_init_fn=die_once)) == alone()
-    assert len(restarts(caplog)) == 1
+    (message,) = restarts(caplog)
+    assert re.match(r"data worker 1 \(pid \d+\) was killed by signal 9 \(Killed\), while batch 0", message)
+    assert (tmp_path / "told").exists() == unseen
+
+
+def test_a_worker_that_ends_by_itself_while_it_starts_leaves_no_other_behind(tmp_path):
+    def leave(number):
+        if number == 1:
+            os._exit(3)
+
+    with pytest.raises(RuntimeError, match="data worker 1 .* ended with exit code 3") as caught:
+        list(make_loader(worker_init_fn=leave))
+    assert multiprocessing.active_children() == [], caught  # whose trace is still there, and holds the others
 
 
 def test_a_persistent_worker_killed_between_epochs_is_started_again():
@@ -299,6 +352,9 @@ def test_deaths_leave_no_process_thread_or_file_open():
     before = open_files()
     for _ in range(4):
         read()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before[1] and time.monotonic() < deadline:
+        time.sleep(0.05)  # threads that fed a queue end by themselves, a moment after it
     files, threads = open_files()
     assert files < before[0] + 12  # as many deaths
     assert threads <= before[1]

@@ -1,0 +1,49 @@
+"""A test that does not end is named, and costs no more than itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import signal, threading, time
+import pytest
+
+@pytest.fixture
+def stuck():
+    yield
+    threading.Event().wait()
+
+def test_one_whose_fixture_hangs_once_it_has_failed(stuck):
+    assert False
+
+def test_one_that_no_signal_interrupts():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    threading.Event().wait()
+
+def test_one_that_comes_after_them():
+    pass
+"""
+
+
+@pytest.mark.parametrize("broken", ["fixture_hangs", "no_signal_interrupts"])
+def test_what_hangs_is_named_and_the_others_run(tmp_path: Path, broken: str):
+    (tmp_path / "test_stuck.py").write_text(TESTS)
+    options = ["-p", "conftest", "-o", "hang_timeout=3", "-o", "timeout=1", "-n", "1", "-k", f"{broken} or after"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "crashed while running 'test_stuck.py::test_one_" in done.stdout and broken in done.stdout
+    assert "1 passed" in done.stdout
+    assert "test_stuck.py" in done.stderr and "most recent call first" in done.stderr  # where it stood

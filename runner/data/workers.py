@@ -124,6 +124,8 @@ class BatchReader(Iterator[Any]):
         if not how:
             raise error
         self._abandon(source)
+        # Its frames hold files that torch opened to see whether any more can be, which new workers would inherit.
+        traceback.clear_frames(error.__traceback__)
         if self._batch == len(self._keys):
             return  # all batches were delivered
         self._deaths += 1

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # Where torch raises while a connection to a worker is made, its socket is left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    # So are ten empty files, by which torchdata sees then whether any more can be opened.
+    # So is an empty file, by which torchdata sees then whether any more can be opened, where that is while it is made.
     pytest.mark.filterwarnings(r"ignore:unclosed file <_io\.(FileIO|BufferedRandom):ResourceWarning"),
     pytest.mark.usefixtures("no_process_left"),
 ]
@@ -353,9 +353,9 @@ def test_deaths_leave_no_process_thread_or_file_open():
     for _ in range(4):
         read()
     deadline = time.monotonic() + 20
-    while threading.active_count() > before[1] and time.monotonic() < deadline:
-        time.sleep(0.05)  # threads that fed a queue end by themselves, a moment after it
-    files, threads = open_files()
+    while (after := open_files()) > before and time.monotonic() < deadline:
+        time.sleep(0.05)  # threads that fed a queue end, and close it, a moment after it
+    files, threads = after
     assert files < before[0] + 12  # as many deaths
     assert threads <= before[1]
 

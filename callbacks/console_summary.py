@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,12 @@ from runner.terminal import make_console, print_block, show_path
 if TYPE_CHECKING:
     from runner import Logger, State
 
+log = logging.getLogger("runner")
+
 MAX_METRICS = 8
+TRAIN_LOSS = "loss/train/total"
+LOST = 10
+"""Batches in a row without a finite training loss that are more than an accident."""
 
 
 @dataclass(slots=True)
@@ -31,11 +38,15 @@ class ConsoleSummary(LoggerDestination):
     First: model and size, data, device, and who runs at which event in which order. At the end: the final and best
     value of each loss and metric, where the run lies and how to look at it; or, when the run failed or was stopped,
     how to resume it. What it says of metrics before a resume is kept.
+
+    In between it warns when the training loss has been NaN or infinite for 10 batches in a row.
     """
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
         self._ignored: set[str] = set()  # keys that are not summed up
+        self._lost = 0  # batches in a row whose loss was not finite
+        self._lost_at = Timestamp()  # the first of them
         self._state: State | None = None
         self._logger: Logger | None = None
 
@@ -54,6 +65,8 @@ class ConsoleSummary(LoggerDestination):
                     continue
                 if key.startswith(("loss/", "metrics/")):
                     self._note(key, value, record.timestamp)
+                    if key == TRAIN_LOSS:
+                        self._watch(value, record.timestamp)
                 else:
                     self._ignored.add(key)
 
@@ -96,6 +109,22 @@ class ConsoleSummary(LoggerDestination):
         series.final = value
         if value < series.best if series.lower_is_better else value > series.best:
             series.best, series.best_at = value, timestamp
+
+    def _watch(self, loss: float, timestamp: Timestamp) -> None:
+        if math.isfinite(loss):
+            self._lost = 0
+            return
+        if not self._lost:
+            self._lost_at = timestamp
+        self._lost += 1
+        if self._lost == LOST:
+            log.warning(
+                "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
+                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run at once",
+                loss,
+                _epoch(self._lost_at),
+                self._lost_at.batch,
+            )
 
 
 def _choice(key: str) -> MetricChoice:

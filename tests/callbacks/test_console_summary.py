@@ -160,6 +160,30 @@ def test_a_resumed_run_remembers_the_best(tmp_path, capsys):
     assert row.split() == ["loss/eval/total", "2", "1", "epoch", "1,", "batch", "3"]
 
 
+@pytest.mark.parametrize(("lost", "warned"), [(range(4, 13), False), (range(4, 14), True), (range(2, 21), True)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_lost_is_told_once(tmp_path, caplog, lost: range, warned: bool, value: float):
+    class Spoilt(ClassificationModel):
+        batches = 0
+
+        def loss(self, outputs, batch):
+            self.batches += self.training
+            return super().loss(outputs, batch) * (value if self.batches in lost else 1.0)
+
+    class Still(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            """Weights stay finite."""
+
+    arguments = {"model": Spoilt(nn.Linear(3, 2), 2), "optimizers": Still, "max_duration": "7ep"}
+    with make_trainer(tmp_path, **arguments) as trainer:
+        trainer.fit()
+    told = [one for one in caplog.messages if "training loss" in one]
+    assert len(told) == warned
+    if warned:
+        number = lost[0]
+        assert f"training loss is {value} since epoch {(number - 1) // 3 + 1}, batch {number}: lower" in told[0]
+
+
 def test_a_run_that_never_trained_says_nothing(tmp_path, capsys):
     with make_trainer(tmp_path) as trainer:
         trainer.eval()

@@ -7,20 +7,18 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from torch import Tensor
 
 from runner import build
 from runner.event import Event
 from runner.interrupt import RankFailed
+from runner.modes.batch_text import describe_batch
 from runner.wrong_config import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 
 MAX_MESSAGE = 300  # letters of an error's own message
-MAX_TENSORS = 16  # of a batch that are described
 WITHOUT_ALGORITHMS = "without algorithms it works"
 
 STEPS = {
@@ -43,7 +41,6 @@ AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
 BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
 """Where the batch stands among the arguments of a step of an evaluation."""
 DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
-
 
 _EVENTS = [event.name for event in Event]  # in the order in which they fire
 _OF_BATCH = _EVENTS[_EVENTS.index("AFTER_DATALOADER") : _EVENTS.index("AFTER_BACKWARD") + 1]
@@ -181,44 +178,6 @@ def _embedding(error: Exception) -> str:
         if frame.f_code is torch.nn.functional.embedding.__code__:
             return f" and an embedding of {len(frame.f_locals['weight'])} rows"
     return ""
-
-
-def describe_batch(batch: Any, with_ranges: bool = False) -> str:
-    """Return keys, types and shapes of a batch's tensors, with the least and greatest whole numbers where asked."""
-    found = _with_keys(batch)
-    parts = [
-        f"{name}{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
-        for name, one in islice(found, MAX_TENSORS)
-    ]
-    if rest := sum(1 for _ in found):
-        parts.append(f"{rest} more")
-    return ", ".join(parts) or "no tensors"
-
-
-def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch, in order, each with the keys of the mappings that it lies in: 'inputs.image '."""
-    if isinstance(batch, Tensor):
-        yield name and f"{name} ", batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _with_keys(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from _with_keys(value, name)
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"({tensor.size(0)}, ...)" if tensor.is_nested else f"{tuple(tensor.shape)}"
-
-
-def _range(tensor: Tensor) -> str:
-    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
-        return ""
-    try:
-        least, greatest = (one.item() for one in tensor.aminmax())
-    except RuntimeError:  # on the meta device, or after an error of a GPU
-        return ""
-    return f" from {least} to {greatest}"
 
 
 def _what(error: Exception) -> str:

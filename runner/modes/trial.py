@@ -27,7 +27,8 @@ from runner.distributed import pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.hooks import Callback
-from runner.modes.fault import WITHOUT_ALGORITHMS, describe_batch, hook_at_fault, naming_fault
+from runner.modes.batch_text import describe_batch
+from runner.modes.fault import WITHOUT_ALGORITHMS, hook_at_fault, naming_fault
 from runner.modes.rules import doubtful
 from runner.modes.sizes import Sizes, measure, size_of
 from runner.signatures import locate

@@ -1,0 +1,49 @@
+"""A batch in a line: what its tensors are called, of which types and shapes they are, and between what they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+MAX_TENSORS = 16  # that are described
+
+
+def describe_batch(batch: Any, with_ranges: bool = False) -> str:
+    """Return keys, types and shapes of a batch's tensors, with the least and greatest whole numbers where asked."""
+    found = _with_keys(batch)
+    parts = [
+        f"{name}{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
+        for name, one in islice(found, MAX_TENSORS)
+    ]
+    if rest := sum(1 for _ in found):
+        parts.append(f"{rest} more")
+    return ", ".join(parts) or "no tensors"
+
+
+def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a batch, in order, each with the keys of the mappings that it lies in: 'inputs.image '."""
+    if isinstance(batch, Tensor):
+        yield name and f"{name} ", batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _with_keys(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _with_keys(value, name)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({tensor.size(0)}, ...)" if tensor.is_nested else f"{tuple(tensor.shape)}"
+
+
+def _range(tensor: Tensor) -> str:
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return ""
+    try:
+        least, greatest = (one.item() for one in tensor.aminmax())
+    except RuntimeError:  # on the meta device, or after an error of a GPU
+        return ""
+    return f" from {least} to {greatest}"

@@ -5,31 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice
+from callbacks._metric_table import Series, epoch_of, print_metrics
 from callbacks._run_description import describe_events, describe_run
 from runner import LoggerDestination, Record, Timestamp
-from runner.terminal import make_console, print_block, show_path
+from runner.terminal import print_block, show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
 log = logging.getLogger("runner")
 
-MAX_METRICS = 8
 TRAIN_LOSS = "loss/train/total"
 LOST = 10
 """Batches in a row without a finite training loss that are more than an accident."""
-
-
-@dataclass(slots=True)
-class _Series:
-    lower_is_better: bool
-    final: float
-    best: float
-    best_at: Timestamp
 
 
 class ConsoleSummary(LoggerDestination):
@@ -43,7 +34,7 @@ class ConsoleSummary(LoggerDestination):
     """
 
     def __init__(self) -> None:
-        self._series: dict[str, _Series] = {}
+        self._series: dict[str, Series] = {}
         self._ignored: set[str] = set()  # keys that are not summed up
         self._lost = 0  # batches in a row whose loss was not finite
         self._lost_at = Timestamp()  # the first of them
@@ -75,7 +66,7 @@ class ConsoleSummary(LoggerDestination):
             return
         rows = [("run", show_path(state.run_dir))]
         if state.error is None:
-            _print_metrics(self._series)
+            print_metrics(self._series)
         else:
             now = state.timestamp
             rows.insert(0, (_outcome(state.error), f"in epoch {now.epoch + 1}, after {now.batch} batches"))
@@ -94,7 +85,7 @@ class ConsoleSummary(LoggerDestination):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._series = {
-            key: _Series(lower, final, best, Timestamp.from_state_dict(at))
+            key: Series(lower, final, best, Timestamp.from_state_dict(at))
             for key, (lower, final, best, at) in state.items()
         }
 
@@ -104,7 +95,7 @@ class ConsoleSummary(LoggerDestination):
             lower = key.startswith("loss/")
             if self._state is not None and not lower:
                 lower = _choice(key).lower_is_better(self._state)
-            self._series[key] = _Series(lower, value, value, timestamp)
+            self._series[key] = Series(lower, value, value, timestamp)
             return
         series.final = value
         if value < series.best if series.lower_is_better else value > series.best:
@@ -122,7 +113,7 @@ class ConsoleSummary(LoggerDestination):
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
                 "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run at once",
                 loss,
-                _epoch(self._lost_at),
+                epoch_of(self._lost_at),
                 self._lost_at.batch,
             )
 
@@ -140,30 +131,5 @@ def _resume_command(state: State) -> str:
     return f"Trainer(..., resume_path={path!r})" if saved else "not possible: no checkpoint was written"
 
 
-def _epoch(at: Timestamp) -> int:
-    """Return the number, from 1, of the epoch that was being trained or had just ended."""
-    return at.epoch + (at.batch_in_epoch > 0)
-
-
 def _outcome(error: BaseException) -> str:
     return "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-
-
-def _print_metrics(series: dict[str, _Series]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column, justify in (("metric", "left"), ("final", "right"), ("best", "right"), ("at", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    # Those of evaluators first: they are what runs are compared by. Of each, the whole before single classes.
-    keys = sorted(series, key=lambda key: (key.count("/"), key.split("/")[1] == "train", key.startswith("loss/")))
-    for key in keys[:MAX_METRICS]:
-        one = series[key]
-        table.add_row(
-            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {_epoch(one.best_at)}, batch {one.best_at.batch}"
-        )
-    console = make_console()
-    if keys:
-        console.print(table)
-    if len(keys) > MAX_METRICS:
-        console.print(f"and {len(keys) - MAX_METRICS} more, in the log of the run")

@@ -1,0 +1,46 @@
+"""The final and the best value of each loss and metric, as a table on the console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner import Timestamp
+from runner.terminal import make_console
+
+MAX_METRICS = 8
+
+
+@dataclass(slots=True)
+class Series:
+    """What is kept of the values of a loss or metric."""
+
+    lower_is_better: bool
+    final: float
+    best: float
+    best_at: Timestamp
+
+
+def epoch_of(at: Timestamp) -> int:
+    """Return the number, from 1, of the epoch that was being trained or had just ended."""
+    return at.epoch + (at.batch_in_epoch > 0)
+
+
+def print_metrics(series: dict[str, Series]) -> None:
+    """Print a line for each of the first metrics: final value, best value, and when that was."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column, justify in (("metric", "left"), ("final", "right"), ("best", "right"), ("at", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    # Those of evaluators first: they are what runs are compared by. Of each, the whole before single classes.
+    keys = sorted(series, key=lambda key: (key.count("/"), key.split("/")[1] == "train", key.startswith("loss/")))
+    for key in keys[:MAX_METRICS]:
+        one = series[key]
+        table.add_row(
+            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {epoch_of(one.best_at)}, batch {one.best_at.batch}"
+        )
+    console = make_console()
+    if keys:
+        console.print(table)
+    if len(keys) > MAX_METRICS:
+        console.print(f"and {len(keys) - MAX_METRICS} more, in the log of the run")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
 from callbacks._run_description import describe_metrics
 from runner import LoggerDestination, Record, TimeUnit
+from runner.terminal import live_line
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -40,7 +42,7 @@ class ProgressBar(LoggerDestination):
         self._state: State
         self._logger: Logger | None = None  # while training
         self._console: Any
-        self._live: Any = None
+        self._live = ExitStack()  # the bar, where there is a terminal
         self._values: dict[str, float] = {}
         self._losses = (0, 0.0)  # how many, and their sum
         self._finished: deque[FinishedEpoch] = deque()
@@ -51,7 +53,6 @@ class ProgressBar(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from rich.console import Console
-        from rich.live import Live
 
         self._state, self._logger = state, logger
         self._console = Console(highlight=False, soft_wrap=True)
@@ -62,9 +63,7 @@ class ProgressBar(LoggerDestination):
             self._epoch_began = (number, batch - state.timestamp.batch_in_epoch, seconds - self._resumed_after)
             self._resumed_after = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            rate = 1 / self.refresh_interval
-            self._live = Live(console=self._console, refresh_per_second=rate, transient=True, get_renderable=self._draw)
-            self._live.start()
+            self._live.enter_context(live_line(self._console, self._draw, 1 / self.refresh_interval))
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         now = state.timestamp
@@ -88,9 +87,7 @@ class ProgressBar(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         self._print_finished()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.close()
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is None or not self._state.timestamp.batch_in_epoch:

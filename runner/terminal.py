@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,11 +54,40 @@ def labelled_lines(label: str) -> Iterator[None]:
             labelled: Any = _LabelledLines(stream, label)
             stack.callback(labelled.end)
             stack.enter_context(redirect(labelled))
-            for handler in logging.getLogger().handlers:  # which keep the stream that they were made with
-                if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
-                    handler.setStream(labelled)
-                    stack.callback(handler.setStream, stream)
+            _move_logs(stack, stream, labelled)
         yield
+
+
+@contextmanager
+def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) -> Iterator[None]:
+    """Inside, the last line of a terminal is drawn again and again, below what is printed and logged meanwhile.
+
+    Args:
+        console: a terminal.
+        draw: returns what stands in the line; called by a thread.
+        refresh_per_second: how often, in hertz.
+    """
+    from rich.live import Live
+
+    stderr = sys.stderr
+    live = Live(
+        console=console,
+        refresh_per_second=refresh_per_second,
+        transient=True,
+        get_renderable=draw,
+        redirect_stderr=stderr.isatty(),  # where it is a file, it stays one
+    )
+    with live, ExitStack() as stack:
+        _move_logs(stack, stderr, sys.stderr)
+        yield
+
+
+def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
+    """Have what is logged to one stream go to another until a stack is closed: handlers keep the stream they have."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            handler.setStream(now)
+            stack.callback(handler.setStream, before)
 
 
 class _LabelledLines:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import pty
 import re
+import select
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from runner.terminal import labelled_lines, make_console, print_block
+from runner.terminal import labelled_lines, live_line, make_console, print_block
 
 
 def test_every_line_that_is_printed_or_logged_has_the_label(capsys: pytest.CaptureFixture[str]):
@@ -71,3 +75,41 @@ def test_threads_that_print_at_once_lose_nothing(capsys: pytest.CaptureFixture[s
     assert all(line.startswith("job  |  ") for line in lines)
     found = re.findall(r"<\w+>", "".join(lines))
     assert sorted(found) == sorted(f"<{name}{number}>" for name in "abc" for number in range(5000))
+
+
+@pytest.mark.parametrize("stderr_is_a_file", [False, True])
+def test_what_is_logged_below_a_live_line_has_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr_is_a_file: bool
+):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal, (tmp_path / "errors").open("w") as file:
+        stderr = file if stderr_is_a_file else terminal
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        handler = logging.StreamHandler(stderr)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+        shown = b""
+
+        def wait_for_the_line() -> bytes:
+            seen = b""
+            while b"the live line" not in seen:
+                assert select.select([ours], [], [], 60)[0], seen
+                seen += os.read(ours, 65536)
+            return seen
+
+        for _ in range(2):
+            with live_line(make_console(), lambda: "the live line", refresh_per_second=100):
+                shown += wait_for_the_line()
+                logging.getLogger("runner").warning("it is told")
+                shown += wait_for_the_line()
+            assert handler.stream is sys.stderr is stderr
+        terminal.write("the live line")
+        terminal.flush()
+        shown += wait_for_the_line()
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
+    assert lines.count("the live line") >= 5
+    assert lines.count("it is told") == (0 if stderr_is_a_file else 2)
+    assert {*lines} <= {"the live line", "it is told", ""}
+    assert (tmp_path / "errors").read_text() == ("it is told\n" * 2 if stderr_is_a_file else "")

@@ -76,12 +76,17 @@ class Failing(Callback):
 
 
 class Stuck(Callback):
-    """Never closes on rank 0, as what reads from a GPU that waits for a rank which is gone."""
+    """Never closes on rank 0, as what reads from a GPU that waits for a rank which is gone; `unread` may be stderr."""
 
-    def __init__(self):
+    def __init__(self, unread: bool = False):
         local_ranks.CLOSING = 2.0
+        self.unread = unread
 
     def close(self, state, logger):
+        if self.unread:
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, sys.stderr.fileno())
         while get_global_rank() == 0:
             time.sleep(60)
 
@@ -285,6 +290,14 @@ def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
         assert command.process.wait(60) == 1
         command.wait_until_gone()
     assert command.stderr().rstrip().endswith("it was killed by SIGKILL, as the system does where memory is short")
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_cannot_close_is_ended_though_nobody_reads_why(folder: Path):
+    own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck", unread="true"))
+    with started(folder, *SHORT, TWO, *own) as command:
+        assert command.process.wait(60) == 1
+        command.wait_until_gone()
 
 
 def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):

@@ -99,8 +99,10 @@ class TokenCache:
                     except OSError as error:
                         self._warn(error)
                         file.seek(0)
-                        before = numpy.frombuffer(_read(file, written * dtype.itemsize), dtype)
-                        return _joined([before, part, *parts], dtype)
+                        kept = _read(file, written * dtype.itemsize)
+                        if len(kept) < written * dtype.itemsize:  # a network's disk says late that it is full
+                            return _joined([*_reporting(make())], dtype)
+                        return _joined([numpy.frombuffer(kept, dtype), part, *parts], dtype)
                 os.fchmod(file.fileno(), 0o644)
                 try:
                     os.fsync(file.fileno())
@@ -145,9 +147,9 @@ def _write_all(file: Any, part: NDArray[Any]) -> None:
 def _read(file: Any, size: int) -> bytearray:
     content = bytearray(size)
     view, start = memoryview(content), 0
-    while start < size:
-        start += file.readinto(view[start:])
-    return content
+    while start < size and (count := file.readinto(view[start:])):
+        start += count
+    return content if start == size else content[:start]
 
 
 def _reporting(parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:

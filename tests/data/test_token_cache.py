@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import numpy
 import pytest
 import torch
 
+from runner.data import token_cache
 from runner.data.token_cache import TokenCache
 
 DTYPES = [numpy.dtype(one) for one in ("uint8", "uint16", "int32")]
@@ -80,6 +82,24 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, small_files: None, caplog: pyt
     assert make.calls == 1 and [one.suffix for one in tmp_path.iterdir()] == [".lock"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.getMessage().startswith(f"cache={str(tmp_path)!r}: tokens are")
+
+
+@pytest.mark.timeout(20)
+def test_what_a_full_disk_has_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a network's disk, which takes more than it has room for, and says so later."""
+    whole = token_cache._write_all
+
+    def write(file, part):
+        if file.tell():
+            os.truncate(file.fileno(), 100)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(file, part)
+
+    monkeypatch.setattr(token_cache, "_write_all", write)
+    make = Parts(DTYPES[1])
+    tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
+    assert values(tokens, DTYPES[1]) == make.tokens.tolist()
+    assert make.calls == 2 and [one.suffix for one in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,13 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
             )
             yield job, result
         else:
+            if result is not None and not is_new:  # from now on a signal to the sweep finds this process
+                with suppress(OSError):
+                    replace(result, pid=os.getpid(), host=socket.gethostname()).write(folder)
+            if (sweep.folder / STOP).exists():  # as one that came before did not
+                if is_new:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise SystemExit(128 + signal.SIGTERM)
             yield job if is_new else _taken_up(job), None
     except WrongConfig:
         if is_new:

@@ -49,6 +49,21 @@ class Watch(Callback):
             os.kill(os.getpid(), getattr(signal, self.ends))
 '''
 
+LATE = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from runner.sweeps.sweep import end
+
+if signal.getsignal(signal.SIGTERM) is end:  # in a job, which has no folder yet
+    Path(f"late-{os.getpid()}").touch()
+    deadline = time.monotonic() + 30
+    while not Path("go").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+"""
+
 LEAVING = """
 import sys
 
@@ -421,6 +436,32 @@ os._exit(code)
     assert done.returncode == 0, done.stderr
     assert sorted(batches(folder)) == sorted(six("digits-seed0", "digits-seed1", "digits-seed2"))  # each batch once
     assert statuses(sweep) == dict.fromkeys(["digits-seed0", "digits-seed1", "digits-seed2"], "FINISHED")
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_signal_that_comes_while_jobs_start_ends_them_too(folder: Path, run_here: Any, taken_up: bool):
+    """They have no lock yet by which the sweep would find them: each then sees by itself that it was stopped."""
+    command = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUIET)
+    if taken_up:
+        assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
+        command = (*command, "+callbacks.own.ends=error")
+        batches(folder)
+    (folder / "own.py").write_text(LATE + OWN)
+    begin = [sys.executable, "-m", "runner", *command]
+    with subprocess.Popen(
+        begin, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as leader:
+        try:
+            wait_for(lambda: len([*folder.glob("late-*")]) == 2, leader)
+            leader.send_signal(signal.SIGTERM)
+            wait_for(lambda: any(folder.glob("outputs/sweeps/*/*/.stop")), leader)
+            (folder / "go").touch()
+            _, err = leader.communicate(timeout=60)
+        finally:
+            if leader.poll() is None:
+                os.killpg(leader.pid, signal.SIGKILL)
+    assert leader.returncode == 128 + signal.SIGTERM, err
+    assert batches(folder) == []
 
 
 def test_a_failure_where_nobody_sees_it_is_told_at_the_end(folder: Path, run_app: Any):

@@ -21,17 +21,16 @@ _threads: dict[str, threading.Lock] = {}  # by path: POSIX's locks keep no two t
 os.register_at_fork(after_in_child=_threads.clear)  # the thread that would release one is not there
 
 
-def take_lock(file: IO[Any], wait: bool = False) -> bool | None:
+def take_lock(file: IO[Any]) -> bool | None:
     """Lock an open file until it is closed or this process ends; return whether that is done, None: it cannot be.
 
     The lock is POSIX's, which forked data loader workers do not inherit. Some file systems have none.
 
     Args:
         file: open for writing.
-        wait: until another process gives it back, in place of returning False.
     """
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:

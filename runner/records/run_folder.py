@@ -15,7 +15,7 @@ from typing import IO
 
 from omegaconf import OmegaConf
 
-from runner.file_lock import take_lock
+from runner.file_lock import PATIENCE, take_lock
 from runner.processes.launch import is_rank_zero, kept_over_restarts
 from runner.wrong_config import WrongConfig
 
@@ -84,12 +84,14 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
         renew: whether it is to have a new folder from now on.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or another process does not give back the list of them.
     """
     root = Path(base).absolute()
     watch(root)
     root.mkdir(parents=True, exist_ok=True)
-    with lock_file(root / INDEX, wait=True) as file:  # type: ignore[union-attr]
+    if (lock := lock_file(root / INDEX, PATIENCE)) is None:
+        raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; end it, and start again")
+    with lock as file:
         try:
             known = {key: name for key, name in json.loads(file.read()).items() if (root / name).is_dir()}
         except (ValueError, TypeError, AttributeError):  # new, or torn when a disk was full: it only saves work
@@ -102,19 +104,22 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
     return str(root / known[identity])
 
 
-def lock_file(path: Path, wait: bool = False) -> IO[str] | None:
+def lock_file(path: Path, patience: float = 0.0) -> IO[str] | None:
     """Return a file that is locked until it is closed or this process ends; None when another process has the lock.
 
     Where the file system has no locks nothing but habit keeps two apart.
 
     Args:
         path: of the file; made where it does not exist.
-        wait: until the lock is to be had.
+        patience: seconds to wait for another process to give it back.
     """
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-    if take_lock(file, wait) is False:
-        file.close()
-        return None
+    deadline = time.monotonic() + patience
+    while take_lock(file) is False:
+        if time.monotonic() >= deadline:
+            file.close()
+            return None
+        time.sleep(0.05)
     return file
 
 

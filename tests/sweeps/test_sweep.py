@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from runner.records import run_folder
+
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=2ep")  # 6 batches
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "+callbacks.own._target_=own.Watch")
@@ -298,6 +300,27 @@ def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Pa
             other.communicate("\n", timeout=20)
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 0
     assert len(batches(folder)) == 2
+
+
+def test_an_index_that_another_process_does_not_give_back_is_not_waited_for(
+    run_here: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_folder, "PATIENCE", 0.3)
+    (folder / "outputs" / "sweeps").mkdir(parents=True)
+    index = folder / "outputs" / "sweeps" / run_folder.INDEX
+    hold = "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
+    with subprocess.Popen(
+        [sys.executable, "-c", hold + "print(1, flush=True); time.sleep(30)", str(index)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "1\n"
+            done = run_here("-m", "seed=0,1", *QUIET)
+            assert done.code and "another process has held it for 0.3 s; end it" in done.err
+        finally:
+            other.kill()
+    assert batches(folder) == []
 
 
 def test_a_folder_of_one_s_own_holds_one_sweep(run_here: Any, folder: Path):

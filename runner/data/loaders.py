@@ -20,7 +20,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
-from runner.data.workers import BatchKeys, BatchReader, make_context, start_worker
+from runner.data.worker_context import make_context
+from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import multiprocessing.connection
-import multiprocessing.context
+import os
 import signal
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -162,44 +160,20 @@ class BatchReader(Iterator[Any]):
         self._loader.load_state_dict({})  # to torchdata that means: start from nothing
 
 
-class _Event:
-    """An event of several processes that is set once, without the lock that guards those of multiprocessing."""
-
-    def __init__(self, context: Any) -> None:
-        self._flag = context.RawValue("b", 0)
-
-    def is_set(self) -> bool:
-        return bool(self._flag.value)
-
-    def set(self) -> None:
-        self._flag.value = 1
-
-
-def make_context(context: Any = None) -> Any:
-    """Return a context of multiprocessing like another, in which no worker's death blocks this process.
-
-    Torch tells workers by an event that they are to end, and both sides ask for it all the time. Who is killed while
-    asking keeps the lock of multiprocessing's event, for which everybody else then waits without end.
-
-    Args:
-        context: a context, the name of its start method, or None for that of this process.
-    """
-    methods = multiprocessing.get_all_start_methods()  # the first is the default
-    if context is None:
-        context = multiprocessing.get_start_method(allow_none=True) or methods[0]
-    if context in methods:
-        context = multiprocessing.get_context(context)
-    if isinstance(context, multiprocessing.context.BaseContext):
-        context, given = copy.copy(context), context
-        vars(context)["Event"] = partial(_Event, given)
-    return context  # what is none is refused by torch, in its own words
-
-
 def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
-    """Make a worker leave Ctrl-C, which a terminal sends to it too, to the process that it reads for."""
+    """Make a worker end with the process that it reads for, and leave Ctrl-C, which a terminal sends to both, to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     if worker_init_fn is not None:
         worker_init_fn(number)
+
+
+def _end_with_parent() -> None:
+    # Torch's worker looks only at who forked it, not so with forkserver, and then waits until its batches are taken.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _workers(source: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -241,6 +242,42 @@ def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, contex
     loader = make_loader(Locking(tmp_path / "died"), multiprocessing_context=context)
     read = [inputs for inputs, _ in loader]
     assert torch.equal(torch.cat(read).long().sort(dim=0).values, torch.arange(SIZE)[:, None])
+
+
+def test_workers_killed_while_they_write_a_batch_block_no_thread():
+    loader = DatasetLoader(["x" * 300_000] * SIZE, BATCH, shuffle=True, num_workers=2, multiprocessing_context="fork")
+    batches, read = iter(loader), []
+
+    def go_on():
+        read.extend(batches)
+
+    read.append(next(batches))
+    time.sleep(0.5)  # the pipe holds 64 KiB, so that who writes waits in the middle of a batch
+    kill(loader, 0)
+    kill(loader, 1)
+    thread = threading.Thread(target=go_on, daemon=True)  # signals, which tell of a death, reach the main thread only
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert read == [["x" * 300_000] * BATCH] * BATCHES
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_workers_end_with_the_process_they_read_for(context):
+    program = f"""
+import os, signal, time
+from runner.data import DatasetLoader
+
+if __name__ == "__main__":
+    samples = ["x" * 300_000] * 60
+    batches = iter(DatasetLoader(samples, 4, shuffle=True, num_workers=2, multiprocessing_context="{context}"))
+    next(batches)
+    time.sleep(0.5)  # now they wait in the middle of a batch
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # It is read from until all have closed its output, so workers too.
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 @pytest.mark.parametrize("worker_count", [1, 3])

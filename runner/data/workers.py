@@ -120,6 +120,8 @@ class BatchReader(Iterator[Any]):
         dead = _find_dead(_workers(source)) if by_torch else {}
         how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
         if not how:
+            if self._source is None and source is not None:
+                self._abandon(source)  # its making failed: torch would wait 5 s for each worker
             raise error
         self._abandon(source)
         # Its frames hold files that torch opened to see whether any more can be, which new workers would inherit.

@@ -361,6 +361,21 @@ def test_a_worker_that_ends_by_itself_while_it_starts_leaves_no_other_behind(tmp
     assert multiprocessing.active_children() == [], caught  # whose trace is still there, and holds the others
 
 
+@pytest.mark.parametrize("kind", [ValueError, OSError])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_error_while_workers_start_leaves_none_behind(persistent, kind):
+    def refuse(number):
+        raise kind("no such disk")
+
+    started = time.monotonic()
+    with pytest.raises(kind, match="no such disk") as caught:
+        list(make_loader(worker_init_fn=refuse, persistent_workers=persistent))
+    assert multiprocessing.active_children() == [], caught  # whose trace is still there, and holds them
+    del caught
+    gc.collect()
+    assert time.monotonic() - started < 5  # torch by itself waits 5 s for each worker
+
+
 def test_a_persistent_worker_killed_between_epochs_is_started_again():
     loader = make_loader(persistent_workers=True)
     reference = make_loader(num_workers=0, multiprocessing_context=None)

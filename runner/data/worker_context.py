@@ -33,7 +33,7 @@ class _Queue(multiprocessing.queues.Queue):
         reset: Any = super()
         reset._reset(after_fork)
         state = vars(self)
-        del state["_recv_bytes"]  # that of the pipe, which waits without end
+        state.pop("_recv_bytes", None)  # that of the pipe, which waits without end
         state["_part"] = bytearray()
         os.set_blocking(state["_reader"].fileno(), False)
 

@@ -116,7 +116,9 @@ class BatchReader(Iterator[Any]):
         """Make ready to read the batch that is due again; raise `error` when no death explains it, or too many do."""
         # Of these three kinds is what torch raises after a death.
         by_torch = isinstance(error, RuntimeError | OSError | EOFError)
-        source = next((one for one in (self._source, self._kept(), _unfinished(error)) if one is not None), None)
+        source = self._kept() if self._source is None else self._source
+        if source is None:
+            source = _unfinished(error)
         dead = _find_dead(_workers(source)) if by_torch else {}
         how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
         if not how:

@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -138,28 +136,6 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
         assert time.monotonic() - started < 4  # torch by itself waits 5 s for each worker
 
 
-class Locking(Dataset):
-    """Kills its worker once, at the moment at which it asks whether it is to end."""
-
-    def __init__(self, died):
-        self.died = died
-
-    def __len__(self):
-        return SIZE
-
-    def __getitem__(self, index):
-        if not self.died.exists():
-            self.died.touch()
-            frame = sys._getframe()
-            while frame is not None and "done_event" not in frame.f_locals:
-                frame = frame.f_back
-            assert frame is not None
-            if lock := getattr(frame.f_locals["done_event"], "_cond", None):  # as in multiprocessing.Event
-                lock.acquire()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.tensor([index], dtype=torch.float32), 0
-
-
 def restarts(caplog):
     return [record.getMessage() for record in caplog.records if "started anew" in record.getMessage()]
 
@@ -235,49 +211,6 @@ def test_a_worker_killed_while_it_reads_is_noticed_at_once(tmp_path):
     started = time.monotonic()
     assert contents(make_loader(DiesOnce())) == alone()
     assert time.monotonic() - started < 4  # torch by itself looks every 5 s
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, context):
-    loader = make_loader(Locking(tmp_path / "died"), multiprocessing_context=context)
-    read = [inputs for inputs, _ in loader]
-    assert torch.equal(torch.cat(read).long().sort(dim=0).values, torch.arange(SIZE)[:, None])
-
-
-def test_workers_killed_while_they_write_a_batch_block_no_thread():
-    loader = DatasetLoader(["x" * 300_000] * SIZE, BATCH, shuffle=True, num_workers=2, multiprocessing_context="fork")
-    batches, read = iter(loader), []
-
-    def go_on():
-        read.extend(batches)
-
-    read.append(next(batches))
-    time.sleep(0.5)  # the pipe holds 64 KiB, so that who writes waits in the middle of a batch
-    kill(loader, 0)
-    kill(loader, 1)
-    thread = threading.Thread(target=go_on, daemon=True)  # signals, which tell of a death, reach the main thread only
-    thread.start()
-    thread.join(timeout=20)
-    assert not thread.is_alive()
-    assert read == [["x" * 300_000] * BATCH] * BATCHES
-
-
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_workers_end_with_the_process_they_read_for(context):
-    program = f"""
-import os, signal, time
-from runner.data import DatasetLoader
-
-if __name__ == "__main__":
-    samples = ["x" * 300_000] * 60
-    batches = iter(DatasetLoader(samples, 4, shuffle=True, num_workers=2, multiprocessing_context="{context}"))
-    next(batches)
-    time.sleep(0.5)  # now they wait in the middle of a batch
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    # It is read from until all have closed its output, so workers too.
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 @pytest.mark.parametrize("worker_count", [1, 3])

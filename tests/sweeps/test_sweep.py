@@ -1,70 +1,19 @@
-"""Sweeps as a user meets them: what trains, what is left out and taken up again, how they end."""
+"""Sweeps as a user meets them: what trains, what is refused, what is left out and taken up again."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from main_runs import query
+from sweep_runs import LOGGED, OWN, QUIET, SHORT, batches, six, statuses, sweeps
 
 from runner.records import run_folder
-
-SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=2ep")  # 6 batches
-QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
-LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "+callbacks.own._target_=own.Watch")
-
-OWN = '''
-import os
-import signal
-import time
-from pathlib import Path
-
-from runner import Callback
-
-
-class Watch(Callback):
-    """Notes each batch; seed 1 ends at its fifth batch as asked, once; all wait there as long as asked."""
-
-    def __init__(self, ends: str = "", seconds: float = 0.0) -> None:
-        self.ends = ends
-        self.seconds = seconds
-
-    def batch_start(self, state, logger):
-        with open("batches.txt", "a") as file:
-            file.write(f"{state.run_name} {state.timestamp.batch}\\n")
-        if state.timestamp.batch == 4 and not Path("interrupted").exists():
-            time.sleep(self.seconds)
-        if self.ends and "seed1" in state.run_name and state.timestamp.batch == 4 and not Path("ended").exists():
-            Path("ended").touch()
-            if self.ends == "error":
-                raise RuntimeError("a callback that fails")
-            os.kill(os.getpid(), getattr(signal, self.ends))
-'''
-
-LATE = """
-import os
-import signal
-import time
-from pathlib import Path
-
-from runner.sweeps.sweep import end
-
-if signal.getsignal(signal.SIGTERM) is end:  # in a job, which has no folder yet
-    Path(f"late-{os.getpid()}").touch()
-    deadline = time.monotonic() + 30
-    while not Path("go").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-"""
 
 LEAVING = """
 import sys
@@ -101,31 +50,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "refusing.py").write_text(REFUSING)
     return tmp_path
-
-
-def sweeps(folder: Path) -> list[Path]:
-    return sorted(folder.glob("outputs/sweeps/20*/*"))
-
-
-def batches(folder: Path) -> list[str]:
-    """The batches trained since they were last asked for."""
-    file = folder / "batches.txt"
-    lines = file.read_text().splitlines() if file.exists() else []
-    file.unlink(missing_ok=True)
-    return lines
-
-
-def six(*names: str) -> list[str]:
-    return [f"{name} {batch}" for name in names for batch in range(6)]
-
-
-def statuses(sweep: Path) -> dict[str, str]:
-    return {path.parent.name: json.loads(path.read_text())["status"] for path in sweep.glob("*/result.json")}
-
-
-def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
-        return connection.execute(sql).fetchall()
 
 
 @pytest.mark.slow
@@ -388,103 +312,6 @@ def test_a_sweep_of_two_ranks_is_two_runs_and_a_summary(folder: Path, run_app: A
     assert jobs == [("0",), ("1",), ("true",)]
     ((overrides,), _) = query(folder, "select value from tags where key = 'runner.overrides' order by value")
     assert overrides.startswith("optimizer.lr=0.01 launch.nproc_per_node=2 model=mlp")
-
-
-@pytest.mark.slow
-def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: Path, run_app: Any):
-    command = ("-m", "seed=0,1,2", "+callbacks.own.ends=SIGKILL", "callbacks.mlflow_logger.nested=true", *LOGGED)
-    run_app(*command, exit_code=-signal.SIGKILL)
-    (sweep,) = sweeps(folder)
-    assert statuses(sweep) == {"digits-seed0": "FINISHED", "digits-seed1": "RUNNING"}
-    assert len(batches(folder)) == 6 + 5
-    run_app(*command)
-    assert batches(folder) == [*(f"digits-seed1 {batch}" for batch in (3, 4, 5)), *six("digits-seed2")]
-    runs = query(folder, "select name, status from runs order by name")
-    names = ["digits-seed-sweep", "digits-seed0", "digits-seed1", "digits-seed2"]
-    assert runs == [(name, "FINISHED") for name in names]
-    points = query(folder, "select run_uuid, step from metrics where key = 'loss/train/total'")
-    assert len(points) == 18 == len({*points})
-    parents = query(folder, "select value from tags where key = 'mlflow.parentRunId'")
-    assert parents == query(folder, "select run_uuid from runs where name = 'digits-seed-sweep'") * 3
-    assert query(folder, "select value from tags where key = 'best.job'") != []
-    artifacts = {path.name for path in (folder / "outputs" / "mlartifacts").glob("*/artifacts/sweep/*")}
-    assert artifacts == {"jobs.csv", "jobs.json", "comparison.png"}
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=20)
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "launcher"),
-    [
-        (signal.SIGINT, ()),
-        (signal.SIGTERM, ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")),
-        (signal.SIGTERM, ("hydra/launcher=submitit_local",)),
-    ],
-    ids=["SIGINT-basic", "SIGTERM-joblib", "SIGTERM-submitit"],
-)
-def test_a_signal_ends_a_sweep_with_checkpoints_and_it_goes_on_from_them(
-    folder: Path, number: int, launcher: tuple[str, ...]
-):
-    program = """
-import os, sys
-from runner.__main__ import main
-code = main()
-print("leader", code, "torch" in sys.modules, flush=True)
-os._exit(code)
-"""
-    command = [sys.executable, "-c", program, "-m", "seed=0,1,2", *launcher, "+callbacks.own.seconds=4", *QUIET]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as leader:
-        try:
-            file = folder / "batches.txt"
-            wait_for(lambda: file.exists() and len(file.read_text().splitlines()) >= 8, leader)
-            os.killpg(leader.pid, number) if number == signal.SIGINT else leader.send_signal(number)
-            out, err = leader.communicate(timeout=60)
-        finally:
-            if leader.poll() is None:
-                os.killpg(leader.pid, signal.SIGKILL)
-    assert leader.returncode == 128 + number, err
-    assert " killed" in out and f"leader {128 + number} {not launcher}" in out  # who only waits needs no torch
-    (sweep,) = sweeps(folder)
-    assert "KILLED" in statuses(sweep).values() and "RUNNING" not in statuses(sweep).values()
-    (folder / "interrupted").touch()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert sorted(batches(folder)) == sorted(six("digits-seed0", "digits-seed1", "digits-seed2"))  # each batch once
-    assert statuses(sweep) == dict.fromkeys(["digits-seed0", "digits-seed1", "digits-seed2"], "FINISHED")
-
-
-@pytest.mark.parametrize("taken_up", [False, True])
-def test_a_signal_that_comes_while_jobs_start_ends_them_too(folder: Path, run_here: Any, taken_up: bool):
-    """They have no lock yet by which the sweep would find them: each then sees by itself that it was stopped."""
-    command = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUIET)
-    if taken_up:
-        assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
-        command = (*command, "+callbacks.own.ends=error")
-        batches(folder)
-    (folder / "own.py").write_text(LATE + OWN)
-    begin = [sys.executable, "-m", "runner", *command]
-    with subprocess.Popen(
-        begin, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as leader:
-        try:
-            wait_for(lambda: len([*folder.glob("late-*")]) == 2, leader)
-            leader.send_signal(signal.SIGTERM)
-            wait_for(lambda: any(folder.glob("outputs/sweeps/*/*/.stop")), leader)
-            (folder / "go").touch()
-            _, err = leader.communicate(timeout=60)
-        finally:
-            if leader.poll() is None:
-                os.killpg(leader.pid, signal.SIGKILL)
-    assert leader.returncode == 128 + signal.SIGTERM, err
-    assert batches(folder) == []
 
 
 def test_a_failure_where_nobody_sees_it_is_told_at_the_end(folder: Path, run_app: Any):

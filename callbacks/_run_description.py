@@ -11,6 +11,7 @@ from runner.terminal import show_path
 if TYPE_CHECKING:
     from runner import Logger, State
 
+TRAIN_LOSS = "loss/train/total"  # the key under which each batch's loss is logged
 MAX_EVENTS = 8
 MAX_METRICS = 8  # in a line, for training and for each evaluator
 

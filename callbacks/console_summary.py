@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice
 from callbacks._metric_table import Series, epoch_of, print_metrics
-from callbacks._run_description import describe_events, describe_run
+from callbacks._run_description import TRAIN_LOSS, describe_events, describe_run
 from runner import LoggerDestination, Record, Timestamp
 from runner.terminal import print_block, show_path
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-TRAIN_LOSS = "loss/train/total"
 LOST = 10
 """Batches in a row without a finite training loss that are more than an accident."""
 

@@ -10,14 +10,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
-from callbacks._run_description import describe_metrics
+from callbacks._run_description import TRAIN_LOSS, describe_metrics
 from runner import LoggerDestination, Record, TimeUnit
 from runner.terminal import live_line
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
-TRAIN_LOSS = "loss/train/total"
 SHOWN = ("loss/", "metrics/")
 
 

@@ -9,31 +9,33 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
+from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TERMINAL = pytest.StashKey[int]()
-GRACE = 10.0  # seconds that ranks have to notice that another has failed
-
-Finished = subprocess.CompletedProcess[str]
 
 if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # tests import `*_runs` from here; last, for folders in it bear names of packages
+
+pytest_plugins = ["summary"]
+
+from python_process import Finished, describe, find_free_port, run_processes, run_python  # noqa: E402
 
 
 def isolate_environment() -> None:
@@ -62,6 +64,11 @@ def isolate_environment() -> None:
 
 
 isolate_environment()
+
+if find_spec("torchvision"):  # which torchmetrics imports; only so does it load beside a torch without CUDA
+    from runner.torchvision_import import import_torchvision
+
+    import_torchvision()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -143,81 +150,14 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     return clock
 
 
-def find_free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
     return find_free_port()
 
 
-def run_processes(
-    command: Sequence[str],
-    environments: Sequence[Mapping[str, str | None]],
-    *,
-    folder: Path,
-    logs: Path,
-    timeout: float,
-) -> list[Finished]:
-    """What `command` gave, once in each environment, all at the same time.
-
-    Each process leads a group of its own, which is killed after `timeout` seconds (the test fails then), or `GRACE`
-    seconds after another of them failed. An environment's None removes a variable.
-    """
-    with contextlib.ExitStack() as stack:
-        processes: list[subprocess.Popen[bytes]] = []
-        for index, changes in enumerate(environments):
-            # Files, not pipes: a pipe ends only when the last grandchild that holds it has ended.
-            out, err = (stack.enter_context((logs / f"{index}.{kind}").open("wb")) for kind in ("out", "err"))
-            env = {name: value for name, value in (os.environ | changes).items() if value is not None}
-            processes.append(
-                stack.enter_context(
-                    subprocess.Popen(
-                        command,
-                        cwd=folder,
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
-                        start_new_session=True,
-                    )
-                )
-            )
-        started = time.monotonic()
-        deadline = started + timeout
-        try:
-            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-                if any(process.returncode for process in processes):
-                    deadline = min(deadline, time.monotonic() + GRACE)
-                time.sleep(0.02)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-    finished = [
-        Finished(command, process.returncode, (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
-        for i, process in enumerate(processes)
-    ]
-    if time.monotonic() - started >= timeout:
-        pytest.fail(f"not finished after {timeout} s\n{describe(finished)}")
-    return finished
-
-
-def describe(finished: Sequence[Finished]) -> str:
-    """The exit status and output of processes, to read."""
-    return "\n".join(
-        f"--- process {index}: exit {one.returncode}\n{one.stdout}\n--- its stderr\n{one.stderr}"
-        for index, one in enumerate(finished)
-    )
-
-
 class RunApp(Protocol):
-    """Runs `python -m runner ARGUMENTS` to its end."""
+    """Runs `python -m runner ARGUMENTS` to its end, forked; with `real`, in an interpreter of its own."""
 
     def __call__(
         self,
@@ -226,6 +166,7 @@ class RunApp(Protocol):
         timeout: float = 120.0,
         env: Mapping[str, str | None] = ...,
         folder: Path | None = None,
+        real: bool = False,
     ) -> Finished:
         """What it gave; fails the test when its exit code is another than `exit_code` (None: any will do)."""
         ...
@@ -241,10 +182,11 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
         timeout: float = 120.0,
         env: Mapping[str, str | None] = {},
         folder: Path | None = None,
+        real: bool = False,
     ) -> Finished:
-        command = [sys.executable, "-m", "runner", *arguments]
+        command = ["-m", "runner", *arguments]
         logs = tmp_path_factory.mktemp("app")
-        (finished,) = run_processes(command, [env], folder=folder or tmp_path, logs=logs, timeout=timeout)
+        (finished,) = run_processes(command, [env], folder=folder or tmp_path, logs=logs, timeout=timeout, real=real)
         if exit_code is not None and finished.returncode != exit_code:
             pytest.fail(f"expected exit code {exit_code}\n{describe([finished])}")
         return finished
@@ -304,6 +246,7 @@ class RunRanks(Protocol):
         check: bool = True,
         timeout: float = 60.0,
         env: Mapping[str, str | None] = ...,
+        real: bool = False,
     ) -> list[Finished]:
         """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
         ...
@@ -323,6 +266,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         check: bool = True,
         timeout: float = 60.0,
         env: Mapping[str, str | None] = {},
+        real: bool = False,
     ) -> list[Finished]:
         if callable(program):
             source = f"{textwrap.dedent(inspect.getsource(program))}\n\n{program.__name__}()\n"
@@ -340,8 +284,10 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
             "GLOO_SOCKET_IFNAME": LOOPBACK,
         }
         environments = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r), **env} for r in range(world_size)]
-        command = [sys.executable, str(script), *arguments]
-        finished = run_processes(command, environments, folder=tmp_path, logs=logs, timeout=timeout)
+        command = [str(script), *arguments]
+        finished = run_processes(
+            command, environments, folder=tmp_path, logs=logs, timeout=timeout, forks=False, real=real
+        )
         if check and any(one.returncode for one in finished):
             pytest.fail(describe(finished))
         return finished
@@ -358,9 +304,14 @@ def strict() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its schema, whose making takes seconds: tests that do not ask for a new one have a copy."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    make = f"from mlflow import MlflowClient; MlflowClient('sqlite:///{path}').get_experiment_by_name('x')"
-    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # xdist's workers share it
+    path = folder / "empty_store.db"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make = f"from mlflow import MlflowClient; MlflowClient('sqlite:///{path}.new').get_experiment_by_name('x')"
+            run_python(["-c", make], check=True)
+            Path(f"{path}.new").rename(path)
     return path
 
 
@@ -401,9 +352,10 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowSe
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its queues are ten processes that poll
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
         deadline = time.monotonic() + 60

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_process import start_python
 
 from runner.checkpoint_files import (
     discard,
@@ -186,7 +187,8 @@ def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path):
 
 def test_a_kill_during_a_write_leaves_only_hidden_names_beside_complete_ones(tmp_path: Path):
     program = f"""
-import runpy
+import runpy, sys
+sys.path.append({str(Path(__file__).parent)!r})
 file = runpy.run_path({__file__!r})
 print("ready", flush=True)
 for number in range(1000000):
@@ -196,9 +198,7 @@ for number in range(1000000):
     for delay in (0.0, 0.01, 0.02, 0.05, 0.09, 0.13):
         folder = tmp_path / str(delay)
         folder.mkdir()
-        with subprocess.Popen(
-            [sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with start_python(["-c", program], cwd=folder, stdout=subprocess.PIPE, forks=False) as process:
             try:
                 assert process.stdout is not None
                 for _ in range(4):  # ready, and three checkpoints

@@ -52,7 +52,16 @@ def shipped(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "none")
 
 
-@pytest.mark.parametrize("choice", ["seed=0", *CHOICES, *ADDED])
+@pytest.mark.parametrize("group", LISTS)
+def test_all_of_a_list_compose_together_and_their_targets_bind(group: str):
+    config = composed(f"+{group}=[{','.join(shipped(group))}]", *(one for one in REQUIRED.values() if group in one))
+    build.check(config)
+    assert {f"{group}.{name}" for name in shipped(group)} <= {path for path, _ in targets(config)}
+
+
+@pytest.mark.parametrize(
+    "choice", ["seed=0", *CHOICES, *(pytest.param(choice, marks=pytest.mark.slow) for choice in ADDED)]
+)
 def test_every_file_composes_and_its_targets_bind(choice: str):
     config = composed(choice, *([REQUIRED[choice]] if choice in REQUIRED else []))
     build.check(config)

@@ -25,7 +25,7 @@ from runner import Trainer
 from runner.distributed import any_rank, get_global_rank, get_world_size
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, strict):
     run_ranks(program_of("rank_runs", "on_ranks"), world_size, env=strict)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]

@@ -30,7 +30,13 @@ def test_one_that_comes_after_them():
 """
 
 
-@pytest.mark.parametrize("broken", ["fixture_hangs", "no_signal_interrupts"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param("fixture_hangs", marks=pytest.mark.slow),
+        pytest.param("no_signal_interrupts", marks=pytest.mark.slow),
+    ],
+)
 def test_what_hangs_is_named_and_the_others_run(tmp_path: Path, broken: str):
     (tmp_path / "test_stuck.py").write_text(TESTS)
     options = ["-p", "conftest", "-o", "hang_timeout=3", "-o", "timeout=1", "-n", "1", "-k", f"{broken} or after"]

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from python_process import run_python
 from torch import nn
 
 from callbacks import InMemoryLogger
@@ -75,7 +74,7 @@ trainer = Trainer(model=ClassificationModel(torch.nn.Linear(3, 2), 2), train_dat
                   loggers=JSONLinesLogger(), run_dir="run", run_name="mine", device="cpu")
 trainer.fit()
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", program], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "run 'mine' was not closed: use `with Trainer(...)`, or call close()\n"
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -55,7 +55,7 @@ def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: An
 def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path, run_app: Any, package: str):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
-    done = run_app(exit_code=2)
+    done = run_app(exit_code=2, real=True)
     assert done.stderr.startswith(f"error: package {package!r} is found at {tmp_path}")
     assert "Rename" in done.stderr and len(done.stderr.splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} <= {package}

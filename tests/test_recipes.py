@@ -41,7 +41,7 @@ def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     assert trial.try_out(config).doubts == []
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", [IMAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in IMAGES[1:])])
 def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")

@@ -27,6 +27,7 @@ def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_importe
     assert out.splitlines() == ["False False", "[1, 3, 2] True"]
 
 
+@pytest.mark.slow
 def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
     transformers: Any = pytest.importorskip("transformers")
     make_tokenizer(tmp_path)
@@ -48,6 +49,7 @@ def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
     assert out.splitlines() == ["[]", "True transformers.models.auto.modeling_auto"]
 
 
+@pytest.mark.slow
 def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path):
     """As the usual wheel beside a torch for the CPU: it registers something for operators that are not there."""
     for name, content in {
@@ -65,6 +67,7 @@ def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path
     assert out == "2.0 fake"
 
 
+@pytest.mark.slow
 def test_a_real_scipy_signal_that_is_loaded_already_stays():
     out = run_python(
         "import sys, scipy.signal\n"

@@ -59,6 +59,7 @@ def test_each_algorithm_has_a_row_or_a_reason(board: ModuleType):
     assert not changed & {*board.NOT_MEASURED}
 
 
+@pytest.mark.slow
 def test_each_change_composes_and_binds(board: ModuleType, runs: ModuleType):
     for task in board.TASKS.values():
         for change in task.changes:
@@ -91,6 +92,7 @@ def test_a_table_is_put_between_its_marks(board: ModuleType, tmp_path: Path):
     assert file.read_text() == page.format("digits", "old", "language", "| new \\1 |")
 
 
+@pytest.mark.slow
 def test_runs_are_trained_once_and_kept(runs: ModuleType, tmp_path: Path):
     wanted = [runs.Run(TINY, seed) for seed in (0, 1)]
     file = tmp_path / "deep" / "results.jsonl"
@@ -101,6 +103,7 @@ def test_runs_are_trained_once_and_kept(runs: ModuleType, tmp_path: Path):
     assert len(file.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_its_command(runs: ModuleType):
     with pytest.raises(ValueError) as caught:
         runs.results([runs.Run((*TINY, "optimizer.lr=-1"), 3)], 1)

@@ -18,6 +18,8 @@ from runner import ClassificationModel, Evaluator, LanguageModel, Model, Trainer
 from runner.data import TensorLoader
 from runner.models import GPT
 
+ONNX = pytest.param("onnx", marks=pytest.mark.slow)  # what it has in common with the others is tried with them
+
 
 class Network(nn.Module):
     """Has dropout and running statistics, which evaluation treats otherwise than training does."""
@@ -199,7 +201,7 @@ def test_a_batch_may_hold_scalars_and_plain_values(tmp_path: Path):
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(more), expected)
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
 @pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
 def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
     if save_format == "onnx":
@@ -220,7 +222,7 @@ def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
         assert {*load_file(path)} == {"net.weight", "net.bias"}
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "onnx"])
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", ONNX])
 def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: Path):
     batch = {"y": torch.zeros(4, 1), "x": torch.randn(4, 2), "offset": torch.randn(4, 1)}
     if save_format == "onnx":
@@ -285,7 +287,7 @@ class Diverged(Network):
         return super().forward(inputs) * torch.tensor([float("nan"), 1.0])
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
 @pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
 def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: str, tmp_path: Path, caplog):
     if save_format == "onnx":
@@ -357,7 +359,7 @@ def test_a_run_without_any_batch_says_so(tmp_path: Path):
             trainer.fit(may_be_over=True)
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", "onnx"])
+@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
 def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, caplog):
     if save_format == "onnx":
         require_onnx()

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow_runs import log_steps, logging_to, points, query, wait_until
+from python_process import start_python
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_process import shared_writer
@@ -44,14 +46,16 @@ logger.close()
 """
 
 
-def start_child(*arguments: str) -> subprocess.Popen[bytes]:
+def start_child(*arguments: str, real: bool = False) -> Any:
     program = CHILD.format(root=str(ROOT), tests=str(Path(__file__).parent))
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE)
+    with open(f"errors-{uuid.uuid4().hex}", "wb") as errors:
+        child = start_python(["-c", program, *arguments], real=real, stderr=errors)
+    child.errors = Path(errors.name)
+    return child
 
 
-def finish_child(child: subprocess.Popen[bytes], code: int) -> None:
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == code, errors.decode()
+def finish_child(child: Any, code: int) -> None:
+    assert child.wait(60) == code, child.errors.read_text()
 
 
 def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
@@ -91,6 +95,7 @@ def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: 
     assert points("loss") == sorted((step, float(step)) for step in [*range(1, 51)] * 2)
 
 
+@pytest.mark.slow
 def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for child in [start_child(f"outputs/{name}") for name in "abcd"]:
@@ -116,5 +121,5 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_callbacks_folder_of_the_user_is_not_the_writers(folder: Path) -> None:
     (folder / "callbacks").mkdir()
     (folder / "callbacks" / "__init__.py").write_text("raise RuntimeError('the wrong package')")
-    finish_child(start_child("r"), 0)
+    finish_child(start_child("r", real=True), 0)
     assert query("select status from runs") == [("FINISHED",)]

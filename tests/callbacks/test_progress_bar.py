@@ -5,13 +5,13 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from python_process import start_python
 from torch import nn
 
 from callbacks import InMemoryLogger, ProgressBar
@@ -163,8 +163,7 @@ def plain(output: bytes) -> str:
 def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay():
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=theirs, env=environment) as process:
+    with start_python(["-c", PROGRAM], stdin=subprocess.PIPE, stdout=theirs, env=environment) as process:
         os.close(theirs)
         output, asked = b"", 0
         deadline = time.monotonic() + 120

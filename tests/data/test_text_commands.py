@@ -50,8 +50,16 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], a
         torch.testing.assert_close(value, other[key], atol=atol, rtol=rtol)
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["bytes", "tokens"])
+@pytest.mark.parametrize(
+    ("data", "tokens"),
+    [
+        pytest.param("text_files", (), marks=pytest.mark.slow),
+        ("text_files", TOKENS),
+        ("hf_dataset", ()),
+        pytest.param("hf_dataset", TOKENS, marks=pytest.mark.slow),
+    ],
+    ids=["files-bytes", "files-tokens", "data set-bytes", "data set-tokens"],
+)
 def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here: Path, run_here: Callable[..., Any]):
     command = (*DATA[data], *SHORT, *tokens)
     run_here(*command, "trainer.max_duration=7ba", code=0)
@@ -65,7 +73,8 @@ def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here
 def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]):
     command = (*DATA[data], *SHORT, *TOKENS, "trainer.max_duration=5ba", "trainer.device=cpu")
     done = run_app(*command, "launch.nproc_per_node=2")
-    assert done.stderr == ""  # no bars
+    said = done.stderr.splitlines()  # no bars; whoever comes second may say that it waits for the first
+    assert len(said) <= 1 and all(": waiting for it" in line for line in said), said
     made = {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
     run_here(*command, code=0)
     assert_close(weights(here, 0), weights(here, 1), atol=1e-5, rtol=1e-4)

@@ -141,6 +141,7 @@ def start(folder: Path, seconds: float) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_tokenizes_and_a_killed_one_leaves_nothing_broken(tmp_path: Path):
     killed = start(tmp_path, 100)
     try:

@@ -47,7 +47,7 @@ class Locking(Dataset[Any]):
         return torch.tensor([index], dtype=torch.float32), 0
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, context):
     data = Locking(tmp_path / "died")
     loader = DatasetLoader(data, BATCH, shuffle=True, num_workers=2, multiprocessing_context=context)
@@ -76,7 +76,7 @@ def test_workers_killed_while_they_write_a_batch_block_no_thread():
     assert read == [["x" * 300_000] * BATCH] * BATCHES
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_end_with_the_process_they_read_for(context):
     program = f"""
 import os, signal, time

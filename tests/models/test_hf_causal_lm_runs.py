@@ -68,7 +68,7 @@ def assert_equal(one: Path, other: Path) -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_a_run_resumes_to_the_bit_with_dropout_and_can_be_made_again(run_here, models: Path, tmp_path: Path, name: str):
     run_here(*command(models / name, "trainer.grad_accum=2"), code=0)
     run_here(*command(models / name, "trainer.grad_accum=2", "trainer.max_duration=2ba", folder="cut"), code=0)
@@ -145,7 +145,7 @@ def test_two_ranks_train_as_one_and_transformers_says_nothing(run_here, run_app,
 
 
 @pytest.mark.filterwarnings("ignore:precision='amp_bf16'")
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path: Path, name: str):
     algorithms = "ema,activation_checkpointing,gradient_clipping,seq_length_warmup,layer_freezing"
     callbacks = "json_lines_logger,generate,activation_monitor,optimizer_monitor,nan_monitor,speed_monitor"
@@ -167,7 +167,7 @@ def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path:
 
 
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
     export = f"callbacks.export_for_inference.save_format={save_format}"
     run_here(*command(models / name, export, "trainer.max_duration=1ba", callbacks="export_for_inference"), code=0)

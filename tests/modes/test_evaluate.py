@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
+from python_process import run_python, start_python
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import DatasetLoader, TensorLoader, load_digits
@@ -31,8 +31,7 @@ KEYS = ("metrics/eval/MulticlassAccuracy", "loss/eval/total")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with one run in it; tests add others and change nothing of it."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    run_python(["-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"], cwd=folder, check=True)
     return folder
 
 
@@ -70,11 +69,8 @@ def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, ch
 
 def on_two_ranks(folder: Path, *arguments: str) -> str:
     """Standard output of a command on two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
-    command += [*arguments, "callbacks=none"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    return run_python([*torchrun, *arguments, "callbacks=none"], cwd=folder, check=True).stdout
 
 
 @pytest.mark.slow
@@ -224,13 +220,13 @@ class Slow(Callback):
 )
 def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, number: signal.Signals, processes: int):
     (tmp_path / "own.py").write_text(SLOW)
-    command = [sys.executable, "-m", "runner", f"mode={mode}", f"resume={trained / 'run'}", "hydra.run.dir=ended"]
+    command = ["-m", "runner", f"mode={mode}", f"resume={trained / 'run'}", "hydra.run.dir=ended"]
     command += ["+callbacks.slow._target_=own.Slow", "data.eval_batch_size=4", f"launch.nproc_per_node={processes}"]
     command += [
         f"callbacks.mlflow_logger.tracking_uri=sqlite:///{trained}/outputs/mlflow.db",
         f"run_name={tmp_path.name}",
     ]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+    with start_python(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             name = f"{mode}-{tmp_path.name}"
 

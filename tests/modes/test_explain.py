@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel, build
 from runner.composed import to_plain
@@ -198,10 +198,7 @@ def test_standard_output_is_json_and_nothing_is_left(tmp_path: Path, run_app: An
     done = run_app("mode=explain", "explain.format=json", "model=mlp", "+callbacks.loud._target_=own.Loud")
     assert set(json.loads(done.stdout)) == {"hooks", "events", "conflicts", "unchecked"}
     assert "loud" in done.stderr
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
-    several = subprocess.run(
-        [*ranks, "mode=explain", "explain.format=json", "model=mlp"], capture_output=True, text=True, timeout=90
-    )
-    assert several.returncode == 0, several.stderr
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    several = run_python([*ranks, "mode=explain", "explain.format=json", "model=mlp"], cwd=tmp_path, check=True)
     assert len(json.loads(several.stdout)["events"]) == len(Event)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"own.py", "scratch"}

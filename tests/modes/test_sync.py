@@ -4,11 +4,11 @@ import contextlib
 import json
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from python_process import processes_in, run_python, wait_until
 
 SHORT = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
 LOGGED = (*SHORT, "callbacks=[mlflow_logger]")
@@ -25,8 +25,7 @@ command()
 
 def train_unsent(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Train with a writer that never sends."""
-    command = [sys.executable, "-c", UNSENT, *LOGGED, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    return run_python(["-c", UNSENT, *LOGGED, *arguments], cwd=folder, check=True)
 
 
 def query(folder: Path, sql: str) -> list[Any]:
@@ -44,8 +43,7 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
 
     talkative = "from callbacks import _mlflow_sync as sync; sync.INTERVAL = -1.0\n"
     program = talkative + "from runner.__main__ import command; command()"
-    command = [sys.executable, "-c", program, "mode=sync", "resume=b"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    done = run_python(["-c", program, "mode=sync", "resume=b"], cwd=tmp_path, check=True)
     assert done.stdout == "b: MLflow has all of it\n"
     lines = len((tmp_path / "b" / "mlflow" / "spool.jsonl").read_text().splitlines())
     assert done.stderr.splitlines()[-1] == f"b: {lines} of {lines} lines are sent"
@@ -67,6 +65,7 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
 def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_port: int):
     address = f"callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:{free_port}"
     run_app(*LOGGED, address, "callbacks.mlflow_logger.close_timeout=0", "hydra.run.dir=a")
+    wait_until(lambda: not processes_in(tmp_path))  # its writer tries on for a while
     done = run_app("mode=sync", "resume=a", exit_code=1)
     assert done.stdout == "a: MLflow has not all of it\n"
     assert "127.0.0.1" in done.stderr and "Traceback" not in done.stderr

@@ -4,15 +4,15 @@ import contextlib
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from python_process import Finished, describe, run_python
 
 from runner.processes.launch import Job, Launch, alone, check_gpus, is_rank_zero, kept_over_restarts
 from runner.processes.local_ranks import LocalRanks
@@ -60,21 +60,11 @@ SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
 ALONE = ("--standalone", "--nproc_per_node=2")
 
 
-def start_torchrun(folder: Path, arguments: Sequence[str], options: Sequence[str] = ALONE) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "runner", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
-
-
 def torchrun(
-    folder: Path, *arguments: str, options: Sequence[str] = ALONE, timeout: float = 120.0
-) -> subprocess.CompletedProcess[str]:
-    with start_torchrun(folder, arguments, options) as agent:
-        try:
-            out, err = agent.communicate(timeout=timeout)
-        finally:
-            agent.terminate()  # it ends its workers
-    return subprocess.CompletedProcess(agent.args, agent.returncode, out, err)
+    folder: Path, *arguments: str, options: Sequence[str] = ALONE, timeout: float = 120.0, real: bool = False
+) -> Finished:
+    command = ["-m", "torch.distributed.run", *options, "-m", "runner", *arguments]
+    return run_python(command, cwd=folder, timeout=timeout, real=real)
 
 
 def steps(folder: Path) -> list[tuple[str, int]]:
@@ -90,6 +80,7 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path):
         tmp_path,
         *("trainer.max_duration=3ba", "model=mlp", "data.batch_size=400", "scheduler=none", "trainer.eval_interval=0"),
         *("+callbacks.witness._target_=own.Witness", "~callbacks.learning_curves"),
+        real=True,
     )
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
@@ -229,13 +220,10 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
     options = ["--nnodes=2", f"--nproc_per_node={local}", *where]
     arguments = [*SHORT, "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"]
     arguments += ["+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[4]"]
-    with start_torchrun(tmp_path, arguments, options) as other:
-        try:
-            done = torchrun(tmp_path, *arguments, options=options)
-            other.communicate(timeout=30)
-        finally:
-            other.terminate()
-    assert done.returncode == other.returncode == 0, done.stderr
+    with ThreadPoolExecutor() as pool:
+        nodes = [pool.submit(torchrun, tmp_path, *arguments, options=options) for _ in range(2)]
+        ended = [node.result() for node in nodes]
+    assert [done.returncode for done in ended] == [0, 0], describe(ended)
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
     assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2 * local
@@ -315,7 +303,8 @@ def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
         "import os, psutil, runner\n"
         "class Counting(runner.Callback):\n"
         "    def __init__(self):\n"
-        "        print('counted', os.environ.get('WORLD_SIZE'), len(psutil.Process().children()))\n"
+        "        here = [one for one in psutil.Process().children() if one.cwd() == os.getcwd()]\n"
+        "        print('counted', os.environ.get('WORLD_SIZE'), len(here))\n"
     )
     arguments = (*SHORT, "mode=check", "callbacks=none", "+callbacks.counting._target_=own.Counting")
     inside = run_app(*arguments, "launch.nproc_per_node=2").stdout

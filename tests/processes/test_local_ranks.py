@@ -7,21 +7,18 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from python_process import processes_in, run_python, start_python
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks=[checkpoint_saver]")
 TWO = "launch.nproc_per_node=2"
 GONE = 10.0  # seconds in which no process may be left
-MARK = "RUNNER_TEST"  # environment variable by which the processes of one command are found
 
 OWN = '''
 import hashlib
@@ -134,21 +131,15 @@ def seen(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 
 class Command(NamedTuple):
-    process: subprocess.Popen[bytes]
-    mark: str
+    process: Any
     folder: Path
 
     def alive(self) -> list[psutil.Process]:
         """Its processes, and those that they have started, whoever is their parent by now."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        return processes_in(self.folder)
 
     def ranks(self) -> list[str]:
-        """Its child ranks that are alive."""
+        """Its child ranks that are alive, if it was really started: those that are forked show no environment."""
         found = []
         for process in self.alive():
             with contextlib.suppress(psutil.Error):
@@ -170,19 +161,11 @@ class Command(NamedTuple):
 
 
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[Command]:
+def started(folder: Path, *arguments: str, real: bool = False) -> Iterator[Command]:
     """A command that goes on, with what it starts; all of it is killed at the end."""
-    mark = uuid.uuid4().hex
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "runner", *arguments],
-            cwd=folder,
-            env={**os.environ, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-    command = Command(process, mark, folder)
+        process = start_python(["-m", "runner", *arguments], real=real, cwd=folder, stdout=out, stderr=err)
+    command = Command(process, folder)
     try:
         yield command
     finally:
@@ -200,9 +183,9 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
 
 
 def torchrun(folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    subprocess.run([*command, *arguments], cwd=folder, env=env, capture_output=True, timeout=120, check=True)
+    run_python([*command, *arguments], cwd=folder, env=env, check=True)
 
 
 def test_they_train_what_torchrun_s_ranks_train(folder: Path, run_app: Any):
@@ -274,7 +257,7 @@ def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, h
 @pytest.mark.slow
 def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
     arguments = (*SHORT, TWO, "+callbacks=mlflow_logger", *use("Failing", ranks="[1]", busy="true"))
-    with started(folder, *arguments) as command:
+    with started(folder, *arguments, real=True) as command:
         wait_for(lambda: command.ranks() == ["1"])
         wait_for(lambda: not command.ranks())
         assert command.process.wait(GONE) == 1
@@ -321,7 +304,8 @@ def end_at(folder: Path, number: int, phase: str) -> None:
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     busy = str(number == signal.SIGKILL).lower()
-    with started(folder, *SHORT, TWO, "trainer.max_duration=1000ep", *use("Endless", busy=busy)) as command:
+    endless = (*SHORT, TWO, "trainer.max_duration=1000ep", *use("Endless", busy=busy))
+    with started(folder, *endless, real=phase == "imports") as command:
         if phase == "imports":
             wait_for(lambda: command.ranks() == ["1"])
         else:
@@ -362,9 +346,7 @@ def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_ap
     (folder / "runner.py").write_text("raise SystemExit('the wrong one')")
     program = "from runner.__main__ import command; command()"  # as the console script starts it
     arguments = (*SHORT, TWO, "trainer.max_duration=1ba", *use("Witness"))
-    command = [sys.executable, "-P", "-c", program, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(["-P", "-c", program, *arguments], cwd=folder, check=True, real=True)
     assert len(seen(folder, 1)) == 1
 
 

@@ -5,13 +5,12 @@ import json
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from python_process import run_python
 from runs import QUIET, SHORT, status, tree, weights
 
 # What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
@@ -147,9 +146,6 @@ def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
     )
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "runner")
     arguments = (*SHORT, *QUIET, "hydra.run.dir=run", "+callbacks.dying._target_=own.Dying")
-    done = subprocess.run(
-        [sys.executable, *torchrun, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python([*torchrun, *arguments], cwd=tmp_path, check=True)
     assert (tmp_path / "died").exists() and status(tmp_path / "run") == "FINISHED"
     assert "error" not in [line.partition(":")[0] for line in done.stderr.splitlines()]

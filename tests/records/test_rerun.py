@@ -28,7 +28,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path,
         text = (conf / file).read_text()
         assert old in text
         (conf / file).write_text(text.replace(old, new))
-    done = run_app(f"rerun={first.relative_to(tmp_path)}", env=env)
+    done = run_app(f"rerun={first.relative_to(tmp_path)}", env=env, real=True)
     (second,) = folders(tmp_path) - {first}
     assert weights(second) == weights(first)
     assert tree(first) == before

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import socket
+import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from python_process import find_free_port, start_python
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # tests and their sessions import from here
 
-
-def enter(function: Callable[..., None], arguments: Mapping[str, Any], env: Mapping[str, str], log: Path) -> None:
-    """What a forked process does: the function, with its output in a file and the exit codes of the command line."""
-    import warnings
-
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.environ |= env
-    warnings.simplefilter("error")
-    try:
-        function(**arguments)
-    except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+ENTER = """
+import pickle, signal, sys
+with open(sys.argv[1], "rb") as file:
+    function, arguments = pickle.load(file)
+try:
+    function(**arguments)
+except KeyboardInterrupt:
+    raise SystemExit(128 + signal.SIGINT) from None
+"""
+"""Calls a function, and ends with the exit codes of the command line."""
 
 
 class Session(NamedTuple):
@@ -41,39 +37,35 @@ class Session(NamedTuple):
     process: Any
     log: Path
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def wait(self, deadline: float) -> int:
         """Its exit code, negative for a signal; the test fails where it does not end before the deadline."""
-        self.process.join(max(0.0, deadline - time.monotonic()))
-        code = self.process.exitcode
-        if code is None:
+        try:
+            return self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.join()
+            self.process.wait()
             pytest.fail(f"not finished in time\n{self.log.read_text()}")
-        return code
 
 
 class Sessions:
     """Starts functions of `sessions.py` as processes, alone or as ranks.
 
     Args:
-        context: of `multiprocessing`, that forks.
         folder: for what the processes print.
     """
 
-    def __init__(self, context: Any, folder: Path) -> None:
-        self.context = context
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[Session] = []
 
     def start(self, function: Callable[..., None], env: Mapping[str, str] = {}, **arguments: Any) -> Session:
         """A process that calls `function(**arguments)`."""
-        log = self.folder / f"{len(self.started)}.log"
-        process = self.context.Process(target=enter, args=(function, arguments, dict(env), log))
-        process.start()
+        log, job = (self.folder / f"{len(self.started)}.{kind}" for kind in ("log", "job"))
+        job.write_bytes(pickle.dumps((function, arguments)))
+        path = os.pathsep.join([str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        shared = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+        with log.open("ab") as file:
+            process = start_python(["-c", ENTER, str(job)], env=shared | env, stdout=file, stderr=file, forks=False)
         session = Session(process, log)
         self.started.append(session)
         return session
@@ -82,14 +74,11 @@ class Sessions:
         """Processes with the environment that torchrun gives; one alone gets none."""
         if size == 1:
             return [self.start(function, **arguments)]
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         shared = {
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(find_free_port()),
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         }
         ranks = ({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
@@ -131,27 +120,14 @@ class Sessions:
     def close(self) -> None:
         """End what still runs."""
         for session in self.started:
-            if session.process.is_alive():
-                session.process.kill()
-            session.process.join()
-
-
-@pytest.fixture(scope="session")
-def forking() -> Any:
-    """The context of a process that waits to be forked, with `sessions.py` imported; it ends with this one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sessions"])
-    with pytest.MonkeyPatch.context() as patch:
-        path = [str(HERE), str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        patch.setenv("PYTHONPATH", os.pathsep.join(path))
-        forkserver.ensure_running()
-    return context
+            session.process.kill()
+            session.process.wait()
 
 
 @pytest.fixture
-def sessions(forking: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     """Starts sessions of training, none of which outlives the test."""
-    made = Sessions(forking, tmp_path_factory.mktemp("sessions"))
+    made = Sessions(tmp_path_factory.mktemp("sessions"))
     try:
         yield made
     finally:

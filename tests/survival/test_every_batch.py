@@ -31,7 +31,9 @@ def test_the_run_is_one_that_can_go_wrong(whole: Left):
     assert len(losses) == BATCHES == len({*losses})
 
 
-@pytest.mark.parametrize(("interval", "asynchronous"), [("3ba", False), ("1ba", False), ("1ba", True)])
+@pytest.mark.parametrize(
+    ("interval", "asynchronous"), [("3ba", False), pytest.param("1ba", False, marks=pytest.mark.slow), ("1ba", True)]
+)
 def test_a_kill_at_every_batch_changes_nothing(
     sessions: Any, tmp_path: Path, whole: Left, interval: str, asynchronous: bool
 ):
@@ -42,6 +44,7 @@ def test_a_kill_at_every_batch_changes_nothing(
         assert_equal(run, whole)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_event_changes_nothing(sessions: Any, tmp_path: Path, whole: Left):
     """Every event that a run fires, each at one of its batches, the batches spread over the run."""
     sessions.run(list_events, run_dir=tmp_path / "events")
@@ -55,6 +58,7 @@ def test_a_kill_at_any_event_changes_nothing(sessions: Any, tmp_path: Path, whol
         assert_equal(run, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_gets_there(sessions: Any, tmp_path: Path, whole: Left):
     """Each session trains a batch or two, and is killed at a later event than the one before."""
     events = ["after_loss", "batch_checkpoint", "before_dataloader", "batch_end", "after_backward"]

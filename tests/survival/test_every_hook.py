@@ -89,6 +89,7 @@ def assert_mlflow_equal(folder: Path) -> None:
     assert kept == expected and len({point[:2] for point in kept}) == len(kept) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), [one for one in HOOKS if one[1] != "none"])
 def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, group: str, name: str):
     if name == "compile":

@@ -32,7 +32,7 @@ def kill_after(sessions: Any, delays: dict[Path, float]) -> None:
     running = {run: sessions.start(save_each_batch, run_dir=run) for run in delays}
     kill_at: dict[Path, float] = {}
     deadline = time.monotonic() + 30
-    while (left := [run for run in delays if running[run].process.is_alive()]) and time.monotonic() < deadline:
+    while (left := [run for run in delays if running[run].process.poll() is None]) and time.monotonic() < deadline:
         for run in left:
             if run not in kill_at and (run / "progress").stat().st_size > before[run]:
                 kill_at[run] = time.monotonic() + delays[run]

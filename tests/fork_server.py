@@ -1,0 +1,331 @@
+"""A process that has imported everything, and that forks: a Python process that comes of it starts in milliseconds.
+
+Run as a program by `python_process.py`. What it forks behaves as a new interpreter would that was started with the
+same arguments, environment, folder and streams. Python processes that it starts in its turn are forked as well, from a
+copy of it that was made before it did anything.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    *("runner.__main__", "runner.modes.fault", "runner.modes.rules", "runner.checkpoint_files", "runner.schedulers"),
+    *("runner.data.digits", "runner.data.loaders", "runner.data.synthetic_images", "runner.data.synthetic_tokens"),
+    *("runner.models", "runner.optim", "runner.trainer", "runner.rendezvous", "torch._dynamo", "torch.distributed.run"),
+    *("torchmetrics.classification", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "rich.progress"),
+    *("mlflow", "mlflow.tracking.client", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.db.utils"),
+    *("callbacks._mlflow_writer", "callbacks._mlflow_sink", "callbacks._mlflow_store", "optuna", "submitit"),
+)
+"""What commands and ranks import sooner or later, beside every callback and algorithm."""
+READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
+"""What reads the environment when it is imported, and so is not imported here."""
+OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STREAMS = (0, 1, 2)
+
+
+def preload() -> None:
+    """Import everything that processes of tests import."""
+    from runner.torchmetrics_import import import_torchmetrics
+
+    import_torchmetrics()
+    for package in ("callbacks", "algorithms"):
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            getattr(module, name)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    del sys.modules["runner.__main__"]  # it is run, and `runpy` warns of a module that was imported before
+    import sqlalchemy.orm
+
+    sqlalchemy.orm.configure_mappers()
+    warm_up_hydra()
+    loaded = [name for name in READS_ENVIRONMENT if name in sys.modules]
+    assert not loaded, f"{loaded} read the environment when they are imported: not here"
+    threads = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()} - {OF_ARROW}
+    assert len(threads) == 1, f"a process with threads is not to be forked: {threads}"
+    gc.collect()
+    gc.freeze()  # of what is here now, the copies need not look for garbage
+
+
+def warm_up_hydra() -> None:
+    """Compose once: the parser's tables are made with the first."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize_config_dir(str(Path(__file__).resolve().parents[1] / "conf"), version_base="1.3"):
+        compose("config", ["model=mlp", "optimizer.lr=0.1", "callbacks=[checkpoint_saver]", "+callbacks=lr_monitor"])
+    GlobalHydra.instance().clear()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a process for each request of any client, and tell its exit code, until the last client is gone.
+
+    A request is a channel and three streams; on the channel comes a line of JSON, see `become`. The answer is a line
+    with the process id, and one with the exit code, negative for a signal, when it has ended.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    clients = [listener.accept()[0]]
+    running: dict[int, tuple[socket.socket, socket.socket]] = {}  # the client, and the channel
+    while clients:
+        ready, _, _ = select.select([listener, *clients, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            with suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    tell(running.pop(ended[0])[1], os.waitstatus_to_exitcode(ended[1])).close()
+        if listener in ready:
+            clients.append(listener.accept()[0])
+        for client in [one for one in clients if one in ready]:
+            message, received, _, _ = socket.recv_fds(client, 16, 1 + len(STREAMS))
+            if not message:
+                clients.remove(client)
+                client.close()
+                for pid in [pid for pid, (owner, _) in running.items() if owner is client]:
+                    os.kill(pid, signal.SIGKILL)
+                continue
+            channel = socket.socket(fileno=received[0])
+            job = json.loads(read_line(channel))
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for one in (listener, *clients, channel, *(other for _, other in running.values())):
+                    one.close()
+                os.close(woken)
+                os.close(wake)
+                become(job, received[1:])
+            for one in received[1:]:
+                os.close(one)
+            running[pid] = client, tell(channel, pid)
+
+
+def tell(channel: socket.socket, number: int) -> socket.socket:
+    """Write a line with a number, if anybody still reads it."""
+    with suppress(OSError):
+        channel.sendall(b"%d\n" % number)
+    return channel
+
+
+def read_line(channel: socket.socket) -> bytes:
+    """The bytes up to the next line feed."""
+    with channel.makefile("rb") as file:
+        return file.readline()
+
+
+def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
+    """Be the process that was asked for, and end as it does.
+
+    Args:
+        job: `arguments` as Python takes them, `env`, `cwd`, `session` (whether it leads one), `group` (of processes,
+            to join; 0: to lead; None: as it is), `forks` (whether Python processes that it starts are forked too).
+        streams: file descriptors of its standard streams.
+    """
+    kept = [os.dup(one) if one in STREAMS else one for one in streams]
+    for stream, one in zip(STREAMS, kept, strict=True):
+        os.dup2(one, stream)
+    for one in {*kept, *streams} - {*STREAMS}:
+        os.close(one)
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["env"])
+    if job["session"]:
+        os.setsid()
+    elif job["group"] is not None:
+        os.setpgid(0, job["group"])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False, buffering=-1)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    if "PYTHONWARNINGS" in os.environ:
+        warnings.simplefilter(os.environ["PYTHONWARNINGS"])  # type: ignore[arg-type]
+    if job["forks"]:
+        have_forked(Copier())
+    code = 1
+    try:
+        code = run_python(job["arguments"])
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        if isinstance(exit.code, str):
+            print(exit.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 128 + signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End as an interpreter does, without its teardown: torch's own now and then aborts a rank in it."""
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def run_python(arguments: Sequence[str]) -> int:
+    """Do what `python ARGUMENTS` does, and return 0."""
+    options, kind, rest = split(arguments)
+    entries = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:] = [*entries, *BASE]
+    first = [] if "-P" in options else [os.path.dirname(os.path.abspath(rest[0])) if kind == "script" else os.getcwd()]
+    sys.path[:0] = first
+    importlib.invalidate_caches()
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv = rest
+        runpy.run_path(rest[0], run_name="__main__")
+    return 0
+
+
+def split(arguments: Sequence[str]) -> tuple[set[str], str, list[str]]:
+    """Options of Python, what kind of program it is to run ('-m', '-c', 'script'), and that with its arguments."""
+    options: set[str] = set()
+    for index, one in enumerate(arguments):
+        if one in ("-m", "-c"):
+            return options, one, [*arguments[index + 1 :]]
+        if not one.startswith("-"):
+            return options, "script", [*arguments[index:]]
+        if one not in ("-P", "-u"):
+            raise ValueError(f"{one!r}: an option of Python that only a real start understands")
+        options.add(one)
+    raise ValueError(f"{arguments!r}: there is nothing to run")
+
+
+class Copier:
+    """A copy of this process as it is now, which forks the Python processes that this one starts."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that what it forks is handed over to this process
+        parent = os.getpid()
+        if os.fork():
+            theirs.close()
+            return
+        os.chdir("/")  # processes are found by their working directory
+        self.channel.close()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            with suppress(OSError):
+                self._serve(theirs)
+        os._exit(0)
+
+    def start(self, job: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Start a process, which is a child of this one, and return its id."""
+        socket.send_fds(self.channel, [b"1"], streams)
+        self.channel.sendall(json.dumps(job).encode() + b"\n")
+        return int(read_line(self.channel))
+
+    def _serve(self, channel: socket.socket) -> None:
+        while True:
+            message, received, _, _ = socket.recv_fds(channel, 1, len(STREAMS))
+            if not message:
+                return
+            job = json.loads(read_line(channel))
+            reader, writer = os.pipe()
+            middle = os.fork()
+            if middle == 0:
+                middle = os.getpid()
+                pid = os.fork()
+                if pid:  # an orphan is handed over to the process that asked for it
+                    os.write(writer, b"%d\n" % pid)
+                    os._exit(0)
+                while os.getppid() == middle:
+                    time.sleep(0.0005)
+                for one in (reader, writer):
+                    os.close(one)
+                channel.close()
+                become(job, received)
+            os.waitpid(middle, 0)
+            channel.sendall(os.read(reader, 32))
+            for one in (reader, writer, *received):
+                os.close(one)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process, on Linux."""
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def have_forked(copier: Copier) -> None:
+    """From now on, have Python processes that `subprocess` is to start forked, if they have no special wishes."""
+    start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    signature = inspect.signature(start)
+
+    def execute_child(popen: Any, *given: Any) -> None:
+        call = signature.bind(popen, *given).arguments
+        arguments = call["args"]
+        is_special = isinstance(arguments, str | bytes) or call["preexec_fn"] or call["shell"] or call["pass_fds"]
+        program, *arguments = [""] if is_special else map(os.fsdecode, arguments)
+        if program != sys.executable:
+            start(popen, *given)
+            return
+        env = {os.fsdecode(key): os.fsdecode(one) for key, one in (call["env"] or os.environ).items()}
+        group = call.get("process_group", -1)
+        job = {
+            "arguments": arguments,
+            "env": env,
+            "cwd": os.fspath(call["cwd"] or os.getcwd()),
+            "session": bool(call["start_new_session"]),
+            "group": None if group in (-1, None) else group,
+            "forks": "-m" in arguments and env.get("RANK", "0") == "0",
+        }
+        ends = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [own if end == -1 else end for end, own in zip(ends, STREAMS, strict=True)]
+        popen.pid = copier.start(job, streams)
+        popen._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        popen._close_pipe_fds(*(call[name] for name in pipes))
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    of_environment = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    BASE = [entry for entry in sys.path if entry not in of_environment]
+    with socket.socket(fileno=int(sys.argv[1])) as waiting:
+        preload()
+        serve(waiting)
+else:
+    BASE = []

@@ -1,0 +1,335 @@
+"""Puts faults into a copy of the product, one at a time, and says which tests catch them.
+
+    python tests/mutations.py                 # all, two at a time: a table; exit code 1 where one is not caught
+    python tests/mutations.py order uneven    # those whose names hold one of these words
+
+A fault is tried on the tests next to it first, and where they miss it, on the whole first tier, which must not. A new
+promise comes with a fault that breaks it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("runner", "callbacks", "algorithms", "conf", "tests", "benchmarks", ".github")
+FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "LICENSE", "constraints.txt")
+AT_ONCE = 2
+TIMEOUT = 1800.0  # seconds for the whole first tier
+
+
+class Fault(NamedTuple):
+    """A change of one file, and the tests next to it."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str
+    """Paths below `tests/`, with blanks between them."""
+
+
+LOOP, LOSS, ORDER = "runner/loop.py", "runner/loss.py", "runner/data/order.py"
+FAULTS = (
+    # which samples, in which order
+    Fault(
+        "order of samples: each epoch has the first one's",
+        ORDER,
+        '"order", epoch)',
+        '"order", 0)',
+        "data/test_order.py",
+    ),
+    Fault(
+        "uneven ranks: what does not divide is left out",
+        ORDER,
+        "stop = first + size * (self.rank + 1) // self.world_size",
+        "stop = start + size // self.world_size",
+        "data/test_order.py",
+    ),
+    Fault(
+        "resume: an epoch begins again",
+        "runner/dataloader.py",
+        "loader.seek(epoch, batch)",
+        "loader.seek(epoch, 0)",
+        "test_dataloader.py test_checkpoint.py",
+    ),
+    # gradients
+    Fault("accumulation: microbatches count alike", LOOP, "parts[index] * share", "share / len(parts)", "test_loss.py"),
+    Fault(
+        "DDP weights: ranks count alike",
+        LOSS,
+        "return samples * world_size / all_samples",
+        "return 1.0",
+        "test_distributed.py",
+    ),
+    Fault(
+        "gradients of an own training_step are not averaged",
+        LOOP,
+        "if not trainer.reduces_in_backward:",
+        "if False:",
+        "test_distributed.py",
+    ),
+    Fault(
+        "gradients of the last batch stay",
+        LOOP,
+        "        parameter.grad = None\n    trainer.accumulate",
+        "        pass\n    trainer.accumulate",
+        "test_loop_batch.py test_loss.py",
+    ),
+    Fault(
+        "fp16: gradients are clipped before they are unscaled",
+        LOOP,
+        "            scaler.unscale_(optimizer)",
+        "            pass",
+        "test_precision.py",
+    ),
+    # time, schedules, intervals
+    Fault(
+        "schedule: one batch late",
+        LOOP,
+        "        rates.step(state.progress)\n    on.before_train_batch()\n    state.batch_is_padding",
+        "        pass\n    on.before_train_batch()\n    state.batch_is_padding",
+        "test_scheduled_rates.py test_trainer.py",
+    ),
+    Fault(
+        "schedule: off by one",
+        "runner/scheduled_rates.py",
+        "multiplier_at(timestamp)",
+        "multiplier_at(timestamp.to_next_batch(1))",
+        "test_scheduled_rates.py",
+    ),
+    Fault(
+        "time counts this rank's samples only",
+        LOOP,
+        "to_next_batch(all_samples, tokens",
+        "to_next_batch(samples, tokens",
+        "test_distributed.py",
+    ),
+    Fault(
+        "intervals: due one batch early",
+        "runner/time.py",
+        "return now[count] * denominator // numerator > previous",
+        "return (now[count] + 1) * denominator // numerator > previous",
+        "test_time.py",
+    ),
+    # randomness
+    Fault(
+        "dropout does not depend on the batch",
+        LOOP,
+        "forward_stream.start(state.timestamp.batch, index)",
+        "forward_stream.start(0, 0)",
+        "test_randomness.py",
+    ),
+    Fault(
+        "resume: torch's generators go on as they stand",
+        LOOP,
+        "    trainer.forward_stream.start(state.timestamp.batch, index)\n",
+        "",
+        "test_randomness.py test_checkpoint.py",
+    ),
+    Fault(
+        "MixUp: the weight of a partner may be above one half",
+        "algorithms/mixup.py",
+        "return min(b, 1 - b)",
+        "return b",
+        "algorithms/test_mixup.py",
+    ),
+    # evaluation
+    Fault(
+        "evaluation: what stands in for an empty share counts",
+        "runner/evaluation.py",
+        "counts=samples > 0",
+        "counts=True",
+        "test_evaluation.py test_distributed.py",
+    ),
+    Fault(
+        "evaluation: twice at the end",
+        "runner/evaluation.py",
+        "evaluator.evaluated_at = state.timestamp.batch",
+        "evaluator.evaluated_at = -1",
+        "test_loop_evaluation.py",
+    ),
+    Fault(
+        "evaluation: averages stay in the model",
+        "algorithms/_averaging.py",
+        "        copy_all(live, trained)",
+        "        pass",
+        "algorithms/test_ema.py",
+    ),
+    # events
+    Fault(
+        "dispatch: brackets do not nest",
+        "runner/engine.py",
+        "kinds[0] = algorithms[::-1]",
+        "kinds[0] = algorithms",
+        "test_engine_order.py",
+    ),
+    Fault(
+        "dispatch: destinations come last at INIT",
+        "runner/engine.py",
+        "            kinds.reverse()",
+        "            pass",
+        "test_engine_order.py",
+    ),
+    Fault(
+        "closing ends at the first failure",
+        "runner/engine.py",
+        '                    first.add_note(f"while closing, {name}',
+        '                    return\n                    first.add_note(f"while closing, {name}',
+        "test_engine_closing.py",
+    ),
+    Fault(
+        "closing leaves metrics unwritten",
+        "runner/engine.py",
+        '            ("logger.flush", self.logger.flush),\n',
+        "",
+        "test_engine_closing.py test_logger.py",
+    ),
+    Fault(
+        "early stop: one epoch early",
+        "callbacks/early_stopper.py",
+        "<= self.patience.value",
+        "< self.patience.value",
+        "callbacks/test_early_stopper.py",
+    ),
+    # what survives
+    Fault(
+        "checkpoint: not synced",
+        "runner/checkpoint_files.py",
+        "    os.fsync(file.fileno())",
+        "    pass",
+        "test_checkpoint_files.py",
+    ),
+    Fault(
+        "checkpoint: its digests are not looked at",
+        "runner/checkpoint_files.py",
+        '.hexdigest() != facts["sha256"]',
+        '.hexdigest() == ""',
+        "test_checkpoint_files.py",
+    ),
+    Fault(
+        "checkpoint: unpickled",
+        "runner/checkpoint_files.py",
+        "weights_only=True",
+        "weights_only=False",
+        "test_checkpoint_files.py records/test_foreign_runs.py",
+    ),
+    Fault(
+        "checkpoint: the optimizer's state is lost",
+        "runner/checkpoint.py",
+        '"optimizers": [optimizer.state_dict() for',
+        '"optimizers": [{**optimizer.state_dict(), "state": {}} for',
+        "test_checkpoint.py",
+    ),
+    Fault("signal ignored", LOOP, "        if pulse.signal:\n", "        if False:\n", "test_interrupt.py"),
+    Fault(
+        "MLflow: what was sent is sent again",
+        "callbacks/_mlflow_delivery.py",
+        "sent.lines + lines, offset, ended",
+        "sent.lines + lines, 0, ended",
+        "callbacks/test_mlflow_logger.py",
+    ),
+    Fault(
+        "MLflow: the run says FINISHED whatever came of it",
+        "callbacks/_mlflow_session.py",
+        'else "FAILED"',
+        'else "FINISHED"',
+        "callbacks/test_mlflow_logger.py callbacks/test_mlflow_failures.py",
+    ),
+    # the house, and what a user types
+    Fault(
+        "layers: an engine's room knows the Trainer",
+        "runner/batch.py",
+        "from __future__ import annotations\n",
+        "from __future__ import annotations\n\nif False:\n    from runner.trainer import Trainer\n",
+        "test_layers.py",
+    ),
+    Fault(
+        "a wrong key is accepted",
+        "runner/signatures.py",
+        "if not open_ended and (",
+        "if False and (",
+        "test_signatures.py",
+    ),
+)
+
+
+def apply(fault: Fault, tree: Path) -> None:
+    """Put a fault into a tree; the text that it changes stands there once."""
+    path = tree / fault.file
+    text = path.read_text()
+    if text.count(fault.before) != 1:
+        raise SystemExit(f"{fault.name}: {fault.before!r} stands {text.count(fault.before)} times in {fault.file}")
+    path.write_text(text.replace(fault.before, fault.after))
+
+
+def copy_tree(tree: Path) -> None:
+    """Copy what the tests need."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, tree)
+
+
+def run_tests(tree: Path, *arguments: str) -> tuple[int, str, float]:
+    """The exit code of the first tier's tests, the first that failed, and seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *arguments],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[0] if failed else done.stdout[-300:], time.monotonic() - began
+
+
+def try_out(fault: Fault) -> tuple[bool, str]:
+    """Whether the first tier catches a fault, and the row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        apply(fault, tree)
+        code, what, seconds = run_tests(tree, *(f"tests/{path}" for path in fault.tests.split()))
+        where = "next to it"
+        if code == 0:
+            code, what, seconds = run_tests(tree, "-n", "2", "tests")
+            where = "first tier"
+    caught = code == 1
+    return caught, f"| {fault.name} | {where if caught else 'NOT CAUGHT'} | {what} | {seconds:.0f} s |"
+
+
+def main() -> int:
+    """Try the faults that were asked for, and print the table."""
+    words = sys.argv[1:]
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    for fault in chosen:  # before anything is run
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / fault.file).parent.mkdir(parents=True)
+            shutil.copy(ROOT / fault.file, Path(folder) / fault.file)
+            apply(fault, Path(folder))
+    print("| fault | caught | by | time |\n|---|---|---|---|")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        rows = []
+        for row in pool.map(try_out, chosen):
+            rows.append(row)
+            print(row[1], flush=True)
+    missed = sum(not caught for caught, _ in rows)
+    print(f"{len(rows) - missed} of {len(rows)} faults are caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""Python processes for tests: forked from one that has imported everything, or started for real."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from filelock import FileLock
+
+SERVER = Path(__file__).with_name("fork_server.py")
+CAN_FORK = sys.platform == "linux"
+GRACE = 10.0  # seconds that processes have to notice that another has failed
+
+Finished = subprocess.CompletedProcess[str]
+
+
+class PythonProcess:
+    """A process like that of `subprocess.Popen([sys.executable, *arguments])`, started in milliseconds.
+
+    Its modules are imported already: what an import does, what is imported when, and which packages shadow others, only
+    a real start shows.
+
+    Args:
+        arguments: as Python takes them.
+        cwd: the working directory.
+        env: the environment.
+        stdin, stdout, stderr: a file, `subprocess.PIPE` (binary), `subprocess.DEVNULL`, or None for ours.
+        start_new_session: whether it leads a session.
+        forks: whether Python processes that it starts are forked too.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = None,
+        stderr: Any = None,
+        start_new_session: bool = False,
+        forks: bool = True,
+    ) -> None:
+        self.args = [sys.executable, *map(str, arguments)]
+        self.returncode: int | None = None
+        self.stdin, self.stdout, self.stderr = None, None, None
+        job = {
+            "arguments": self.args[1:],
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(cwd or Path.cwd()),
+            "session": start_new_session,
+            "group": None,
+            "forks": forks,
+        }
+        self._channel, theirs = socket.socketpair()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(theirs)
+            streams = []
+            for name, given in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+                streams.append(self._open(name, given, streams, stack))
+            socket.send_fds(_requests(), [b"fork"], [theirs.fileno(), *streams])
+        self._channel.sendall(json.dumps(job).encode() + b"\n")
+        self._heard = b""
+        self.pid = self._hear(60.0)
+
+    def _open(self, name: str, given: Any, streams: Sequence[int], stack: contextlib.ExitStack) -> int:
+        """The file descriptor that the process is given as a stream."""
+        if given is None:
+            return ("stdin", "stdout", "stderr").index(name)
+        if given == subprocess.STDOUT:
+            return streams[1]
+        if given == subprocess.DEVNULL:
+            return stack.enter_context(open(os.devnull, "r+b", buffering=0)).fileno()
+        if given != subprocess.PIPE:
+            return given if isinstance(given, int) else given.fileno()
+        reader, writer = os.pipe()
+        ours, theirs = (writer, reader) if name == "stdin" else (reader, writer)
+        stack.callback(os.close, theirs)
+        setattr(self, name, os.fdopen(ours, "wb" if name == "stdin" else "rb", buffering=0 if name == "stdin" else -1))
+        return theirs
+
+    def _hear(self, timeout: float) -> int:
+        """The next number that the server tells.
+
+        Raises:
+            subprocess.TimeoutExpired: it says nothing for `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                received = self._channel.recv(64)
+            if not received:
+                raise RuntimeError("the process that forks those of the tests has ended: what it said is on stderr")
+            self._heard += received
+        line, _, self._heard = self._heard.partition(b"\n")
+        return int(line)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
+        if self.returncode is None:
+            self.returncode = self._hear(1e9 if timeout is None else timeout)
+            self._channel.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it is known to have ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def __enter__(self) -> PythonProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for what another process does; the test fails where that takes longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s")
+        time.sleep(0.02)
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Living processes whose working directory is `folder`, whoever is their parent by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                found.append(process)
+    return found
+
+
+class _Server:
+    """This process's connection to the server, which the processes of one test run share; the first starts it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        address = str(Path(tempfile.gettempdir()) / f"tests-{run}")
+        with FileLock(f"{address}.lock"):
+            try:
+                self.requests.connect(address)
+            except OSError:  # there is none, or none any more
+                Path(address).unlink(missing_ok=True)
+                self._start(address)
+                self.requests.connect(address)
+
+    def _start(self, address: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", SERVER, str(listener.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        self._files = [Path(address), Path(f"{address}.lock")]
+
+    def end(self) -> None:
+        """Leave it; it ends with the last that leaves, for whom the one that has started it waits."""
+        self.requests.close()
+        if self._process is not None:
+            self._process.wait()
+            for file in self._files:
+                file.unlink(missing_ok=True)
+
+
+_server: _Server | None = None
+
+
+def _requests() -> socket.socket:
+    """Where the server is asked."""
+    global _server
+    _server = _server or _Server()
+    return _server.requests
+
+
+@atexit.register
+def end_server() -> None:
+    """End the server if nobody else uses it, and in any case the processes that it has forked for this one."""
+    global _server
+    if _server is not None:
+        _server.end()
+        _server = None
+
+
+def start_python(
+    arguments: Sequence[str], *, real: bool = False, **given: Any
+) -> PythonProcess | subprocess.Popen[bytes]:
+    """A Python process, forked where that is possible unless it is to be `real`.
+
+    Args:
+        arguments: as Python takes them.
+        real: whether a new interpreter is started.
+        **given: as `PythonProcess` takes it.
+    """
+    if CAN_FORK and not real:
+        return PythonProcess(arguments, **given)
+    given.pop("forks", None)
+    return subprocess.Popen([sys.executable, *map(str, arguments)], **{"stdin": subprocess.DEVNULL, **given})
+
+
+def run_python(arguments: Sequence[str], *, timeout: float = 120.0, check: bool = False, **given: Any) -> Finished:
+    """What a Python process gave.
+
+    Args:
+        arguments: as Python takes them.
+        timeout: in seconds; then it is killed, with all that belongs to its session.
+        check: whether the test fails where it ends with another exit code than 0.
+        **given: as `start_python` takes it.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start_python(arguments, stdout=out, stderr=err, start_new_session=True, **given)
+        with process:
+            try:
+                process.wait(timeout)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+    finished = Finished(process.args, process.returncode, *texts)
+    if check and finished.returncode:
+        pytest.fail(describe([finished]))
+    return finished
+
+
+def run_processes(
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str | None]],
+    *,
+    folder: Path,
+    logs: Path,
+    timeout: float,
+    forks: bool = True,
+    real: bool = False,
+) -> list[Finished]:
+    """What `python ARGUMENTS` gave, once in each environment, all at the same time.
+
+    Each process leads a group of its own, which is killed after `timeout` seconds (the test fails then), or `GRACE`
+    seconds after another of them failed. An environment's None removes a variable; `real` and `forks` are as in
+    `start_python`.
+    """
+    with contextlib.ExitStack() as stack:
+        processes: list[PythonProcess | subprocess.Popen[bytes]] = []
+        for index, changes in enumerate(environments):
+            # Files, not pipes: a pipe ends only when the last grandchild that holds it has ended.
+            out, err = (stack.enter_context((logs / f"{index}.{kind}").open("wb")) for kind in ("out", "err"))
+            env = {name: value for name, value in (os.environ | changes).items() if value is not None}
+            started = start_python(
+                arguments,
+                real=real,
+                cwd=folder,
+                env=env,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                forks=forks,
+            )
+            processes.append(stack.enter_context(started))
+        began = time.monotonic()
+        deadline = began + timeout
+        try:
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if any(process.returncode for process in processes):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                time.sleep(0.01)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    finished = [
+        Finished(process.args, process.returncode, (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
+        for i, process in enumerate(processes)
+    ]
+    if time.monotonic() - began >= timeout:
+        pytest.fail(f"not finished after {timeout} s\n{describe(finished)}")
+    return finished
+
+
+def describe(finished: Sequence[Finished]) -> str:
+    """The exit status and output of processes, to read."""
+    return "\n".join(
+        f"--- process {index}: exit {one.returncode}\n{one.stdout}\n--- its stderr\n{one.stderr}"
+        for index, one in enumerate(finished)
+    )
+
+
+def find_free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

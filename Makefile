@@ -7,7 +7,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-WORKERS ?= $(shell [ $(CORES) -gt 4 ] && echo 4 || echo $(CORES))
+# One more than cores, up to four: some tests wait.
+WORKERS ?= $(shell [ $(CORES) -ge 4 ] && echo 4 || echo $$(($(CORES) + 1)))
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 

@@ -69,9 +69,17 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
         typed = [one for one in overrides if one.startswith(f"{group}=")]
         names = {name for one in typed for name in re.findall(r"\w+", one.partition("=")[2])}
         if names and names <= {*_choices(overrides, conf)}:  # what is wrong is spoken of as an error
-            usual = list(_compose_without(group, overrides, conf).get(group) or {})
+            usual = _usual(group, overrides, conf)
             if usual and names.isdisjoint(usual):
                 yield f"{typed[-1]} replaces {', '.join(usual)}; +{typed[-1]} adds to them"
+
+
+def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return what a run has by default in a group that is a list; composed only where more than config.yaml decides."""
+    if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
+        return list(_compose_without(group, overrides, conf).get(group) or {})
+    defaults: Any = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"), resolve=False)
+    return next(entry[group] for entry in defaults["defaults"] if isinstance(entry, dict) and group in entry)
 
 
 def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str], conf: Path) -> str:

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import textwrap
 import time
@@ -35,7 +34,7 @@ if str(HERE) not in sys.path:
 
 pytest_plugins = ["summary"]
 
-from python_process import Finished, describe, find_free_port, run_processes, run_python  # noqa: E402
+from python_process import Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
 
 
 def isolate_environment() -> None:
@@ -64,11 +63,6 @@ def isolate_environment() -> None:
 
 
 isolate_environment()
-
-if find_spec("torchvision"):  # which torchmetrics imports; only so does it load beside a torch without CUDA
-    from runner.torchvision_import import import_torchvision
-
-    import_torchvision()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,6 +94,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Imports torchvision, which torchmetrics does too, in the way in which it loads beside a torch without CUDA."""
+    if find_spec("torchvision") and not session.config.getoption("numprocesses", None):  # xdist's workers collect
+        from runner.torchvision_import import import_torchvision
+
+        import_torchvision()
 
 
 @pytest.hookimpl(trylast=True)
@@ -345,18 +347,17 @@ class MLflowServer:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[MLflowServer]:
     """A real MLflow server, which takes seconds to start and lives as long as the tests do."""
     folder = tmp_path_factory.mktemp("server")
     server = MLflowServer(find_free_port(), folder)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its queues are ten processes that poll
+    shutil.copy(empty_store, folder / "mlflow.db")
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        process = start_python(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
         while True:

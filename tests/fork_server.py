@@ -180,7 +180,7 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
             print(exit.code, file=sys.stderr)
     except KeyboardInterrupt:
         traceback.print_exc()
-        code = 128 + signal.SIGINT
+        code = -signal.SIGINT
     except BaseException:
         traceback.print_exc()
     finally:
@@ -195,6 +195,9 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if code < 0:  # an interpreter that Ctrl-C has ended ends by that signal
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 
@@ -203,8 +206,8 @@ def run_python(arguments: Sequence[str]) -> int:
     options, kind, rest = split(arguments)
     entries = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:] = [*entries, *BASE]
-    first = [] if "-P" in options else [os.path.dirname(os.path.abspath(rest[0])) if kind == "script" else os.getcwd()]
-    sys.path[:0] = first
+    first = {"-m": os.getcwd(), "-c": "", "script": os.path.dirname(os.path.abspath(rest[0]))}[kind]
+    sys.path[:0] = [] if "-P" in options else [first]
     importlib.invalidate_caches()
     if kind == "-m":
         sys.argv = rest

@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from tiers import one_in
 
 from runner import Trainer, build
 from runner.command_line import merge_repeated
@@ -101,7 +102,7 @@ def test_the_trainer_s_keys_are_its_arguments_with_their_defaults():
     assert differing == {"max_duration"}  # that of the main job
 
 
-@pytest.mark.parametrize("group", LISTS)
+@pytest.mark.parametrize("group", one_in(2, LISTS))
 class TestLists:
     """What may be written for callbacks, and the same for algorithms."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from main_runs import query, run_folders
+from tiers import one_in
 
 # What is wrong, and what the message must hold: the fault as typed, and what to write in its place.
 WRONG: dict[str, tuple[str, ...]] = {
@@ -171,16 +172,7 @@ def test_there_are_sixty_wrong_commands():
     assert len(WRONG) >= 60
 
 
-FIRST_TIER = 4  # one of so many is tried with every change
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, marks=[] if number % FIRST_TIER == 0 else pytest.mark.slow)
-        for number, command in enumerate(WRONG)
-    ],
-)
+@pytest.mark.parametrize("command", one_in(6, WRONG))
 def test_a_wrong_command_is_one_message_and_leaves_nothing(command: str, run_here: Any, folder: Path):
     (folder / "needy.py").write_text("import not_installed_at_all\n")
     (folder / "torn.py").write_text("class Mine(:\n")

@@ -79,6 +79,7 @@ def test_a_real_scipy_signal_that_is_loaded_already_stays():
     assert out == "True"
 
 
+@pytest.mark.slow
 def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
     out = run_python(
         "import sys, runner.model, runner.data, runner.models\n"

@@ -11,6 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
+from tiers import one_in
 
 from runner.signatures import NoSuchArgument
 from runner.wrong_choice import about_replaced
@@ -35,61 +36,85 @@ def explained(*overrides: str) -> str:
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, "),
-        (["model="], "model=: no such choice; allowed: gpt, "),
-        (["+algorithms=[ema,mixupp]"], "algorithms=mixupp: no such choice; did you mean 'mixup'?"),
-        # Another group has it.
-        (["+algorithms=speed_monitor"], "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon"),
-        (["+callbacks=[lr_monitor,mixup]"], "callbacks=mixup: no such choice; did you mean +algorithms=mixup?"),
-        (["model=schedule_free"], "model=schedule_free: no such choice; did you mean +algorithms=schedule_free or opt"),
-        (["optimizer.lrr=1"], "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, "),
-        # The allowed keys are those of the chosen optimizer.
-        (["optimizer=adam", "optimizer.momentum=1"], "optimizer.momentum: optimizer has no key 'momentum'; allowed: b"),
-        # Also where another key is wrong.
-        (
-            ["optimizer=adam", "optimizer.momentum=1", "optimizer.x=1"],
-            "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
-        ),
-        # It stands in another section, or further inside.
-        (["model=mlp", "model.hidden=3"], "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?"),
-        (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),
-        (
-            ["model=mlp", "model.module={width: 3}"],
-            "model.module.width: model.module has no key 'width'; allowed: drop",
-        ),
-        (["~data", "data.batch_size=3"], "data.batch_size: there is no data in this run; choose one with data=<name>"),
-        (["model.module.x.y=1"], "model.module.x.y: model.module has no key 'x'"),
-        (
-            ["callbacks.mlflow_logger.tags.team=x"],
-            "callbacks.mlflow_logger.tags.team: callbacks.mlflow_logger.tags is empty; "
-            "add to it with +callbacks.mlflow_logger.tags.team=...",
-        ),
-        (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
-        (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
-        (["~callbacks.lr_monitor"], "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +"),
-        (["callbacks.lr_monitor.x=1"], "callbacks.lr_monitor.x: 'lr_monitor' is not part of this run"),
-        (["callbacks.lr_moniter.x=1"], "callbacks.lr_moniter.x: callbacks has no key 'lr_moniter'"),
-        (["~model", "model.x=1"], "model.x: there is no model in this run; choose one with model=<name>"),
-        (["~run_name"], "run_name: is null, there is nothing to remove"),
-        (["+seed=1"], "+seed: is there already; write seed=... without the +"),
-        (["+model=mlp"], "+model: there is one already; write model=... without the +"),
-        (
-            ["+callbacks=lr_monitor", "+callbacks=speed_monitor"],
-            "callbacks: given more than once; for several in one list write",
-        ),
-        (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
-        (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
-        (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
-        (["nonsense"], "nonsense: cannot be read; write key=value"),
-        (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
-        (["speedmonitor"], "speedmonitor: has no key; did you mean +callbacks=speed_monitor?"),
-        (["mlp"], "mlp: has no key; did you mean model=mlp?"),
-        (["check"], "check: has no key; did you mean mode=check?"),
-        (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
-        (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
-        (["seed=???"], "seed: Missing mandatory value: seed"),
-    ],
+    one_in(
+        3,
+        [
+            (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, "),
+            (["model="], "model=: no such choice; allowed: gpt, "),
+            (["+algorithms=[ema,mixupp]"], "algorithms=mixupp: no such choice; did you mean 'mixup'?"),
+            # Another group has it.
+            (
+                ["+algorithms=speed_monitor"],
+                "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon",
+            ),
+            (["+callbacks=[lr_monitor,mixup]"], "callbacks=mixup: no such choice; did you mean +algorithms=mixup?"),
+            (
+                ["model=schedule_free"],
+                "model=schedule_free: no such choice; did you mean +algorithms=schedule_free or opt",
+            ),
+            (
+                ["optimizer.lrr=1"],
+                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, ",
+            ),
+            # The allowed keys are those of the chosen optimizer.
+            (
+                ["optimizer=adam", "optimizer.momentum=1"],
+                "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
+            ),
+            # Also where another key is wrong.
+            (
+                ["optimizer=adam", "optimizer.momentum=1", "optimizer.x=1"],
+                "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
+            ),
+            # It stands in another section, or further inside.
+            (
+                ["model=mlp", "model.hidden=3"],
+                "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?",
+            ),
+            (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),
+            (
+                ["model=mlp", "model.module={width: 3}"],
+                "model.module.width: model.module has no key 'width'; allowed: drop",
+            ),
+            (
+                ["~data", "data.batch_size=3"],
+                "data.batch_size: there is no data in this run; choose one with data=<name>",
+            ),
+            (["model.module.x.y=1"], "model.module.x.y: model.module has no key 'x'"),
+            (
+                ["callbacks.mlflow_logger.tags.team=x"],
+                "callbacks.mlflow_logger.tags.team: callbacks.mlflow_logger.tags is empty; "
+                "add to it with +callbacks.mlflow_logger.tags.team=...",
+            ),
+            (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
+            (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
+            (
+                ["~callbacks.lr_monitor"],
+                "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +",
+            ),
+            (["callbacks.lr_monitor.x=1"], "callbacks.lr_monitor.x: 'lr_monitor' is not part of this run"),
+            (["callbacks.lr_moniter.x=1"], "callbacks.lr_moniter.x: callbacks has no key 'lr_moniter'"),
+            (["~model", "model.x=1"], "model.x: there is no model in this run; choose one with model=<name>"),
+            (["~run_name"], "run_name: is null, there is nothing to remove"),
+            (["+seed=1"], "+seed: is there already; write seed=... without the +"),
+            (["+model=mlp"], "+model: there is one already; write model=... without the +"),
+            (
+                ["+callbacks=lr_monitor", "+callbacks=speed_monitor"],
+                "callbacks: given more than once; for several in one list write",
+            ),
+            (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
+            (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
+            (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
+            (["nonsense"], "nonsense: cannot be read; write key=value"),
+            (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
+            (["speedmonitor"], "speedmonitor: has no key; did you mean +callbacks=speed_monitor?"),
+            (["mlp"], "mlp: has no key; did you mean model=mlp?"),
+            (["check"], "check: has no key; did you mean mode=check?"),
+            (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
+            (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
+            (["seed=???"], "seed: Missing mandatory value: seed"),
+        ],
+    ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_command_that_does_not_compose(overrides: list[str], message: str):

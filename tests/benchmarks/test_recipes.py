@@ -35,6 +35,7 @@ def test_a_budget_that_is_too_large_misses_the_limit(
     assert not recipes.report(task, results_of(runs, (0.020, 10.0), (0.019, 1.0)))
 
 
+@pytest.mark.slow
 def test_recipes_are_compared_on_one_task_and_with_the_limits_that_we_claim(recipes: ModuleType):
     digits, language = recipes.TASKS
     assert [(one.name, one.less, one.less_time) for one in digits.recipes[1:]] == [

@@ -208,6 +208,7 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
     assert "secret" not in (folder / "mlflow" / "sent.json").read_text()
 
 
+@pytest.mark.slow
 def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
     store: Store, run_app: Any, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
     assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_deleted_while_it_trains_loses_nothing(
     store: Store, run_app: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,6 +407,7 @@ def count_tables(database: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 def test_a_store_whose_making_was_cut_off_opens_again(tmp_path: Path, run_app: Any) -> None:
     with killed_in_the_end(tmp_path):
         trainer = start_app(tmp_path, "trainer.max_duration=1000ep")

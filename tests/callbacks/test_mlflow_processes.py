@@ -81,6 +81,7 @@ def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) 
     assert points("loss") == [(step, float(step)) for step in range(1, 51)]
 
 
+@pytest.mark.slow
 def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: Any) -> None:
     for child in [start_child("outputs/a", "kill", "kill-writer"), start_child("outputs/b", "kill", "kill-writer")]:
         finish_child(child, -signal.SIGKILL)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from main_runs import run_folders
+from tiers import one_in
 from tiny_tokenizer import TEXT, make_tokenizer
 
 DATA = {
@@ -69,7 +70,7 @@ def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here
     assert bool([*here.glob("kept/*.uint16")]) == bool(tokens)
 
 
-@pytest.mark.parametrize("data", ["text_files", pytest.param("hf_dataset", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("data", ["text_files", "hf_dataset"])
 def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]):
     command = (*DATA[data], *SHORT, *TOKENS, "trainer.max_duration=5ba", "trainer.device=cpu")
     done = run_app(*command, "launch.nproc_per_node=2")
@@ -81,7 +82,7 @@ def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., An
     assert made and made == {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
 
 
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", one_in(2, DATA))
 def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
     command = ("mode=check", *DATA[data], *SHORT, *TOKENS)
     assert "ok batch" in run_here(*command, code=0).out
@@ -91,14 +92,23 @@ def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ((*DATA["text_files"], "data.path=nowhere"), "error: data.path='nowhere': there is no such file or folder\n"),
-        ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
-        ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),
-        ((*DATA["hf_dataset"], "data.text=words"), "error: data.text='words': there is no such column; there are text"),
-        ((*DATA["hf_dataset"], "data.eval_split=x"), "error: data.eval_split='x': Unknown split"),
-        ((*DATA["hf_dataset"], "+data.streaming=true"), "data.streaming"),
-    ],
+    one_in(
+        3,
+        [
+            (
+                (*DATA["text_files"], "data.path=nowhere"),
+                "error: data.path='nowhere': there is no such file or folder\n",
+            ),
+            ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
+            ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),
+            (
+                (*DATA["hf_dataset"], "data.text=words"),
+                "error: data.text='words': there is no such column; there are text",
+            ),
+            ((*DATA["hf_dataset"], "data.eval_split=x"), "error: data.eval_split='x': Unknown split"),
+            ((*DATA["hf_dataset"], "+data.streaming=true"), "data.streaming"),
+        ],
+    ),
 )
 def test_what_is_wrong_ends_with_2(arguments: tuple[str, ...], message: str, here: Path, run_here: Callable[..., Any]):
     for mode in ("train", "check"):

@@ -119,6 +119,7 @@ def test_no_value_is_read_back(folders: dict[str, str], name: str):
     assert reads.count > 0  # what is spared: the count is no empty one
 
 
+@pytest.mark.slow
 def test_a_compiler_can_follow_all_of_it(folders: dict[str, str]):
     model = HFCausalLM(folders["llama"]).eval()
     tokens = draw_tokens(2, 20)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import one_in
 
 from runner.checkpoint import read_file
 from runner.checkpoint_files import find_checkpoint
@@ -89,6 +90,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(run_here, models: Path, tmp_p
     assert model.network.lm_head.weight is model.network.transformer.wte.weight
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_predicts(run_here, models: Path, tmp_path: Path):
     trained = run_here(*command(models / "llama", callbacks="checkpoint_saver,console_summary"), code=0)
     evaluated = run_here("mode=eval", "resume=run", "hydra.run.dir=eval", code=0)
@@ -114,6 +116,7 @@ def test_transformers_loads_what_was_trained(run_here, models: Path, tmp_path: P
     assert torch.equal(HFCausalLM(str(folder)).eval()(tokens), ours(tokens))
 
 
+@pytest.mark.slow
 def test_what_transformers_could_not_load_is_not_written(run_here, models: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
@@ -135,6 +138,7 @@ def test_what_transformers_could_not_load_is_not_written(run_here, models: Path,
         save_pretrained(tmp_path / "run", tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_and_transformers_says_nothing(run_here, run_app, models: Path, tmp_path: Path):
     run_here(*command(models / "gpt2", NO_DROPOUT), code=0)
     two = run_app(*command(models / "gpt2", NO_DROPOUT, "launch.nproc_per_node=2", folder="two"))
@@ -166,7 +170,7 @@ def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path:
         assert logged in text, logged
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors"])
+@pytest.mark.parametrize("save_format", one_in(3, ["torch_export", "torchscript", "safetensors"]))
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
     export = f"callbacks.export_for_inference.save_format={save_format}"

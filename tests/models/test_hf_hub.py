@@ -118,6 +118,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_give_is_refused_in_a_sentence(hub: Hub):
     names = ["owner/tyni", "owner/gated", "owner/tiny@v9"]
     command = [sys.executable, "-W", "error", "-c", TRY, *names]

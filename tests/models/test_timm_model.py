@@ -141,6 +141,7 @@ def test_the_command_trains_it(run_here: Any, make_cached: Any):
     assert "ok model" in run_here(*given, tiny, "mode=check", code=0).out
 
 
+@pytest.mark.slow
 @needs_timm
 def test_two_ranks_train_pretrained_weights(run_app: Any, make_cached: Any, tmp_path: Path):
     make_cached()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from tiers import one_in
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -198,39 +199,48 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
 
 @pytest.mark.parametrize(
     ("command", "parts"),
-    [
-        ("model=gpt", ("runner.LanguageModel does not fit", "In its forward pass", "float32 (4, 1, 8, 8)", "indices")),
-        ("model=mlp data=synthetic_images", ("In its forward pass", "4x3072 and 64x128")),
-        ("model.num_classes=5", ("In its loss", "outputs of float32 (4, 5)", "Target 9 is out of bounds")),
-        ("data=synthetic_images", ("In its forward pass", "to have 1 channels")),
-        (
-            "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none",
-            ("forward pass", "from 255 to 255", "of 255 rows", "out of range"),
-        ),
-        ("model=gpt data=stdlib_text data.context=129 algorithms=none", ("129 tokens is longer than context=128",)),
-        (
-            "model=gpt data=stdlib_text algorithms=mixup",
-            ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "without algorithms it works"),
-        ),
-        (
-            "+callbacks.x._target_=checked_here.Watcher",
-            ("callbacks.x: AttributeError", "at BATCH_END", "test_check.py:"),
-        ),
-        ("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", ("callbacks.x: metric 'vector'",)),
-        (f"{OWN_MODEL}forward", ("In its forward pass", "KeyError: 'a key that is not there'", "test_check.py:")),
-        (f"{OWN_MODEL}loss", ("In its loss", "AttributeError", "outputs of float32 (4, 10)", "test_check.py:")),
-        (f"{OWN_MODEL}metrics", ("In its metrics", "same shape")),
-        ("callbacks.checkpoint_saver.monitor=Acc", ("callbacks.checkpoint_saver.monitor='Acc'", "'eval/loss'")),
-        ("trainer.max_duration=100tok", ("trainer.max_duration='100tok'", "num_tokens")),
-        ("scheduler.t_warmup=25ep", ("scheduler.t_warmup='25ep'", "t_max")),
-        ("scheduler.t_warmup=457ba", ("scheduler.t_warmup='457ba'", "t_max")),  # of 24 epochs of 19
-        ("optimizer.momentum=0", ("optimizer: Nesterov",)),
-        ("data.batch_size=0", ("data.batch_size=0", "at least 1")),
-        ("data=stdlib_text data.eval_bytes=3", ("data.eval_bytes=3", "one window")),
-        ("data._target_=checked_here.missing", ("checked_here", "missing")),
-        (f"{OWN_DATA}read_one", ("data: checked_here.read_one must return (train_loader, eval_loader), not a tuple",)),
-        (f"{OWN_DATA}read_nothing", ("the train data of [] has no batch",)),
-    ],
+    one_in(
+        4,
+        [
+            (
+                "model=gpt",
+                ("runner.LanguageModel does not fit", "In its forward pass", "float32 (4, 1, 8, 8)", "indices"),
+            ),
+            ("model=mlp data=synthetic_images", ("In its forward pass", "4x3072 and 64x128")),
+            ("model.num_classes=5", ("In its loss", "outputs of float32 (4, 5)", "Target 9 is out of bounds")),
+            ("data=synthetic_images", ("In its forward pass", "to have 1 channels")),
+            (
+                "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none",
+                ("forward pass", "from 255 to 255", "of 255 rows", "out of range"),
+            ),
+            ("model=gpt data=stdlib_text data.context=129 algorithms=none", ("129 tokens is longer than context=128",)),
+            (
+                "model=gpt data=stdlib_text algorithms=mixup",
+                ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "without algorithms it works"),
+            ),
+            (
+                "+callbacks.x._target_=checked_here.Watcher",
+                ("callbacks.x: AttributeError", "at BATCH_END", "test_check.py:"),
+            ),
+            ("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", ("callbacks.x: metric 'vector'",)),
+            (f"{OWN_MODEL}forward", ("In its forward pass", "KeyError: 'a key that is not there'", "test_check.py:")),
+            (f"{OWN_MODEL}loss", ("In its loss", "AttributeError", "outputs of float32 (4, 10)", "test_check.py:")),
+            (f"{OWN_MODEL}metrics", ("In its metrics", "same shape")),
+            ("callbacks.checkpoint_saver.monitor=Acc", ("callbacks.checkpoint_saver.monitor='Acc'", "'eval/loss'")),
+            ("trainer.max_duration=100tok", ("trainer.max_duration='100tok'", "num_tokens")),
+            ("scheduler.t_warmup=25ep", ("scheduler.t_warmup='25ep'", "t_max")),
+            ("scheduler.t_warmup=457ba", ("scheduler.t_warmup='457ba'", "t_max")),  # of 24 epochs of 19
+            ("optimizer.momentum=0", ("optimizer: Nesterov",)),
+            ("data.batch_size=0", ("data.batch_size=0", "at least 1")),
+            ("data=stdlib_text data.eval_bytes=3", ("data.eval_bytes=3", "one window")),
+            ("data._target_=checked_here.missing", ("checked_here", "missing")),
+            (
+                f"{OWN_DATA}read_one",
+                ("data: checked_here.read_one must return (train_loader, eval_loader), not a tuple",),
+            ),
+            (f"{OWN_DATA}read_nothing", ("the train data of [] has no batch",)),
+        ],
+    ),
 )
 def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
     with pytest.raises((WrongConfig, ValueError)) as raised:
@@ -243,28 +253,34 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     ("command", "doubt"),
-    [
-        ("trainer.eval_interval=25ep", "trainer.eval_interval='25ep' is longer than the run of '24ep'"),
-        (
-            "callbacks.checkpoint_saver.save_interval=457ba",
-            "callbacks.checkpoint_saver.save_interval='457ba' is longer",
-        ),
-        ("algorithms=ema", "ema.half_life='1000ba' is longer than the run of '24ep': the average hardly"),
-        ("+callbacks=early_stopper callbacks.early_stopper.patience=30ep", "patience='30ep' is longer than the run"),
-        (
-            "trainer.eval_interval=0 callbacks.checkpoint_saver.monitor=eval/loss",
-            "callbacks.checkpoint_saver.monitor='eval/loss' is never computed: trainer.eval_interval is 0",
-        ),
-        ("data.batch_size=1201", "data.batch_size=1201 is more than the 1,200 training samples"),
-        ("data.batch_size=3 launch.nproc_per_node=4", "data.batch_size=3 is less than launch.nproc_per_node=4"),
-        (
-            "trainer.grad_accum=33 launch.nproc_per_node=2",
-            "trainer.grad_accum=33 is more than the samples of a batch on",
-        ),
-        ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the samples"),
-        ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
-        (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
-    ],
+    one_in(
+        4,
+        [
+            ("trainer.eval_interval=25ep", "trainer.eval_interval='25ep' is longer than the run of '24ep'"),
+            (
+                "callbacks.checkpoint_saver.save_interval=457ba",
+                "callbacks.checkpoint_saver.save_interval='457ba' is longer",
+            ),
+            ("algorithms=ema", "ema.half_life='1000ba' is longer than the run of '24ep': the average hardly"),
+            (
+                "+callbacks=early_stopper callbacks.early_stopper.patience=30ep",
+                "patience='30ep' is longer than the run",
+            ),
+            (
+                "trainer.eval_interval=0 callbacks.checkpoint_saver.monitor=eval/loss",
+                "callbacks.checkpoint_saver.monitor='eval/loss' is never computed: trainer.eval_interval is 0",
+            ),
+            ("data.batch_size=1201", "data.batch_size=1201 is more than the 1,200 training samples"),
+            ("data.batch_size=3 launch.nproc_per_node=4", "data.batch_size=3 is less than launch.nproc_per_node=4"),
+            (
+                "trainer.grad_accum=33 launch.nproc_per_node=2",
+                "trainer.grad_accum=33 is more than the samples of a batch on",
+            ),
+            ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the samples"),
+            ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
+            (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
+        ],
+    ),
 )
 def test_what_is_most_likely_a_mistake_is_a_warning(command: str, doubt: str):
     findings = try_out("model=mlp", *command.split())
@@ -273,15 +289,18 @@ def test_what_is_most_likely_a_mistake_is_a_warning(command: str, doubt: str):
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "trainer.eval_interval=24ep callbacks.checkpoint_saver.save_interval=456ba",
-        "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
-        "data.batch_size=1200 trainer.microbatch_size=64 scheduler.t_warmup=24ba",
-        "trainer.iteration_length=2ep trainer.compile=true scheduler=none",
-        "trainer.max_duration=1ba optimizer=adam",
-        "trainer.max_duration=1h",
-        "trainer.precision=bf16 trainer.device=cpu",
-    ],
+    one_in(
+        4,
+        [
+            "trainer.eval_interval=24ep callbacks.checkpoint_saver.save_interval=456ba",
+            "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
+            "data.batch_size=1200 trainer.microbatch_size=64 scheduler.t_warmup=24ba",
+            "trainer.iteration_length=2ep trainer.compile=true scheduler=none",
+            "trainer.max_duration=1ba optimizer=adam",
+            "trainer.max_duration=1h",
+            "trainer.precision=bf16 trainer.device=cpu",
+        ],
+    ),
 )
 def test_what_is_right_is_not_doubted(command: str):
     findings = try_out("model=mlp", "algorithms=none", *command.split())

@@ -131,6 +131,7 @@ def test_a_fault_elsewhere_has_no_batch(run_here: Any):
     assert "the loss is" in ended.err and "with a batch of" not in ended.err
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_so_too(run_here: Any):
     assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
     ended = run_here("mode=eval", "resume=latest", "data=synthetic_images", "data.eval_batch_size=7")
@@ -268,6 +269,7 @@ class Fails(ClassificationModel):
 """
 
 
+@pytest.mark.slow
 def test_a_fault_of_another_rank_is_told_with_its_batch(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(FAILS_ON_ONE_RANK)
     model = ("~model.num_classes", "~model.module", "model._target_=own.Fails")

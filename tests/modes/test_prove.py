@@ -98,7 +98,10 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
 @pytest.mark.parametrize(
     ("algorithm", "outcome", "reasons"),
     [
-        ("forgetful", "parted", ("in weights, optimizer; equal to the bit up to batch", "after kill 1")),
+        pytest.param(
+            *("forgetful", "parted", ("in weights, optimizer; equal to the bit up to batch", "after kill 1")),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *("chance", "not deterministic", ("at batch 7, in weights, optimizer", "nobody killed")),
             marks=pytest.mark.slow,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
+from tiers import one_in
 
 from runner.composed import GROUPS, KEYS, OF_THE_COMMAND
 from runner.records.changes import ABSENT, SAFE, Change, check_changes, find_changes
@@ -211,17 +212,20 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
 
 @pytest.mark.parametrize(
     ("start", "change", "part"),
-    [
-        ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot go on with another optimizer"),
-        ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "the checkpoint cannot take that up"),
-        ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run 0"),
-        ((), ("model.module.hidden=[7]", "resume_allow=[model]"), "do not fit the model"),
-        (
-            ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
-            ("optimizer.lr=0.3", "resume_allow=[optimizer]"),
-            "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
-        ),
-    ],
+    one_in(
+        3,
+        [
+            ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot go on with another optimizer"),
+            ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "the checkpoint cannot take that up"),
+            ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run 0"),
+            ((), ("model.module.hidden=[7]", "resume_allow=[model]"), "do not fit the model"),
+            (
+                ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
+                ("optimizer.lr=0.3", "resume_allow=[optimizer]"),
+                "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
+            ),
+        ],
+    ),
     ids=["optimizer", "removed", "scheduler", "shapes", "torch's schedule"],
 )
 def test_what_a_checkpoint_cannot_take_up_is_an_error(
@@ -250,6 +254,7 @@ def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_pa
     run_here(*same, "data.batch_size=300", "hydra.run.dir=newer", code=0)
 
 
+@pytest.mark.slow
 def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -269,6 +274,7 @@ def checkpoints(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir() if not path.is_symlink())
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(FAILS)
     own = ("+callbacks.own._target_=own.Fails", "resume_allow=[optimizer.lr]", "optimizer.lr=0.5")
@@ -285,6 +291,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
 
 
+@pytest.mark.slow
 def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     for change in ("data.batch_size=300", "data.seed=7"):
@@ -295,6 +302,7 @@ def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_
     run_here("resume=run", *asked, code=0)  # at the end of an epoch it is the user's to decide
 
 
+@pytest.mark.slow
 def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run", code=0)
     for resume in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):

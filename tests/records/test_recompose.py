@@ -87,6 +87,7 @@ lines:
 """
 
 
+@pytest.mark.slow
 def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callable[..., Any], tmp_path: Path):
     (conf / "callbacks").mkdir()
     (conf / "callbacks" / "lines.yaml").write_text(LINES)
@@ -99,6 +100,7 @@ def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callab
     assert {json.loads(line).get("epoch") for line in file.read_text().splitlines()} >= {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
@@ -120,6 +122,7 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     assert longer.err == USED.format(conf.name) + STRETCHED.replace("2ep -> 3ep", "3ep -> 4ep")
 
 
+@pytest.mark.slow
 def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
@@ -147,6 +150,7 @@ def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..
     assert missing.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such directory\n"
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_path: Path):
     run_here("-m", *MADE, "seed=0,1", f"--config-dir={conf.name}", "hydra.sweep.dir=sweep", code=0)
     job = tmp_path / "sweep" / "digits-seed1"

@@ -131,6 +131,7 @@ def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
     assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_listed(tmp_path: Path, run_app: Any):
     run_app(*SHORT, *QUIET, "hydra.run.dir=run")
     deeper = (*SHORT, *QUIET, "trainer.load_path=run", "model.module.hidden=[128,128,10]")

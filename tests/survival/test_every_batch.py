@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from outcomes import KILLED, Left, assert_equal, kill_and_go_on, read
 from sessions import fit, list_events
+from tiers import one_in
 
 BATCHES = 20  # of 24: then the EarlyStopper ends it
 
@@ -31,16 +32,20 @@ def test_the_run_is_one_that_can_go_wrong(whole: Left):
     assert len(losses) == BATCHES == len({*losses})
 
 
-@pytest.mark.parametrize(
-    ("interval", "asynchronous"), [("3ba", False), pytest.param("1ba", False, marks=pytest.mark.slow), ("1ba", True)]
-)
-def test_a_kill_at_every_batch_changes_nothing(
-    sessions: Any, tmp_path: Path, whole: Left, interval: str, asynchronous: bool
+@pytest.mark.parametrize("first", one_in(4, range(1, 5)))
+def test_a_kill_at_any_batch_changes_nothing(sessions: Any, tmp_path: Path, whole: Left, first: int):
+    """Each fourth batch, from one of the first four on: all of them together."""
+    kills = [("batch_end", batch) for batch in range(first, BATCHES + 1, 4)]
+    for run in kill_and_go_on(sessions, tmp_path, kills, save_interval="3ba"):
+        assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("asynchronous", one_in(2, [True, False]))
+def test_a_kill_where_each_batch_is_saved_changes_nothing(
+    sessions: Any, tmp_path: Path, whole: Left, asynchronous: bool
 ):
-    kills = [("batch_end", batch) for batch in range(1, BATCHES + 1)]
-    if asynchronous:
-        kills = kills[::3]
-    for run in kill_and_go_on(sessions, tmp_path, kills, save_interval=interval, asynchronous=asynchronous):
+    kills = [("batch_end", batch) for batch in range(1, BATCHES + 1, 3 if asynchronous else 1)]
+    for run in kill_and_go_on(sessions, tmp_path, kills, save_interval="1ba", asynchronous=asynchronous):
         assert_equal(run, whole)
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from outcomes import KILLED, Left, assert_equal, read
 from sessions import fit
+from tiers import one_in
 
 BATCHES = 20  # of 24: then the EarlyStopper ends it
 FAILED = 1  # exit code of a rank whose neighbour is gone
 
 
-@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("rank", one_in(3, [1, 0, None]))
 def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, rank: int | None):
     """Of both ranks, as when the machine goes down, or of one of them, on which the other then waits in vain."""
     sessions.run(fit, ranks=2, run_dir=tmp_path / "whole")
@@ -33,7 +34,7 @@ def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, rank: int | None)
         assert_equal(run, whole)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), one_in(2, [(2, 1), (1, 2)]))
 def test_another_number_of_ranks_goes_on(sessions: Any, tmp_path: Path, before: int, after: int):
     """The samples are the same, and so are all numbers but for rounding; one batch of an epoch leaves a rank empty."""
     sessions.run(fit, ranks=before, run_dir=tmp_path / "whole", chance=False)

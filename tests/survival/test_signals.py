@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from outcomes import assert_equal, read
 from sessions import fit, interrupt
+from tiers import one_in
 
 PLACES = {"data": 6, "forward": 6, "evaluation": 8, "save": 7}
 """Where a signal comes, and the batches trained when a process that is alone has ended."""
@@ -24,7 +25,7 @@ def batches(run: Path) -> int:
     return saved
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", one_in(2, SIGNALS))
 def test_a_process_alone_ends_after_the_batch(sessions: Any, tmp_path: Path, number: int):
     sessions.run(fit, run_dir=tmp_path / "whole")
     calls = [{"run_dir": tmp_path / place, "place": place, "number": number} for place in PLACES]
@@ -45,6 +46,7 @@ TO_RANKS = [
 ]
 
 
+@pytest.mark.slow
 def test_ranks_end_together(sessions: Any, tmp_path: Path):
     """A signal to one is a signal to all; they agree about once a second."""
     sessions.run(fit, ranks=2, run_dir=tmp_path / "whole")

@@ -96,6 +96,7 @@ def test_a_job_that_failed_goes_on_from_its_checkpoint_and_the_others_run(run_he
     assert set(statuses(sweep).values()) == {"FINISHED"}
 
 
+@pytest.mark.slow
 def test_a_job_that_was_cut_off_after_its_last_batch_has_only_to_say_so(run_here: Any, folder: Path):
     assert run_here("-m", "seed=0,1", *QUIET).code == 0
     (sweep,) = sweeps(folder)
@@ -143,6 +144,7 @@ def test_no_job_begins_when_a_constructor_refuses_one(launcher: str, run_here: A
     assert batches(folder) == [] and not (folder / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, folder: Path):
     """Its data are made when it begins."""
     own = (
@@ -207,6 +209,7 @@ def test_checking_a_sweep_leaves_nothing(run_here: Any, folder: Path):
     assert not (folder / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Path):
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
     (sweep,) = sweeps(folder)
@@ -247,6 +250,7 @@ def test_an_index_that_another_process_does_not_give_back_is_not_waited_for(
     assert batches(folder) == []
 
 
+@pytest.mark.slow
 def test_a_folder_of_one_s_own_holds_one_sweep(run_here: Any, folder: Path):
     command = ("-m", "hydra.sweep.dir=mine", *QUIET)
     assert run_here(*command, "seed=0,1").code == 0
@@ -268,6 +272,7 @@ def test_a_single_run_says_what_came_of_it(run_here: Any, folder: Path):
     assert {"eval/MulticlassAccuracy", "train/MulticlassAccuracy"} < result["metrics"].keys()
 
 
+@pytest.mark.slow
 def test_a_seeded_search_replays_what_has_finished_and_goes_on(run_here: Any, folder: Path):
     command = ("-m", "sweep=optuna_tpe", "hydra.sweeper.sampler.n_startup_trials=2", *QUIET)
     assert run_here(*command, "hydra.sweeper.n_trials=4").code == 0
@@ -282,6 +287,7 @@ def test_a_seeded_search_replays_what_has_finished_and_goes_on(run_here: Any, fo
     assert {path.parent.name for path in sweep.glob("*/result.json")} == names
 
 
+@pytest.mark.slow
 def test_a_search_outlives_a_loss_that_is_not_a_number(run_here: Any, folder: Path):
     search = (
         "-m",
@@ -314,6 +320,7 @@ def test_a_sweep_of_two_ranks_is_two_runs_and_a_summary(folder: Path, run_app: A
     assert overrides.startswith("optimizer.lr=0.01 launch.nproc_per_node=2 model=mlp")
 
 
+@pytest.mark.slow
 def test_a_failure_where_nobody_sees_it_is_told_at_the_end(folder: Path, run_app: Any):
     done = run_app("-m", "hydra/launcher=submitit_local", "seed=0,1", "+callbacks.own.ends=error", *QUIET, exit_code=1)
     assert done.stderr.count("RuntimeError: a callback that fails") == 1

@@ -140,6 +140,7 @@ def require_onnx() -> None:
         pytest.importorskip(package, reason=f"needs the package {package}")
 
 
+@pytest.mark.slow
 def test_onnx(tmp_path: Path, caplog):
     require_onnx()
     with make_trainer(tmp_path, ExportForInference("onnx"), algorithms=[EMA("4ba")]) as trainer:

@@ -186,6 +186,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, server: Server, tmp_path: Path):
     given = (*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "scheduler=constant")
     first = run_here(*given, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)

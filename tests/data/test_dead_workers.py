@@ -260,6 +260,7 @@ def test_a_sample_that_kills_whoever_reads_it_ends_the_run_after_four_deaths(cap
     assert len(restarts(caplog)) <= 10
 
 
+@pytest.mark.slow
 def test_deaths_in_an_epoch_are_bounded(caplog):
     loader = make_loader()
     read = 0

@@ -1,9 +1,8 @@
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from python_process import run_python
 
 from runner.data import SampleOrder
 
@@ -131,7 +130,7 @@ def test_batches_and_epochs_that_do_not_exist_are_errors():
 def test_another_process_has_the_same_order():
     code = "from runner.data import SampleOrder; print(SampleOrder(50, 8, seed=7).permutation(3).tolist())"
     environment = os.environ | {"PYTHONHASHSEED": "1", "RANK": "1", "WORLD_SIZE": "3"}
-    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    other = run_python(["-c", code], env=environment, check=True)
     assert other.stdout.strip() == str(SampleOrder(50, 8, seed=7).permutation(3).tolist())
 
 

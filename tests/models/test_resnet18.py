@@ -77,6 +77,7 @@ def test_the_config_has_every_argument_with_its_default():
     }
 
 
+@pytest.mark.slow
 def test_the_command_trains_it(run_here: Any):
     ended = run_here(
         *("model=resnet18", "data=synthetic_images", "data.num_samples=8", "data.batch_size=4", "data.size=8"),

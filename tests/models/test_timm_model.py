@@ -122,6 +122,7 @@ def test_the_config_has_every_argument_with_its_default():
 IMAGES = ("data=synthetic_images", "data.num_samples=8", "data.batch_size=4", "data.eval_samples=4", "data.size=32")
 
 
+@pytest.mark.slow
 @needs_timm
 def test_the_command_trains_it(run_here: Any, make_cached: Any):
     given = ("model=timm", "model.num_classes=10", *IMAGES, "callbacks=[checkpoint_saver]")

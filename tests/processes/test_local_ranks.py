@@ -342,6 +342,7 @@ def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
     assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_app: Any):
     (folder / "runner.py").write_text("raise SystemExit('the wrong one')")
     program = "from runner.__main__ import command; command()"  # as the console script starts it

@@ -238,6 +238,7 @@ def test_what_a_checkpoint_cannot_take_up_is_an_error(
     assert (tmp_path / "run" / "result.json").read_text() == result
 
 
+@pytest.mark.slow
 def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", "scheduler=none", code=0)
     shutil.copytree(tmp_path / "run" / "checkpoints" / "ep1-ba3", tmp_path / "a" / "b" / "lone")

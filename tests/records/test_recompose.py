@@ -58,6 +58,7 @@ def run(tmp_path: Path, conf: Path, run_here: Callable[..., Any]) -> Path:
     return tmp_path / "outputs" / "2000-01-01" / "10-00-00"
 
 
+@pytest.mark.slow
 def test_it_is_used_again_from_anywhere_and_in_every_mode(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from main_runs import query
 from sweep_runs import LOGGED, OWN, QUIET, SHORT, batches, six, statuses, sweeps
+from tiers import one_in
 
 from runner.records import run_folder
 
@@ -171,12 +172,18 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [
-        ("sweep=seeds", "sweep=seeds: is for many runs; add -m"),
-        ("-m resume=outputs seed=0,1", "resume='outputs'"),
-        ("-m objective=nothing seed=0,1", "objective='nothing': is no metric of this run; allowed: eval/MulticlassAcc"),
-        ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),
-    ],
+    one_in(
+        4,
+        [
+            ("sweep=seeds", "sweep=seeds: is for many runs; add -m"),
+            ("-m resume=outputs seed=0,1", "resume='outputs'"),
+            (
+                "-m objective=nothing seed=0,1",
+                "objective='nothing': is no metric of this run; allowed: eval/MulticlassAcc",
+            ),
+            ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),
+        ],
+    ),
 )
 def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message: str):
     done = run_here(*command.split(), *QUIET)
@@ -187,11 +194,14 @@ def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message
 
 @pytest.mark.parametrize(
     ("choice", "package"),
-    [
-        ("hydra/launcher=joblib", "hydra-joblib-launcher"),
-        ("hydra/launcher=submitit_local", "hydra-submitit-launcher"),
-        ("sweep=optuna_tpe", "optuna, and pip install --no-deps hydra-optuna-sweeper"),
-    ],
+    one_in(
+        3,
+        [
+            ("hydra/launcher=joblib", "hydra-joblib-launcher"),
+            ("hydra/launcher=submitit_local", "hydra-submitit-launcher"),
+            ("sweep=optuna_tpe", "optuna, and pip install --no-deps hydra-optuna-sweeper"),
+        ],
+    ),
 )
 def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: str):
     program = "import hydra_plugins; hydra_plugins.__path__ = []; from runner.__main__ import command; command()"

@@ -185,6 +185,26 @@ def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path):
     assert not names(tmp_path)
 
 
+def test_all_of_it_is_on_the_disk_before_it_appears_and_its_name_after_that(tmp_path: Path, monkeypatch):
+    """A power cut cannot be had in a test; what asks the disk to write is looked at in its place."""
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def note_sync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def note_rename(source: Any, target: Any) -> None:
+        done.append(f"rename to {Path(target).name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    write_checkpoint(snapshot(), tmp_path / "checkpoints" / "ep1")
+    partial = f".ep1.partial-{os.getpid()}"
+    assert done == ["model.pt", "state.pt", "manifest.json", partial, "rename to ep1", "checkpoints"]
+
+
 def test_a_kill_during_a_write_leaves_only_hidden_names_beside_complete_ones(tmp_path: Path):
     program = f"""
 import runpy, sys

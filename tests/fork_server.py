@@ -298,7 +298,7 @@ def have_forked(copier: Copier) -> None:
 
     def execute_child(popen: Any, *given: Any) -> None:
         call = signature.bind(popen, *given).arguments
-        arguments = call["args"]
+        arguments: Any = call["args"]
         is_special = isinstance(arguments, str | bytes) or call["preexec_fn"] or call["shell"] or call["pass_fds"]
         program, *arguments = [""] if is_special else map(os.fsdecode, arguments)
         if program != sys.executable:

@@ -242,7 +242,8 @@ def start_python(
     if CAN_FORK and not real:
         return PythonProcess(arguments, **given)
     given.pop("forks", None)
-    return subprocess.Popen([sys.executable, *map(str, arguments)], **{"stdin": subprocess.DEVNULL, **given})
+    process: Any = subprocess.Popen([sys.executable, *map(str, arguments)], **{"stdin": subprocess.DEVNULL, **given})
+    return process
 
 
 def run_python(arguments: Sequence[str], *, timeout: float = 120.0, check: bool = False, **given: Any) -> Finished:
@@ -269,7 +270,7 @@ def run_python(arguments: Sequence[str], *, timeout: float = 120.0, check: bool 
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode())
-    finished = Finished(process.args, process.returncode, *texts)
+    finished = Finished(process.args, process.wait(), *texts)
     if check and finished.returncode:
         pytest.fail(describe([finished]))
     return finished
@@ -320,7 +321,7 @@ def run_processes(
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
     finished = [
-        Finished(process.args, process.returncode, (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
+        Finished(process.args, process.wait(), (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
         for i, process in enumerate(processes)
     ]
     if time.monotonic() - began >= timeout:

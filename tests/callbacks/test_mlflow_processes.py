@@ -46,16 +46,15 @@ logger.close()
 """
 
 
-def start_child(*arguments: str, real: bool = False) -> Any:
+def start_child(*arguments: str, real: bool = False) -> tuple[Any, Path]:
     program = CHILD.format(root=str(ROOT), tests=str(Path(__file__).parent))
     with open(f"errors-{uuid.uuid4().hex}", "wb") as errors:
-        child = start_python(["-c", program, *arguments], real=real, stderr=errors)
-    child.errors = Path(errors.name)
-    return child
+        return start_python(["-c", program, *arguments], real=real, stderr=errors), Path(errors.name)
 
 
-def finish_child(child: Any, code: int) -> None:
-    assert child.wait(60) == code, child.errors.read_text()
+def finish_child(child: tuple[Any, Path], code: int) -> None:
+    process, errors = child
+    assert process.wait(60) == code, errors.read_text()
 
 
 def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(

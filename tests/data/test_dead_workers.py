@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch._C import _set_worker_pids
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, _utils
 from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import stateful_dataloader
 
@@ -66,7 +66,7 @@ def patient_torch(monkeypatch):
 
     Whatever is left to it makes the test time out, on a machine of any speed.
     """
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 600.0)
     iterator = stateful_dataloader._StatefulMultiProcessingDataLoaderIter
     monkeypatch.setattr(iterator._try_get_data, "__defaults__", (600.0,))
 

@@ -20,9 +20,10 @@ if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # tests and their sessions import from here
 
 ENTER = """
-import pickle, signal, sys
+import pickle, signal, sys, warnings
 with open(sys.argv[1], "rb") as file:
     function, arguments = pickle.load(file)
+warnings.simplefilter("error")  # here, not in the processes that it starts
 try:
     function(**arguments)
 except KeyboardInterrupt:
@@ -63,9 +64,11 @@ class Sessions:
         log, job = (self.folder / f"{len(self.started)}.{kind}" for kind in ("log", "job"))
         job.write_bytes(pickle.dumps((function, arguments)))
         path = os.pathsep.join([str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        shared = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+        shared = {**os.environ, "PYTHONPATH": path}
         with log.open("ab") as file:
-            process = start_python(["-c", ENTER, str(job)], env=shared | env, stdout=file, stderr=file, forks=False)
+            process = start_python(
+                ["-c", ENTER, str(job)], env={**shared, **env}, stdout=file, stderr=file, forks=False
+            )
         session = Session(process, log)
         self.started.append(session)
         return session

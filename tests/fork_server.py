@@ -300,7 +300,7 @@ def have_forked(copier: Copier) -> None:
         call = signature.bind(popen, *given).arguments
         arguments: Any = call["args"]
         is_special = isinstance(arguments, str | bytes) or call["preexec_fn"] or call["shell"] or call["pass_fds"]
-        program, *arguments = [""] if is_special else map(os.fsdecode, arguments)
+        program, *arguments = [""] if is_special else map(os.fsdecode, arguments)  # type: ignore[arg-type]
         if program != sys.executable:
             start(popen, *given)
             return

@@ -75,7 +75,7 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
 
 
 def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return what a run has by default in a group that is a list; composed only where more than config.yaml decides."""
+    """Return the names that a list holds by default; composes only where more than config.yaml decides them."""
     if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
         return list(_compose_without(group, overrides, conf).get(group) or {})
     defaults: Any = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"), resolve=False)

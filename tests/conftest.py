@@ -35,6 +35,7 @@ if str(HERE) not in sys.path:
 pytest_plugins = ["summary"]
 
 from python_process import Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
+from shares import deal  # noqa: E402
 
 
 def isolate_environment() -> None:
@@ -111,8 +112,10 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
         watch_for_a_hang(node.config)
 
 
+@pytest.hookimpl(trylast=True)  # of what `-m` and `-k` leave
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is none; the reason is in the summary."""
+    """Skips tests marked `gpu` where there is none; the reason is in the summary. Under xdist, deals out the others."""
+    items[:] = deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -248,7 +251,6 @@ class RunRanks(Protocol):
         check: bool = True,
         timeout: float = 60.0,
         env: Mapping[str, str | None] = ...,
-        real: bool = False,
     ) -> list[Finished]:
         """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
         ...
@@ -268,7 +270,6 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         check: bool = True,
         timeout: float = 60.0,
         env: Mapping[str, str | None] = {},
-        real: bool = False,
     ) -> list[Finished]:
         if callable(program):
             source = f"{textwrap.dedent(inspect.getsource(program))}\n\n{program.__name__}()\n"
@@ -287,9 +288,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         }
         environments = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r), **env} for r in range(world_size)]
         command = [str(script), *arguments]
-        finished = run_processes(
-            command, environments, folder=tmp_path, logs=logs, timeout=timeout, forks=False, real=real
-        )
+        finished = run_processes(command, environments, folder=tmp_path, logs=logs, timeout=timeout, forks=False)
         if check and any(one.returncode for one in finished):
             pytest.fail(describe(finished))
         return finished

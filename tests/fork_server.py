@@ -1,8 +1,8 @@
-"""A process that has imported everything, and that forks: a Python process that comes of it starts in milliseconds.
+"""A server that imports everything once and then forks: each Python process that it forks starts in 0.1 s.
 
-Run as a program by `python_process.py`. What it forks behaves as a new interpreter would that was started with the
-same arguments, environment, folder and streams. Python processes that it starts in its turn are forked as well, from a
-copy of it that was made before it did anything.
+`python_process.py` runs this file as a program. A forked process behaves like a new interpreter with the same
+arguments, environment, working directory and streams. The Python processes that it starts are forked too, from a copy
+of it that was set aside before it ran anything.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PRELOADED = (
     *("mlflow", "mlflow.tracking.client", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.db.utils"),
     *("callbacks._mlflow_writer", "callbacks._mlflow_sink", "callbacks._mlflow_store", "optuna", "submitit"),
 )
-"""What commands and ranks import sooner or later, beside every callback and algorithm."""
+"""What commands and ranks import sooner or later, besides the callbacks and algorithms."""
 READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
-"""What reads the environment when it is imported, and so is not imported here."""
+"""Packages that read the environment when they are imported, so they must not be imported here."""
 OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
@@ -82,10 +82,10 @@ def warm_up_hydra() -> None:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a process for each request of any client, and tell its exit code, until the last client is gone.
+    """Fork a process for each request and report its exit code, until the last client disconnects.
 
-    A request is a channel and three streams; on the channel comes a line of JSON, see `become`. The answer is a line
-    with the process id, and one with the exit code, negative for a signal, when it has ended.
+    A request hands over a channel and three streams; the job follows on the channel as a line of JSON, see `become`.
+    The answer is a line with the process id and, when it ends, a line with its exit code (negative for a signal).
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -127,20 +127,20 @@ def serve(listener: socket.socket) -> None:
 
 
 def tell(channel: socket.socket, number: int) -> socket.socket:
-    """Write a line with a number, if anybody still reads it."""
+    """Write a number as a line; a reader that is gone is no error."""
     with suppress(OSError):
         channel.sendall(b"%d\n" % number)
     return channel
 
 
 def read_line(channel: socket.socket) -> bytes:
-    """The bytes up to the next line feed."""
+    """Return the bytes up to the next line feed."""
     with channel.makefile("rb") as file:
         return file.readline()
 
 
 def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
-    """Be the process that was asked for, and end as it does.
+    """Turn this process into the one that was asked for, and exit as it does.
 
     Args:
         job: `arguments` as Python takes them, `env`, `cwd`, `session` (whether it leads one), `group` (of processes,
@@ -188,7 +188,7 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End as an interpreter does, without its teardown: torch's own now and then aborts a rank in it."""
+    """Exit as an interpreter does, but skip its teardown, in which torch now and then aborts a rank."""
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -202,7 +202,7 @@ def leave(code: int) -> NoReturn:
 
 
 def run_python(arguments: Sequence[str]) -> int:
-    """Do what `python ARGUMENTS` does, and return 0."""
+    """Run what `python ARGUMENTS` runs; return 0."""
     options, kind, rest = split(arguments)
     entries = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:] = [*entries, *BASE]
@@ -223,7 +223,7 @@ def run_python(arguments: Sequence[str]) -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[set[str], str, list[str]]:
-    """Options of Python, what kind of program it is to run ('-m', '-c', 'script'), and that with its arguments."""
+    """Return Python's options, the kind of program ('-m', '-c' or 'script'), and the program with its arguments."""
     options: set[str] = set()
     for index, one in enumerate(arguments):
         if one in ("-m", "-c"):
@@ -237,7 +237,7 @@ def split(arguments: Sequence[str]) -> tuple[set[str], str, list[str]]:
 
 
 class Copier:
-    """A copy of this process as it is now, which forks the Python processes that this one starts."""
+    """A copy of this process as it is now, kept as the source of the Python processes that this one starts later."""
 
     def __init__(self) -> None:
         self.channel, theirs = socket.socketpair()
@@ -255,7 +255,7 @@ class Copier:
         os._exit(0)
 
     def start(self, job: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """Start a process, which is a child of this one, and return its id."""
+        """Fork a child of this process, and return its id."""
         socket.send_fds(self.channel, [b"1"], streams)
         self.channel.sendall(json.dumps(job).encode() + b"\n")
         return int(read_line(self.channel))
@@ -287,12 +287,12 @@ class Copier:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set a property of this process, on Linux."""
+    """Set a process attribute; see prctl(2)."""
     ctypes.CDLL(None).prctl(option, value)
 
 
 def have_forked(copier: Copier) -> None:
-    """From now on, have Python processes that `subprocess` is to start forked, if they have no special wishes."""
+    """Patch `subprocess` so that plain Python commands are forked by `copier`; anything else starts as usual."""
     start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     signature = inspect.signature(start)
 

@@ -23,16 +23,17 @@ from filelock import FileLock
 
 SERVER = Path(__file__).with_name("fork_server.py")
 CAN_FORK = sys.platform == "linux"
+SERVER_START = 180.0  # seconds; it takes nine of CPU, and eight test processes may compute beside it
 GRACE = 10.0  # seconds that processes have to notice that another has failed
 
 Finished = subprocess.CompletedProcess[str]
 
 
 class PythonProcess:
-    """A process like that of `subprocess.Popen([sys.executable, *arguments])`, started in milliseconds.
+    """Like `subprocess.Popen([sys.executable, *arguments])`, but it starts in 0.1 s because its imports are done.
 
-    Its modules are imported already: what an import does, what is imported when, and which packages shadow others, only
-    a real start shows.
+    For the same reason it says nothing about imports: what they do, when they happen, and which package hides another.
+    Start a real interpreter to test those.
 
     Args:
         arguments: as Python takes them.
@@ -40,7 +41,7 @@ class PythonProcess:
         env: the environment.
         stdin, stdout, stderr: a file, `subprocess.PIPE` (binary), `subprocess.DEVNULL`, or None for ours.
         start_new_session: whether it leads a session.
-        forks: whether Python processes that it starts are forked too.
+        forks: whether the Python processes that it starts are forked too.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class PythonProcess:
             socket.send_fds(_requests(), [b"fork"], [theirs.fileno(), *streams])
         self._channel.sendall(json.dumps(job).encode() + b"\n")
         self._heard = b""
-        self.pid = self._hear(60.0)
+        self.pid = self._hear(SERVER_START)
 
     def _open(self, name: str, given: Any, streams: Sequence[int], stack: contextlib.ExitStack) -> int:
-        """The file descriptor that the process is given as a stream."""
+        """Return the file descriptor to hand over as one of the standard streams."""
         if given is None:
             return ("stdin", "stdout", "stderr").index(name)
         if given == subprocess.STDOUT:
@@ -94,7 +95,7 @@ class PythonProcess:
         return theirs
 
     def _hear(self, timeout: float) -> int:
-        """The next number that the server tells.
+        """Return the next number that the server sends.
 
         Raises:
             subprocess.TimeoutExpired: it says nothing for `timeout` seconds.
@@ -140,10 +141,6 @@ class PythonProcess:
         """Kill it."""
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
     def __enter__(self) -> PythonProcess:
         return self
 
@@ -154,12 +151,11 @@ class PythonProcess:
         self.wait()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for what another process does; the test fails where that takes longer than `seconds`."""
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until a condition holds; the test fails if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s")
+        assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.02)
 
 
@@ -174,10 +170,11 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 
 
 class _Server:
-    """This process's connection to the server, which the processes of one test run share; the first starts it."""
+    """A connection to the fork server. All pytest processes of a run share one server; the first to ask starts it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._files: list[Path] = []
         self.requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
         address = str(Path(tempfile.gettempdir()) / f"tests-{run}")
@@ -202,7 +199,7 @@ class _Server:
         self._files = [Path(address), Path(f"{address}.lock")]
 
     def end(self) -> None:
-        """Leave it; it ends with the last that leaves, for whom the one that has started it waits."""
+        """Disconnect. The server exits after its last client; the process that started it waits for that."""
         self.requests.close()
         if self._process is not None:
             self._process.wait()
@@ -214,7 +211,7 @@ _server: _Server | None = None
 
 
 def _requests() -> socket.socket:
-    """Where the server is asked."""
+    """Return the socket that takes requests, after starting the server if need be."""
     global _server
     _server = _server or _Server()
     return _server.requests
@@ -222,7 +219,7 @@ def _requests() -> socket.socket:
 
 @atexit.register
 def end_server() -> None:
-    """End the server if nobody else uses it, and in any case the processes that it has forked for this one."""
+    """Disconnect from the fork server, which kills the processes that it forked for this one."""
     global _server
     if _server is not None:
         _server.end()
@@ -232,11 +229,11 @@ def end_server() -> None:
 def start_python(
     arguments: Sequence[str], *, real: bool = False, **given: Any
 ) -> PythonProcess | subprocess.Popen[bytes]:
-    """A Python process, forked where that is possible unless it is to be `real`.
+    """Start a Python process: forked on Linux, in an interpreter of its own elsewhere.
 
     Args:
         arguments: as Python takes them.
-        real: whether a new interpreter is started.
+        real: start a new interpreter on Linux too.
         **given: as `PythonProcess` takes it.
     """
     if CAN_FORK and not real:
@@ -247,12 +244,12 @@ def start_python(
 
 
 def run_python(arguments: Sequence[str], *, timeout: float = 120.0, check: bool = False, **given: Any) -> Finished:
-    """What a Python process gave.
+    """Run a Python process to its end and return its exit code and output.
 
     Args:
         arguments: as Python takes them.
-        timeout: in seconds; then it is killed, with all that belongs to its session.
-        check: whether the test fails where it ends with another exit code than 0.
+        timeout: seconds until it is killed, with all processes of its session.
+        check: fail the test unless it exits with 0.
         **given: as `start_python` takes it.
 
     Raises:

@@ -13,14 +13,14 @@ MOST = 600.0  # seconds of wall time for the first tier; it is to take eight min
 
 
 class Summary:
-    """Adds the CPU time of this process, and of all that it has started, to those of xdist's workers."""
+    """Adds up the CPU time of all test processes and of the processes that they start."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.cpu = 0.0
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Ends the server of processes, so that its time counts, and tells the time of this process to xdist."""
+        """Ends the fork server, so that its time is counted, and reports this process's total to xdist."""
         end_server()
         used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         own = sum(one.ru_utime + one.ru_stime for one in used)
@@ -31,7 +31,7 @@ class Summary:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
-        """Takes what a worker has told, if it has not crashed."""
+        """Adds a worker's total, unless the worker crashed."""
         self.cpu += getattr(node, "workeroutput", {}).get("cpu", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -47,5 +47,5 @@ class Summary:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begins to count."""
+    """Starts the clock."""
     config.pluginmanager.register(Summary(), "summary of costs")

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.signatures import NoSuchArgument
-from runner.wrong_choice import about_replaced
+from runner.wrong_choice import _compose_without, _usual, about_replaced
 from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -264,3 +264,12 @@ def test_a_fault_of_the_program_is_none_of_the_configuration():
     assert not issubclass(AttributeError, CONFIG_ERRORS)
     assert not issubclass(RuntimeError, CONFIG_ERRORS)
     assert not issubclass(KeyError, CONFIG_ERRORS)
+
+
+@pytest.mark.parametrize("group", ["callbacks", "algorithms"])
+def test_what_config_yaml_lists_is_what_composing_gives(group: str):
+    """So that most commands need not compose only to learn which defaults they replace."""
+    composed = list(_compose_without(group, [f"{group}=none"], CONF)[group])
+    assert _usual(group, [f"{group}=none"], CONF) == composed and len(composed) >= 2
+    of_recipe = ["experiment=digits_fast", f"{group}=none"]
+    assert _usual(group, of_recipe, CONF) == list(_compose_without(group, of_recipe, CONF)[group])

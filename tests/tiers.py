@@ -1,4 +1,4 @@
-"""Which of many similar tests the first tier runs: `make test` against `make test-slow`."""
+"""Splits many similar cases between the two tiers, `make test` and `make test-slow`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
-    """Cases for `parametrize`, of which the first of every `number` is the first tier's, and the others are `slow`.
+    """Return cases for `parametrize` in which only the first of every `number` is part of the first tier.
 
-    Cases are single values, or tuples of as many as there are names.
+    The others are marked `slow`. A case is a single value, or a tuple with a value for each name.
     """
     given = [case if type(case) is tuple else (case,) for case in cases]
     return [pytest.param(*case, marks=[pytest.mark.slow] if i % number else []) for i, case in enumerate(given)]

@@ -1,7 +1,7 @@
 """Algorithms together on two small tasks: each pair trains, and is resumed to the bit, or is refused at the start.
 
-Pairs that go together are tried in groups that hold each of them at least once. Whatever fails in a group is tried
-again by pairs, so that the failure names them; each pair by itself is the second tier's.
+The first tier trains groups of up to six algorithms that cover every pair at least once. When a group fails, its pairs
+are tried one by one and the failure names the ones that fail. The second tier trains each pair by itself.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ MOST = 6  # algorithms in a group
 
 
 def make_groups(task: str) -> list[tuple[str, ...]]:
-    """Groups of up to `MOST` algorithms, all of which go together, that hold each pair of a task's at least once."""
+    """Return groups of at most `MOST` compatible algorithms that cover each compatible pair of a task."""
     allowed = {frozenset(pair) for of, *pair in TOGETHER if of == task}
     missing = dict.fromkeys(sorted(allowed, key=sorted))
     groups = []
@@ -158,7 +158,7 @@ def test_a_pair_trains_and_is_resumed(task: str, key: str, other: str, tmp_path:
 
 
 def assert_trains_and_is_resumed(task: str, keys: Sequence[str], folder: Path) -> None:
-    """Train with algorithms, and again from the middle, given the other way round: to the bit the same."""
+    """Train, then resume from the middle with the algorithms in the opposite order: both runs are equal to the bit."""
     watch = Watch(folder / "checkpoint")
     with make_trainer(task, *keys, folder=folder, callbacks=[watch]) as trainer:
         trainer.fit()

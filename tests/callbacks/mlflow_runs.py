@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:
     """All points of a metric as (step, value), doubles included."""
     rows = query("select step, value, is_nan from metrics where key = ? and run_uuid like ?", key, run_id or "%")
     return sorted((step, math.nan if is_nan else value) for step, value, is_nan in rows)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def make_state(run_dir: str | Path, **fields: Any) -> State:

@@ -57,7 +57,7 @@ def test_the_wait_at_the_end_is_bounded(
         destination = MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=1.5)
         with logging_to(destination, "r"):
             started = time.monotonic()
-        assert 1.4 < time.monotonic() - started < 15  # a call waits for half a minute
+        assert 1.4 < time.monotonic() - started < 5
     assert capsys.readouterr().err == "sending to MLflow: 0 of 4 lines\n"
     [record] = caplog.records
     assert "0 of 4 lines were sent" in record.message

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlflow_runs import log_steps, logging_to, points, query, wait_until
+from mlflow_runs import log_steps, logging_to, points, query
+from python_process import wait_until
 from torch import nn
 
 from callbacks import InMemoryLogger, MLflowLogger

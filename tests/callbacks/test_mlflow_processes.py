@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow_runs import log_steps, logging_to, points, query, wait_until
-from python_process import start_python
+from mlflow_runs import log_steps, logging_to, points, query
+from python_process import start_python, wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_process import shared_writer
@@ -21,11 +21,12 @@ from callbacks._mlflow_spool import read_json, write_json
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
 import os, signal, sys, time
-sys.path[:0] = [{root!r}, {tests!r}]
+sys.path[:0] = [{root!r}, {root!r} + "/tests", {tests!r}]
 from callbacks import MLflowLogger
 MLflowLogger.warm_up()
 from callbacks._mlflow_process import shared_writer
-from mlflow_runs import log_steps, make_state, wait_until
+from mlflow_runs import log_steps, make_state
+from python_process import wait_until
 from runner import Logger
 destination = MLflowLogger()
 state = make_state(sys.argv[1])

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow_runs import change, log_steps, logging_to, points, query, wait_until
+from mlflow_runs import change, log_steps, logging_to, points, query
+from python_process import wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_spool import Sent, read_json, read_sent, write_sent

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from python_process import processes_in, run_python, start_python
+from python_process import processes_in, run_python, start_python, wait_until
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks=[checkpoint_saver]")
 TWO = "launch.nproc_per_node=2"
@@ -175,13 +175,6 @@ def started(folder: Path, *arguments: str, real: bool = False) -> Iterator[Comma
         process.wait(GONE)
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def torchrun(folder: Path, *arguments: str) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -258,8 +251,8 @@ def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, h
 def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
     arguments = (*SHORT, TWO, "+callbacks=mlflow_logger", *use("Failing", ranks="[1]", busy="true"))
     with started(folder, *arguments, real=True) as command:
-        wait_for(lambda: command.ranks() == ["1"])
-        wait_for(lambda: not command.ranks())
+        wait_until(lambda: command.ranks() == ["1"], 60)
+        wait_until(lambda: not command.ranks(), 60)
         assert command.process.wait(GONE) == 1
         command.wait_until_gone()
     assert "ValueError: the cause on rank 1" in command.stderr()
@@ -307,9 +300,9 @@ def end_at(folder: Path, number: int, phase: str) -> None:
     endless = (*SHORT, TWO, "trainer.max_duration=1000ep", *use("Endless", busy=busy))
     with started(folder, *endless, real=phase == "imports") as command:
         if phase == "imports":
-            wait_for(lambda: command.ranks() == ["1"])
+            wait_until(lambda: command.ranks() == ["1"], 60)
         else:
-            wait_for(lambda: (folder / "training1-0").exists())
+            wait_until(lambda: (folder / "training1-0").exists(), 60)
         os.kill(command.process.pid, number)
         code = command.process.wait(GONE)
         command.wait_until_gone()
@@ -336,7 +329,7 @@ def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     sweep = ("-m", *SHORT, "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs, "trainer.max_duration=1000ep")
     with started(folder, *sweep, *use("Endless")) as command:
-        wait_for(lambda: all((folder / f"training1-{seed}").exists() for seed in (0, 1)))
+        wait_until(lambda: all((folder / f"training1-{seed}").exists() for seed in (0, 1)), 60)
         command.process.kill()
         command.wait_until_gone()
     assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2

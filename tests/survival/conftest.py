@@ -29,7 +29,7 @@ try:
 except KeyboardInterrupt:
     raise SystemExit(128 + signal.SIGINT) from None
 """
-"""Calls a function, and ends with the exit codes of the command line."""
+"""Calls a pickled function, and exits with the codes of the command line."""
 
 
 class Session(NamedTuple):

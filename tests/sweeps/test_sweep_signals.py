@@ -100,7 +100,9 @@ os._exit(code)
         stack.enter_context(leader)
         try:
             file = folder / "batches.txt"
-            wait_until(lambda: leader.poll() is not None or (file.exists() and len(file.read_text().split("\n")) > 8))
+            wait_until(
+                lambda: leader.poll() is not None or (file.exists() and len(file.read_text().split("\n")) > 8), 60
+            )
             os.killpg(leader.pid, number) if number == signal.SIGINT else leader.send_signal(number)
             leader.wait(60)
         finally:

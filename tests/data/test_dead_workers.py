@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import one_in
 from torch import nn
 from torch._C import _set_worker_pids
 from torch.utils.data import Dataset, _utils
@@ -319,7 +320,7 @@ def test_a_worker_that_ends_by_itself_while_it_starts_leaves_no_other_behind(tmp
 
 
 @pytest.mark.parametrize("kind", [pytest.param(ValueError, marks=pytest.mark.slow), OSError])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", one_in(2, [True, False]))
 @pytest.mark.usefixtures("patient_torch")
 def test_an_error_while_workers_start_leaves_none_behind(persistent, kind):
     def refuse(number):
@@ -379,7 +380,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     assert contents([first, *batches]) == alone()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", one_in(2, [2, 0]))
 @pytest.mark.parametrize("part", ["dataset", "collate_fn"])
 def test_an_error_of_the_data_set_is_raised_once_and_says_where(caplog, num_workers, part):
     class Broken(Noisy):

@@ -70,6 +70,7 @@ def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here
     assert bool([*here.glob("kept/*.uint16")]) == bool(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["text_files", "hf_dataset"])
 def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]):
     command = (*DATA[data], *SHORT, *TOKENS, "trainer.max_duration=5ba", "trainer.device=cpu")

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from python_process import start_python
+from tiers import one_in
 
 from runner.digest import PARTS, read_digests
 from runner.modes.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, Pace, Session, plan_kills
@@ -153,7 +154,7 @@ def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", one_in(2, [signal.SIGKILL, signal.SIGINT]))
 def test_no_process_outlives_it(tmp_path: Path, number: int):
     command = ["-m", "runner", *SMALL, "prove.batches=100000", "launch.nproc_per_node=2"]
     prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from python_process import Finished, describe, run_python
+from tiers import one_in
 
 from runner.processes.launch import Job, Launch, alone, check_gpus, is_rank_zero, kept_over_restarts
 from runner.processes.local_ranks import LocalRanks
@@ -74,13 +75,14 @@ def steps(folder: Path) -> list[tuple[str, int]]:
         return sorted(store.execute(query).fetchall())
 
 
-def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path):
+@pytest.mark.parametrize("real", one_in(2, [False, True]))
+def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
     (tmp_path / "own.py").write_text(OWN)
     done = torchrun(
         tmp_path,
         *("trainer.max_duration=3ba", "model=mlp", "data.batch_size=400", "scheduler=none", "trainer.eval_interval=0"),
         *("+callbacks.witness._target_=own.Witness", "~callbacks.learning_curves"),
-        real=True,
+        real=real,
     )
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))

@@ -50,7 +50,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "imported"
 
 
-@pytest.mark.parametrize("attack", one_in(2, ATTACKS))
+@pytest.mark.parametrize("attack", one_in(4, ATTACKS))
 @pytest.mark.parametrize("key", ["resume", "rerun"])
 def test_somebody_else_s_record_runs_nothing_unasked(attack: str, key: str, evil: Path, tmp_path: Path):
     config, overrides, named = ATTACKS[attack]

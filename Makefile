@@ -6,9 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# One more than cores, up to four: some tests wait.
-WORKERS ?= $(shell [ $(CORES) -ge 4 ] && echo 4 || echo $$(($(CORES) + 1)))
+# On two cores too: half of the tests' time goes by waiting for processes. Each takes about 1 GB of memory.
+WORKERS ?= 4
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 

@@ -34,7 +34,7 @@ if str(HERE) not in sys.path:
 
 pytest_plugins = ["summary"]
 
-from python_process import Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
+from python_process import PATIENCE, Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
 from shares import deal  # noqa: E402
 
 
@@ -68,7 +68,7 @@ isolate_environment()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares `hang_timeout`."""
-    parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="300")
+    parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="420")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -168,7 +168,7 @@ class RunApp(Protocol):
         self,
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = 120.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = ...,
         folder: Path | None = None,
         real: bool = False,
@@ -184,7 +184,7 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
     def run(
         *arguments: str,
         exit_code: int | None = 0,
-        timeout: float = 120.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = {},
         folder: Path | None = None,
         real: bool = False,
@@ -225,6 +225,10 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Ite
 
     yield run
     root.handlers[:], root.level = before  # Hydra sets up logging for the process that it takes for its own
+    if "joblib" in sys.modules:  # whose processes wait for the next sweep
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown(wait=True)
     sys.modules.pop("own", None)
 
 
@@ -249,7 +253,7 @@ class RunRanks(Protocol):
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = ...,
     ) -> list[Finished]:
         """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
@@ -268,7 +272,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         world_size: int = 2,
         *arguments: str,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         env: Mapping[str, str | None] = {},
     ) -> list[Finished]:
         if callable(program):
@@ -358,7 +362,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
     with (folder / "log").open("wb") as log:
         process = start_python(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.uri}/health", timeout=5):
                 break

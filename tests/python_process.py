@@ -23,7 +23,8 @@ from filelock import FileLock
 
 SERVER = Path(__file__).with_name("fork_server.py")
 CAN_FORK = sys.platform == "linux"
-SERVER_START = 180.0  # seconds; it takes nine of CPU, and eight test processes may compute beside it
+# Seconds within which whatever is waited for has come, on a machine of any speed: what takes longer hangs.
+PATIENCE = 240.0
 GRACE = 10.0  # seconds that processes have to notice that another has failed
 
 Finished = subprocess.CompletedProcess[str]
@@ -76,7 +77,7 @@ class PythonProcess:
             socket.send_fds(_requests(), [b"fork"], [theirs.fileno(), *streams])
         self._channel.sendall(json.dumps(job).encode() + b"\n")
         self._heard = b""
-        self.pid = self._hear(SERVER_START)
+        self.pid = self._hear(PATIENCE)
 
     def _open(self, name: str, given: Any, streams: Sequence[int], stack: contextlib.ExitStack) -> int:
         """Return the file descriptor to hand over as one of the standard streams."""
@@ -151,7 +152,7 @@ class PythonProcess:
         self.wait()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait until a condition holds; the test fails if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -243,7 +244,7 @@ def start_python(
     return process
 
 
-def run_python(arguments: Sequence[str], *, timeout: float = 120.0, check: bool = False, **given: Any) -> Finished:
+def run_python(arguments: Sequence[str], *, timeout: float = PATIENCE, check: bool = False, **given: Any) -> Finished:
     """Run a Python process to its end and return its exit code and output.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from python_process import run_python
+from python_process import PATIENCE, run_python
 from torch import nn
 
 from callbacks import InMemoryLogger
@@ -180,7 +180,7 @@ def test_values_arrive_in_the_background_in_order_and_all_of_them():
     with make_trainer(taken) as trainer:
         for i in range(1000):
             trainer.logger.log_metrics({"i": torch.tensor(i)}, step=i)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while len(taken.values) < 1000 and time.monotonic() < deadline:  # no flush: the thread does it
             time.sleep(0.01)
         assert taken.values == [(i, float(i)) for i in range(1000)]
@@ -278,7 +278,7 @@ def test_a_value_that_cannot_be_read_back_ends_the_run_and_not_the_thread():
     memory = InMemoryLogger()
     with make_trainer(memory) as trainer:
         trainer.logger.log_metrics({"nowhere": torch.empty((), device="meta")})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         with pytest.raises(NotImplementedError, match="meta"):
             while time.monotonic() < deadline:  # until the thread has come to it
                 time.sleep(0.01)

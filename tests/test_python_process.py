@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from python_process import CAN_FORK, processes_in, run_python, start_python, wait_until
+from python_process import CAN_FORK, PATIENCE, processes_in, run_python, start_python, wait_until
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
@@ -112,7 +112,7 @@ time.sleep(100)
         assert lines == ["True True True\n", "['x'] 2 hello\n", " 54\n"]
         wait_until(lambda: len(processes_in(tmp_path)) == 2)
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE)
     (orphan,) = processes_in(tmp_path)  # as with a real one
     orphan.kill()
     psutil.wait_procs([orphan], 30)

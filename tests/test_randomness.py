@@ -256,4 +256,4 @@ def test_metrics_are_no_part_of_the_streams():
 @pytest.mark.gpu
 def test_a_stream_is_made_before_anything_is_on_the_gpu():
     program = "import torch, runner.randomness as it; it.ForwardStream(0, torch.device('cuda')).start(0, 0)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True)

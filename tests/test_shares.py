@@ -14,7 +14,8 @@ def test_each_share_begins_with_the_files_that_start_processes():
         return [SimpleNamespace(path=name, number=number, fixturenames=fixtures) for number in range(tests)]
 
     items = [*file("a", 3), *file("b", 2, "run_app"), *file("c", 1), *file("d", 1, "tmp_path", "sessions")]
-    assert [f"{item.path}{item.number}" for item in deal(items, 2)] == ["b0", "b1", "c0", "d0", "a0", "a1", "a2"]
+    dealt: list[Any] = [*deal(items, 2)]
+    assert [f"{item.path}{item.number}" for item in dealt] == ["b0", "b1", "c0", "d0", "a0", "a1", "a2"]
 
 
 def test_no_test_of_this_run_is_lost(request: pytest.FixtureRequest):

@@ -89,7 +89,7 @@ def train_all() -> None:
 
 
 def test_two_ranks_are_one_but_for_what_is_per_rank(run_ranks, tmp_path: Path):
-    run_ranks(train_all, 2, str(Path(__file__).parent), timeout=120)
+    run_ranks(train_all, 2, str(Path(__file__).parent))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     alone = {(task, key): train_exactly(task, key, tmp_path) for task, key in ALL}
     assert [*first] == ALL

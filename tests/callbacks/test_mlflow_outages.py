@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from python_process import processes_in, start_python, wait_until
+from python_process import PATIENCE, processes_in, start_python, wait_until
 from torch import nn
 
 from callbacks import InMemoryLogger, MLflowLogger
@@ -335,7 +335,7 @@ def test_a_deaf_server_ends_with_the_wait(store: Store, tmp_path: Path, caplog: 
 
 def test_two_runs_at_once_make_one_store(tmp_path: Path) -> None:
     runs = [start_app(tmp_path, "trainer.max_duration=5ep") for _ in range(2)]
-    assert [run.wait(timeout=90) for run in runs] == [0, 0]
+    assert [run.wait(PATIENCE) for run in runs] == [0, 0]
     assert sqlite_statuses(tmp_path) == ["FINISHED", "FINISHED"]
 
 
@@ -383,7 +383,7 @@ def test_no_process_stays_when_the_trainer_is_gone(
             (tmp_path / name).mkdir()
             env = {"MLFLOW_EXPERIMENT_NAME": store.experiment, "MLFLOW_TRACKING_URI": uris[name]}
             trainers.append(start_app(tmp_path / name, "trainer.max_duration=100000ep", env=env))
-        wait_until(lambda: all(run_folders(tmp_path / name) for name in names), 60)
+        wait_until(lambda: all(run_folders(tmp_path / name) for name in names))
         wait_until(
             lambda: (tmp_path / "sqlite/outputs/mlflow.db").exists() and sqlite_statuses(tmp_path / "sqlite"), 60
         )
@@ -391,7 +391,7 @@ def test_no_process_stays_when_the_trainer_is_gone(
         started = time.monotonic()
         for trainer in trainers:
             trainer.send_signal(number)
-        wait_until(lambda: all(trainer.poll() is not None for trainer in trainers), 10)
+        wait_until(lambda: all(trainer.poll() is not None for trainer in trainers))
         wait_until(lambda: not alive(), 10 - (time.monotonic() - started))
     exits = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
     assert [trainer.returncode for trainer in trainers] == [exits[number]] * len(names)
@@ -410,7 +410,7 @@ def count_tables(database: Path) -> int:
 def test_a_store_whose_making_was_cut_off_opens_again(tmp_path: Path, run_app: Any) -> None:
     with killed_in_the_end(tmp_path):
         trainer = start_app(tmp_path, "trainer.max_duration=1000ep")
-        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")), 60)
-    assert trainer.wait(timeout=10) == -signal.SIGKILL
+        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")))
+    assert trainer.wait(PATIENCE) == -signal.SIGKILL
     run_app(*TINY, "trainer.max_duration=1ep")
     wait_until(lambda: sqlite_statuses(tmp_path) == ["FAILED", "FINISHED"])

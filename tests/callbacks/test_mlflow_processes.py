@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from mlflow_runs import log_steps, logging_to, points, query
-from python_process import start_python, wait_until
+from python_process import PATIENCE, start_python, wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_process import shared_writer
@@ -55,7 +55,7 @@ def start_child(*arguments: str, real: bool = False) -> tuple[Any, Path]:
 
 def finish_child(child: tuple[Any, Path], code: int) -> None:
     process, errors = child
-    assert process.wait(60) == code, errors.read_text()
+    assert process.wait(PATIENCE) == code, errors.read_text()
 
 
 def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
@@ -112,7 +112,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
         "from callbacks._mlflow_process import shared_writer; print(shared_writer().pid);"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     pid, imported = done.stdout.splitlines()
     assert (done.returncode, done.stderr, imported) == (0, "", "")
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])

@@ -72,7 +72,7 @@ def values(run_dir: Path, key: str) -> list[Any]:
 def check(path: Path, folder: Path) -> None:
     """Asks MLPerf's own checker."""
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", "--werror", str(path)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stderr
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from logged_runs import make_trainer
 from PIL import Image
+from python_process import PATIENCE
 
 from callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
 from runner import LoggerDestination
@@ -44,7 +45,7 @@ def no_service_is_left() -> Iterator[None]:
 def records(folder: Path) -> list[Any]:
     """The records of a run; its end is written some milliseconds after wandb has said that it is finished."""
     (path,) = folder.glob("run-*.wandb")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not (found := [*parse(path.read_bytes())]) or not any(one.HasField("exit") for one in found):
         assert time.monotonic() < deadline, "the run has no end"
         time.sleep(0.02)
@@ -205,7 +206,7 @@ print(time.perf_counter() - began)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
         command = [sys.executable, "-c", source, str(Path(__file__).parent)]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     fitting, closing = map(float, done.stdout.split())
     assert fitting < 2 and 0.9 < closing < 3

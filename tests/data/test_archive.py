@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from archive_server import Server, serving, tar_gz
+from python_process import PATIENCE
 
 from runner.data import archive
 from runner.data.archive import LOCK, PARTIAL, check_source, fetch_archive, find_missing
@@ -50,7 +51,7 @@ def begin(server: Server, folder: Path) -> subprocess.Popen[bytes]:
     server.stops_after, server.hangs = 100_000, True
     command = [sys.executable, "-c", FETCH, server.url, str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not any(file.stat().st_size for file in folder.glob(f"{PARTIAL}*/*")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
@@ -60,7 +61,7 @@ def begin(server: Server, folder: Path) -> subprocess.Popen[bytes]:
 
 def end(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
     process.send_signal(number)
-    process.wait(20)
+    process.wait(PATIENCE)
 
 
 def test_files_are_put_in_place_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -97,7 +98,7 @@ def test_of_several_processes_one_downloads_and_the_others_wait(server: Server, 
     server.stops_after = None  # of the next
     server.hangs = False
     server.let_go.set()  # the first breaks off, and another goes on
-    ends = [(process.communicate(timeout=60)[1].decode(), process.returncode) for process in processes]
+    ends = [(process.communicate(timeout=PATIENCE)[1].decode(), process.returncode) for process in processes]
     assert sorted(code for _, code in ends) == [0, 0, 0, 1]
     assert sum("broke off" in err for err, _ in ends) == 1
     assert server.requests == 2 and contents(tmp_path) == FILES
@@ -109,7 +110,7 @@ def test_the_first_rank_of_a_machine_downloads(server: Server, tmp_path: Path):
         environment = os.environ | {"LOCAL_RANK": str(rank)}
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=environment))
         time.sleep(0.3)
-    said = [process.communicate(timeout=60)[1].decode() for process in processes]
+    said = [process.communicate(timeout=PATIENCE)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0] and server.requests == 1
     assert said == ["", "", f"downloading {server.url} (0.3 MB) into {tmp_path}\n"]
 
@@ -193,9 +194,7 @@ def test_nothing_but_the_contents_of_the_files_asked_for_is_taken(server: Server
 
 def test_a_full_disk_is_told(server: Server, tmp_path: Path):
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n{FETCH}"
-    ended = subprocess.run(
-        [sys.executable, "-c", limited, server.url, str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-c", limited, server.url, str(tmp_path)], capture_output=True, text=True)
     assert ended.returncode == 1
     assert f"path='{tmp_path}': the disk is full; make room for what {server.url} holds" in ended.stderr
     assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_process import PATIENCE
 from tiers import one_in
 from torch import nn
 from torch._C import _set_worker_pids
@@ -361,7 +362,7 @@ def test_deaths_leave_no_process_thread_or_file_open():
     before = open_files()
     for _ in range(4):
         read()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while (after := open_files()) > before and time.monotonic() < deadline:
         time.sleep(0.05)  # threads that fed a queue end, and close it, a moment after it
     files, threads = after

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from python_process import PATIENCE
 
 from runner.data import token_cache
 from runner.data.token_cache import TokenCache
@@ -145,7 +146,7 @@ def start(folder: Path, seconds: float) -> subprocess.Popen:
 def test_of_several_processes_one_tokenizes_and_a_killed_one_leaves_nothing_broken(tmp_path: Path):
     killed = start(tmp_path, 100)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not [one for one in tmp_path.glob("cache/*.partial") if one.stat().st_size == 0]:
             assert time.monotonic() < deadline and killed.poll() is None
             time.sleep(0.02)
@@ -155,7 +156,7 @@ def test_of_several_processes_one_tokenizes_and_a_killed_one_leaves_nothing_brok
     (tmp_path / "made").unlink()
     together = [start(tmp_path, 1) for _ in range(3)]
     try:
-        assert [one.communicate(timeout=60)[0] for one in together] == ["45000\n"] * 3
+        assert [one.communicate(timeout=PATIENCE)[0] for one in together] == ["45000\n"] * 3
     finally:
         for one in together:
             one.kill()
@@ -190,7 +191,7 @@ def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
         assert holder.stdout.readline() == "True\n"  # type: ignore[union-attr]
         tokens = TokenCache(str(tmp_path), patience=0.2).tokens("key", DTYPES[0], make)
     finally:
-        holder.communicate("\n", timeout=20)
+        holder.communicate("\n", timeout=PATIENCE)
     assert values(tokens, DTYPES[0]) == make.tokens.tolist()
     waiting, gave_up = caplog.messages
     assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"

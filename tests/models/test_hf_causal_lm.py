@@ -234,4 +234,4 @@ def test_a_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_nobody_else_waits_for_transformers():
     program = "import sys, runner.models, runner.models.hf_causal_lm; assert 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -43,7 +43,7 @@ def test_equal_runs_are_equal_and_torch_is_not_imported(tmp_path: Path):
     a, b = (write_run(tmp_path / one, range(1, 9), config=CONFIG, environment=ENVIRONMENT) for one in "ab")
     program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
     command = [sys.executable, "-c", program, "mode=compare", "compare=[a,b]"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == ""
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     assert lines == ["a -> b", "ok equal  equal to the bit up to batch 8", "False"]

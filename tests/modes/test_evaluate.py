@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
-from python_process import run_python, start_python
+from python_process import PATIENCE, run_python, start_python
 from tiers import one_in
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
@@ -235,7 +235,7 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, num
             name = f"{mode}-{tmp_path.name}"
 
             def wait_for_status(status: str) -> None:
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + PATIENCE
                 while rows(trained, "select status from runs where name = ?", name) != [(status,)]:
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
@@ -245,7 +245,7 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, num
                 assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(number)
-            assert process.wait(30) == 128 + number
+            assert process.wait(PATIENCE) == 128 + number
             wait_for_status("KILLED")  # MLflow's writer outlives the process for a moment
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from python_process import start_python
+from python_process import PATIENCE, start_python
 from tiers import one_in
 
 from runner.digest import PARTS, read_digests
@@ -160,14 +160,14 @@ def test_no_process_outlives_it(tmp_path: Path, number: int):
     prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
     started: list[psutil.Process] = []
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while len(started) < 2 or not (tmp_path / "proof" / "uninterrupted" / "digests.jsonl").exists():
             assert time.monotonic() < deadline and prover.poll() is None
             started = psutil.Process(prover.pid).children(recursive=True)
             time.sleep(0.05)
         os.kill(prover.pid, number)
-        assert prover.wait(30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
-        gone, alive = psutil.wait_procs(started, 10)
+        assert prover.wait(PATIENCE) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        gone, alive = psutil.wait_procs(started, PATIENCE)
         assert len(gone) >= 2 and not alive
         assert (tmp_path / "proof").exists() == (number == signal.SIGKILL)
     finally:

@@ -105,7 +105,7 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
 def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argument: str):
     """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
     start = time.monotonic()
-    done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger", timeout=60)
+    done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger")
     assert time.monotonic() - start < 45
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
@@ -240,7 +240,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
     ],
 )
 def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
-    done = torchrun(tmp_path, *arguments, "callbacks=none", timeout=60)
+    done = torchrun(tmp_path, *arguments, "callbacks=none")
     assert done.stderr.count("error: ") == 1 and f"error: {part}" in done.stderr
     assert "exitcode  : 2" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

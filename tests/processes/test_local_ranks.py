@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from python_process import processes_in, run_python, start_python, wait_until
+from python_process import PATIENCE, processes_in, run_python, start_python, wait_until
 from tiers import one_in
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks=[checkpoint_saver]")
 TWO = "launch.nproc_per_node=2"
-GONE = 10.0  # seconds in which no process may be left
 
 OWN = '''
 import hashlib
@@ -148,7 +147,7 @@ class Command(NamedTuple):
         return [rank for rank in found if rank is not None]
 
     def wait_until_gone(self) -> None:
-        deadline = time.monotonic() + GONE
+        deadline = time.monotonic() + PATIENCE
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
         described = []
@@ -173,7 +172,7 @@ def started(folder: Path, *arguments: str, real: bool = False) -> Iterator[Comma
         for one in command.alive():
             with contextlib.suppress(psutil.Error):
                 one.kill()
-        process.wait(GONE)
+        process.wait(PATIENCE)
 
 
 def torchrun(folder: Path, *arguments: str) -> None:
@@ -240,7 +239,7 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
 )
 def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, how: str, end: str):
     with started(folder, *SHORT, TWO, *use("Failing", ranks=ranks, how=how)) as command:
-        assert command.process.wait(60) == 1
+        assert command.process.wait(PATIENCE) == 1
         command.wait_until_gone()
     text = command.stderr()
     notes = ("raised by", "with a batch of", "in callbacks")
@@ -255,9 +254,9 @@ def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, h
 def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
     arguments = (*SHORT, TWO, "+callbacks=mlflow_logger", *use("Failing", ranks="[1]", busy="true"))
     with started(folder, *arguments, real=True) as command:
-        wait_until(lambda: command.ranks() == ["1"], 60)
-        wait_until(lambda: not command.ranks(), 60)
-        assert command.process.wait(GONE) == 1
+        wait_until(lambda: command.ranks() == ["1"])
+        wait_until(lambda: not command.ranks())
+        assert command.process.wait(PATIENCE) == 1
         command.wait_until_gone()
     assert "ValueError: the cause on rank 1" in command.stderr()
     with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
@@ -267,7 +266,7 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
 @pytest.mark.slow
 def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
     with started(folder, *SHORT, TWO, *use("Failing", ranks="[1]", how="kill"), *use("Stuck")) as command:
-        assert command.process.wait(60) == 1
+        assert command.process.wait(PATIENCE) == 1
         command.wait_until_gone()
     assert command.stderr().rstrip().endswith("it was killed by SIGKILL, as the system does where memory is short")
 
@@ -276,7 +275,7 @@ def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
 def test_a_rank_0_that_cannot_close_is_ended_though_nobody_reads_why(folder: Path):
     own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck", unread="true"))
     with started(folder, *SHORT, TWO, *own) as command:
-        assert command.process.wait(60) == 1
+        assert command.process.wait(PATIENCE) == 1
         command.wait_until_gone()
 
 
@@ -290,7 +289,7 @@ def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):
 def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_app: Any):
     """The other rank waits for it, in vain."""
     sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, *use("Refused", rank="0,-1"), *use("Witness"))
-    done = run_app(*sweep, exit_code=None, timeout=60)
+    done = run_app(*sweep, exit_code=None)
     assert done.returncode, done.stdout
     assert "error: callbacks.refused.rank=0: refused" in done.stderr
     assert len(seen(folder, 0)) == len(seen(folder, 1)) == 1
@@ -304,11 +303,11 @@ def end_at(folder: Path, number: int, phase: str) -> None:
     endless = (*SHORT, TWO, "trainer.max_duration=1000ep", *use("Endless", busy=busy))
     with started(folder, *endless, real=phase == "imports") as command:
         if phase == "imports":
-            wait_until(lambda: command.ranks() == ["1"], 60)
+            wait_until(lambda: command.ranks() == ["1"])
         else:
-            wait_until(lambda: (folder / "training1-0").exists(), 60)
+            wait_until(lambda: (folder / "training1-0").exists())
         os.kill(command.process.pid, number)
-        code = command.process.wait(GONE)
+        code = command.process.wait(PATIENCE)
         command.wait_until_gone()
     if number == signal.SIGKILL:
         assert code == -signal.SIGKILL
@@ -333,7 +332,7 @@ def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     sweep = ("-m", *SHORT, "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs, "trainer.max_duration=1000ep")
     with started(folder, *sweep, *use("Endless")) as command:
-        wait_until(lambda: all((folder / f"training1-{seed}").exists() for seed in (0, 1)), 60)
+        wait_until(lambda: all((folder / f"training1-{seed}").exists() for seed in (0, 1)))
         command.process.kill()
         command.wait_until_gone()
     assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2

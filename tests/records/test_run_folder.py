@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from python_process import PATIENCE
 
 from runner.records.run_folder import (
     LOCK,
@@ -69,7 +70,7 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
         with pytest.raises(WrongConfig, match="another process trains this run now"), owned(tmp_path):
             pass
     finally:
-        other.communicate("\n", timeout=30)
+        other.communicate("\n", timeout=PATIENCE)
     with owned(tmp_path), owned(tmp_path / "on a disk that takes no file"):
         pass
 

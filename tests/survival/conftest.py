@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from python_process import find_free_port, start_python
+from python_process import PATIENCE, find_free_port, start_python
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -87,7 +87,7 @@ class Sessions:
         ranks = ({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
         return [self.start(function, env, **arguments) for env in ranks]
 
-    def wait(self, sessions: Sequence[Session], timeout: float = 60.0) -> list[int]:
+    def wait(self, sessions: Sequence[Session], timeout: float = PATIENCE) -> list[int]:
         """The exit codes of processes, all of which end within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         return [session.wait(deadline) for session in sessions]

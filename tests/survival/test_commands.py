@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from python_process import PATIENCE
 
 OWN = '''
 import os
@@ -72,7 +73,7 @@ def run(folder: Path, *command: str, exit_code: int = 0) -> None:
             start_new_session=True,
         )
         try:
-            code = process.wait(100)
+            code = process.wait(PATIENCE)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from outcomes import KILLED, assert_equal, read
+from python_process import PATIENCE
 from sessions import fit, newest, save_each_batch
 from tiers import one_in
 
@@ -32,7 +33,7 @@ def kill_after(sessions: Any, delays: dict[Path, float]) -> None:
     before = {run: (run / "progress").stat().st_size for run in delays}
     running = {run: sessions.start(save_each_batch, run_dir=run) for run in delays}
     kill_at: dict[Path, float] = {}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (left := [run for run in delays if running[run].process.poll() is None]) and time.monotonic() < deadline:
         for run in left:
             if run not in kill_at and (run / "progress").stat().st_size > before[run]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from main_runs import query
+from python_process import PATIENCE
 from sweep_runs import LOGGED, OWN, QUIET, SHORT, batches, six, statuses, sweeps
 from tiers import one_in
 
@@ -206,7 +207,7 @@ def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message
 def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: str):
     program = "import hydra_plugins; hydra_plugins.__path__ = []; from runner.__main__ import command; command()"
     command = [sys.executable, "-c", program, "-m", choice, "seed=0,1", *QUIET]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.rstrip().endswith(f"needs a package that is not installed; run pip install {package}")
     assert len(done.stderr.splitlines()) == 1 and not (folder / "outputs").exists()
@@ -234,7 +235,7 @@ def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Pa
             assert "left out digits-seed1: another process trains it now" in done.out
             assert batches(folder) == []
         finally:
-            other.communicate("\n", timeout=20)
+            other.communicate("\n", timeout=PATIENCE)
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 0
     assert len(batches(folder)) == 2
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from main_runs import query
-from python_process import run_python, start_python, wait_until
+from python_process import PATIENCE, run_python, start_python, wait_until
 from sweep_runs import LOGGED, OWN, QUIET, batches, six, statuses, sweeps
 from tiers import one_in
 
@@ -62,10 +62,10 @@ def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: P
     assert artifacts == {"jobs.csv", "jobs.json", "comparison.png"}
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=20)
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
 
 
@@ -100,11 +100,9 @@ os._exit(code)
         stack.enter_context(leader)
         try:
             file = folder / "batches.txt"
-            wait_until(
-                lambda: leader.poll() is not None or (file.exists() and len(file.read_text().split("\n")) > 8), 60
-            )
+            wait_until(lambda: leader.poll() is not None or (file.exists() and len(file.read_text().split("\n")) > 8))
             os.killpg(leader.pid, number) if number == signal.SIGINT else leader.send_signal(number)
-            leader.wait(60)
+            leader.wait(PATIENCE)
         finally:
             if leader.poll() is None:
                 os.killpg(leader.pid, signal.SIGKILL)
@@ -138,7 +136,7 @@ def test_a_signal_that_comes_while_jobs_start_ends_them_too(folder: Path, run_he
             leader.send_signal(signal.SIGTERM)
             wait_for(lambda: any(folder.glob("outputs/sweeps/*/*/.stop")), leader)
             (folder / "go").touch()
-            _, err = leader.communicate(timeout=60)
+            _, err = leader.communicate(timeout=PATIENCE)
         finally:
             if leader.poll() is None:
                 os.killpg(leader.pid, signal.SIGKILL)

@@ -44,6 +44,10 @@ class MetricStopper(Callback, ABC):
             self._ask_again(state)
         self._resumed = False
 
+    def _metric_so_far(self, state: State) -> float:
+        """Return a metric of training over the epoch so far. All ranks: waits for the device, and for the others."""
+        return float(state.train_metrics[self._metric.name].compute())
+
     @abstractmethod
     def _ask_again(self, state: State) -> None:
         """Stop a resumed run that had stopped."""

@@ -20,9 +20,10 @@ UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
 class EarlyStopper(MetricStopper):
     """Stops training when more than `patience` has passed since the metric was best.
 
-    The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. With the
-    best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is no improvement. A run that
-    stopped early and is resumed stays stopped, unless it is given more patience.
+    The metric is read after each evaluation inside training. A metric of training is read at each EPOCH_END; where the
+    patience is in batches, samples or tokens, after each batch, over the epoch so far, which waits for the device and
+    for the other ranks. With the best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is
+    no improvement. A run that stopped early and is resumed stays stopped, unless it is given more patience.
 
     Args:
         monitor: name of the metric; 'loss' is an evaluator's mean loss.
@@ -55,9 +56,13 @@ class EarlyStopper(MetricStopper):
         self._best: float | None = None
         self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)  # counts, whatever the patience becomes
 
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._metric.label == "train" and self.patience.unit is not TimeUnit.EPOCH:
+            self._judge(state, self._metric_so_far(state))
+
     def epoch_end(self, state: State, logger: Logger) -> None:
-        if self._metric.label == "train":
-            self._judge(state)
+        if self._metric.label == "train" and self.patience.unit is TimeUnit.EPOCH:
+            self._judge(state, self._metric.read(state))
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         self._evaluated = False
@@ -67,7 +72,7 @@ class EarlyStopper(MetricStopper):
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         if self._evaluated:
-            self._judge(state)
+            self._judge(state, self._metric.read(state))
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best, "best_at": self._best_at, "judged_at": self._judged_at}
@@ -78,8 +83,8 @@ class EarlyStopper(MetricStopper):
     def _ask_again(self, state: State) -> None:
         self._stop_when_over(state)
 
-    def _judge(self, state: State) -> None:
-        value, self._judged_at = self._metric.read(state), {str(one): int(state.timestamp.count(one)) for one in UNITS}
+    def _judge(self, state: State, value: float | None) -> None:
+        self._judged_at = {str(one): int(state.timestamp.count(one)) for one in UNITS}
         if value is not None and self._is_better(value):
             self._best, self._best_at = value, self._judged_at
         else:

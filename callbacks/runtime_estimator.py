@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner import Callback, TimeUnit
 from runner.checks import check_whole
+from runner.time import Progress
 
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State
-    from runner.time import Progress
 
 TINY = 1e-6  # for quotients that would be whole numbers
 
@@ -124,11 +124,15 @@ def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
     if interval is None or not interval.time.value:
         return 0
     period, unit = interval.time.value, interval.time.unit
+    counts_whole_epochs = unit is TimeUnit.EPOCH
     if unit is TimeUnit.DURATION:
         period, unit = period * state.max_duration.value, state.max_duration.unit
+        counts_whole_epochs = unit is TimeUnit.EPOCH and not state.train_dataloader_len
     step = _progress(state).elapsed_in(unit) / state.timestamp.batch
     end, last_before_end = step * batches, step * (batches - 1)
-    if unit is TimeUnit.EPOCH:  # counted when it is complete
+    per_epoch = None if counts_whole_epochs else state.train_dataloader_len
+    before = Progress(state.previous_timestamp, state.max_duration, per_epoch).elapsed_in(unit)
+    if counts_whole_epochs:
         end, step, last_before_end = math.floor(end + TINY), 1.0, math.ceil(end - TINY) - 1
     period = max(period, step)  # it runs at most once a step
 
@@ -137,4 +141,4 @@ def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
 
     at_the_end = runs(end) == runs(last_before_end)
     # What is due at this very batch, or at the end of its epoch, comes after BATCH_END.
-    return runs(end) - runs(state.previous_timestamp.count(unit)) + at_the_end
+    return runs(end) - runs(before) + at_the_end

@@ -65,10 +65,6 @@ class ThresholdStopper(MetricStopper):
         if self._metric.label != "train" and self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))
 
-    def _metric_so_far(self, state: State) -> float:
-        """Return it over the epoch so far; the sync that was asked for."""
-        return float(state.train_metrics[self._metric.name].compute())
-
     def _ask_again(self, state: State) -> None:
         if self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))

@@ -17,7 +17,7 @@ from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
 from runner.precision import Precision
 from runner.state import State
-from runner.time import Interval, Time, TimeUnit
+from runner.time import Interval, Time, TimeUnit, exact_ratio
 
 
 def check_arguments(
@@ -37,7 +37,8 @@ def check_arguments(
     Raises:
         ValueError, TypeError: one is; the message names it.
     """
-    check_duration(max_duration).scaled(scale_schedule_ratio)
+    check_duration(max_duration)
+    exact_ratio(scale_schedule_ratio)
     Interval(eval_interval, name="eval_interval")
     check_iteration_length(iteration_length)
     check_microbatches(grad_accum, microbatch_size)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from runner.time import Progress, Time, Timestamp, TimeUnit, convert
+from runner.time import Progress, Time, Timestamp, TimeUnit, convert, exact_ratio
 
-Length = Callable[[str | Time], Fraction]
+Length = Callable[[Any], Fraction]
 Curve = Callable[[float], float]
 
 
@@ -26,8 +26,7 @@ def _axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Leng
     """The exact length of a time on one axis, and a timestamp's position on it; epochs are counted in their batches."""
     per_epoch = batches if unit is TimeUnit.EPOCH else None
 
-    def length(time: str | Time) -> Fraction:
-        time = Time.parse(time)
+    def length(time: Time) -> Fraction:
         return convert(time, unit, max_duration, batches) * (per_epoch or 1) if time.value else Fraction(0)
 
     def position(timestamp: Timestamp) -> float:
@@ -46,12 +45,15 @@ class Schedule(ABC):
 
     t_warmup: str | Time = field(default="0ba", kw_only=True)
 
+    _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # of lengths, but those in dur
+    _warmup_ratio: Fraction = field(default=Fraction(1), init=False, repr=False)
+
     # Which fields are lengths of time above 0; the first decides the unit in which the schedule counts.
     _lengths: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "t_warmup", Time.parse(self.t_warmup, "t_warmup"))
-        for name in (entry.name for entry in fields(self) if entry.name != "t_warmup"):
+        for name in (entry.name for entry in fields(self) if entry.init and entry.name != "t_warmup"):
             value, minimum = getattr(self, name), 1 if name == "t_mult" else 0
             if name in self._lengths:
                 single = name != "milestones" or type(value) in (str, Time)
@@ -78,8 +80,13 @@ class Schedule(ABC):
         unit = (leading[0] if isinstance(leading, tuple) else leading).unit
         unit = max_duration.unit if unit is TimeUnit.DURATION else unit
         length, position = _axis(unit, max_duration, batches_per_epoch)
-        curve = self._curve(length, length(self.t_warmup))
-        warmup, initial = float(length(self.t_warmup)), curve(0)
+
+        def scaled(time: Time, ratio: Fraction = self._ratio) -> Fraction:
+            return length(time) * (1 if time.unit is TimeUnit.DURATION else ratio)
+
+        exact_warmup = scaled(self.t_warmup, self._warmup_ratio)  # type: ignore[arg-type]
+        curve = self._curve(scaled, exact_warmup)
+        warmup, initial = float(exact_warmup), curve(0)
 
         def multiplier(timestamp: Timestamp) -> float:
             t = position(timestamp)
@@ -88,17 +95,22 @@ class Schedule(ABC):
         return multiplier
 
     def scaled(self, ratio: float, scale_warmup: bool = False) -> Schedule:
-        """The schedule with its lengths, the warm-up only with `scale_warmup`, times `ratio`, as by `Time.scaled`."""
-        names = (*self._lengths, "t_warmup") if scale_warmup else self._lengths
-        return replace(self, **{name: _scaled(getattr(self, name), ratio) for name in names})
+        """Return the schedule with its lengths, the warm-up only with `scale_warmup`, times `ratio`, exactly.
+
+        Lengths in `dur` follow max_duration.
+
+        Raises:
+            ValueError: `ratio` is not above 0, or infinite.
+        """
+        scaled = replace(self)
+        object.__setattr__(scaled, "_ratio", self._ratio * exact_ratio(ratio))
+        if scale_warmup:
+            object.__setattr__(scaled, "_warmup_ratio", self._warmup_ratio * exact_ratio(ratio))
+        return scaled
 
     @abstractmethod
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
         """The multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
-
-
-def _scaled(value: Time | tuple[Time, ...], ratio: float) -> Time | tuple[Time, ...]:
-    return value.scaled(ratio) if isinstance(value, Time) else tuple(time.scaled(ratio) for time in value)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class State:
 
     def is_due(self, interval: Interval) -> bool:
         """Whether the last step of time reached a multiple of an interval."""
-        return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration)
+        return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
 
     @property
     def progress(self) -> Progress:

@@ -100,15 +100,24 @@ class Time:
         """The value as the decimal number that was written: `'0.1dur'` is 1/10, not the float next to it."""
         return Fraction(repr(self.value))
 
-    def scaled(self, ratio: float) -> Time:
-        """This length times `ratio`, rounded down, but a ValueError if nothing is left; `dur` follows max_duration."""
-        if not 0 < ratio < math.inf:
-            raise ValueError(f"scale_schedule_ratio={ratio!r} must be a finite number above 0")
-        exact = self.exact * (1 if self.unit is TimeUnit.DURATION else Fraction(repr(float(ratio))))
+    def scaled(self, ratio: float, batches_per_epoch: int | None) -> Time:
+        """Return this length of a run times `ratio`: in batches where that is no whole number of epochs.
+
+        Part of a batch, sample or token is left out.
+
+        Raises:
+            ValueError: nothing is left, or part of an epoch of unknown length; `ratio` is wrong, see `exact_ratio`.
+        """
+        exact, unit = self.exact * exact_ratio(ratio), self.unit
+        if unit is TimeUnit.EPOCH and exact.denominator > 1:
+            if batches_per_epoch is None:
+                epochs = f"{str(self)!r} would be {float(exact):g} epochs of unknown length"
+                raise ValueError(f"scale_schedule_ratio={ratio!r}: {epochs}; give max_duration in batches")
+            exact, unit = exact * batches_per_epoch, TimeUnit.BATCH
         value = math.floor(exact) if isinstance(self.value, int) else float(exact)
-        if self.value and not value:
+        if not value:
             raise ValueError(f"scale_schedule_ratio={ratio!r} leaves nothing of {str(self)!r}: give a larger one")
-        return Time(value, self.unit)
+        return Time(value, unit)
 
     def _numbers(self, other: Time) -> tuple[int | float, int | float]:
         if other.unit is not self.unit:
@@ -120,6 +129,8 @@ class Time:
 
     def __eq__(self, other: object) -> bool:
         time = _read(other) if isinstance(other, str) else other
+        if isinstance(time, Timestamp):
+            return NotImplemented  # which compares its count
         return isinstance(time, Time) and (self.value, self.unit) == (time.value, time.unit)
 
     def __str__(self) -> str:
@@ -161,8 +172,9 @@ _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}
 class Timestamp(NamedTuple):
     """A position in training: counts over all ranks, wall-clock seconds of this rank without evaluation.
 
-    It never changes; `to_next_*` return the next one. It is ordered against a `Time` or a time string by that unit's
-    count (`timestamp >= "10ba"`) and equals another timestamp when all fields do. A tuple is the fastest to make.
+    It never changes; `to_next_*` return the next one. It compares with a `Time` or a time string by that unit's count
+    (`timestamp >= "10ba"`, `timestamp == "10ba"`) and equals another timestamp when all fields do. A tuple is the
+    fastest to make.
     """
 
     iteration: int = 0
@@ -210,6 +222,16 @@ class Timestamp(NamedTuple):
     def _numbers(self, other: Time) -> tuple[int | float, int | float]:
         return self.count(other.unit), other.value
 
+    def __eq__(self, other: object) -> bool:
+        time = _read(other) if isinstance(other, str) else other
+        return self.count(time.unit) == time.value if isinstance(time, Time) else tuple.__eq__(self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = tuple.__hash__
+
     def __lt__(self, other: object) -> bool:
         return _lt(self, other)
 
@@ -234,6 +256,17 @@ class Timestamp(NamedTuple):
         return cls(**state)  # type: ignore[arg-type]
 
 
+def exact_ratio(ratio: float) -> Fraction:
+    """Return `scale_schedule_ratio` as the decimal number that was written: 0.1 is 1/10.
+
+    Raises:
+        ValueError: it is not above 0, or infinite.
+    """
+    if not 0 < ratio < math.inf:
+        raise ValueError(f"scale_schedule_ratio={ratio!r} must be a finite number above 0")
+    return Fraction(repr(float(ratio)))
+
+
 def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches_per_epoch: int | None) -> Fraction:
     """The exact length of `time` in another unit: `dur` through max_duration, epochs and batches through each other.
 
@@ -255,29 +288,58 @@ def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches
 
 @dataclass(frozen=True, init=False)
 class Interval:
-    """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never."""
+    """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never.
+
+    A fraction of a run of epochs falls inside them where their batches are known, else on the end of the epoch. What
+    falls on an epoch's end is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
+    """
 
     time: Time
-    _period: tuple[Time | None, int, int, int] | None = field(compare=False, repr=False)  # for a max_duration
+    _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
         object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
-        object.__setattr__(self, "_period", None)
+        object.__setattr__(self, "_bound", None)
 
-    def is_due(self, previous: Timestamp, now: Timestamp, max_duration: Time | None = None) -> bool:
-        """Whether a multiple of the interval lies in (previous, now], by the interval's own count.
+    def is_due(
+        self,
+        previous: Timestamp,
+        now: Timestamp,
+        max_duration: Time | None = None,
+        batches_per_epoch: int | None = None,
+    ) -> bool:
+        """Return whether a multiple of the interval lies in (previous, now], by the interval's own count.
 
-        The positions are those before and after one `to_next_*`. A `dur` interval raises without a max_duration.
+        Args:
+            previous: the position before one `to_next_*`.
+            now: the position after it.
+            max_duration: of the run; a `dur` interval raises a ValueError without it.
+            batches_per_epoch: where the loader has a length.
         """
         if not self.time.value:
             return False
-        if self._period is None or self._period[0] is not max_duration:  # asked after every batch, made once
-            counted = max_duration.unit if max_duration else TimeUnit.BATCH  # where there is none, converting raises
-            unit = counted if self.time.unit is TimeUnit.DURATION else self.time.unit
-            ratio = convert(self.time, unit, max_duration, None).as_integer_ratio()
-            object.__setattr__(self, "_period", (max_duration, _FIELD_OF_UNIT[unit], *ratio))
-        _, count, numerator, denominator = self._period  # type: ignore[misc]
-        return now[count] * denominator // numerator > previous[count] * denominator // numerator
+        bound = self._bound
+        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # made once
+            bound = max_duration, batches_per_epoch, self._counter(max_duration, batches_per_epoch)
+            object.__setattr__(self, "_bound", bound)
+        multiples = bound[2]
+        return multiples(now) > multiples(previous)
+
+    def _counter(self, max_duration: Time | None, batches: int | None) -> Callable[[Timestamp], int | float]:
+        """Return a function from a position to how many multiples it has reached, in whole numbers."""
+        is_fraction = self.time.unit is TimeUnit.DURATION
+        counted = max_duration.unit if max_duration else TimeUnit.BATCH  # where there is none, converting raises
+        unit = counted if is_fraction else self.time.unit
+        if batches and is_fraction and unit is TimeUnit.EPOCH:
+            length, parts = convert(self.time, TimeUnit.BATCH, max_duration, batches).as_integer_ratio()
+
+            def multiples(timestamp: Timestamp) -> int:
+                in_epoch = min(timestamp.batch_in_epoch, batches)
+                return ((timestamp.epoch * batches + in_epoch) * parts - (in_epoch == batches)) // length
+
+            return multiples
+        index, (length, parts) = _FIELD_OF_UNIT[unit], convert(self.time, unit, max_duration, None).as_integer_ratio()
+        return lambda timestamp: timestamp[index] * parts // length
 
 
 class Progress(NamedTuple):
@@ -288,12 +350,15 @@ class Progress(NamedTuple):
     batches_per_epoch: int | None = None
 
     def elapsed_in(self, unit: TimeUnit | str) -> float:
-        """How many of `unit` have passed; epochs in fractions where their batches are known, `dur` as a fraction."""
-        if unit == TimeUnit.DURATION:
-            return self.elapsed_in(self.max_duration.unit) / self.max_duration.value
-        if unit == TimeUnit.EPOCH and self.batches_per_epoch:
-            return self.timestamp.epoch + self.timestamp.batch_in_epoch / self.batches_per_epoch
-        return float(self.timestamp.count(unit))
+        """Return how many of `unit` have passed; epochs in fractions where their batches are known, as `dur` is.
+
+        One division of whole numbers: 3 batches of 10 are the float that is written 0.3.
+        """
+        whole = self.max_duration.value if unit == TimeUnit.DURATION else 1
+        unit = self.max_duration.unit if unit == TimeUnit.DURATION else unit
+        if unit == TimeUnit.EPOCH and (batches := self.batches_per_epoch):
+            return (self.timestamp.epoch * batches + self.timestamp.batch_in_epoch) / (batches * whole)
+        return self.timestamp.count(unit) / whole
 
     def convert(self, time: Time | str, unit: TimeUnit | str) -> float:
         """The length of `time` in another unit, see the function `convert`; a ValueError where nothing links them."""

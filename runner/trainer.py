@@ -112,7 +112,7 @@ class Trainer:
             rank_zero_seed=seed,
             run_name=run_name or "",
             config=dict(config or {}),
-            max_duration=arguments.check_duration(max_duration).scaled(scale_schedule_ratio),
+            max_duration=arguments.check_duration(max_duration),
         )
         arguments.set_microbatches(self.state, grad_accum, microbatch_size)
         arguments.set_hooks(self.state, algorithms, callbacks, loggers)
@@ -226,6 +226,7 @@ class Trainer:
         if train_dataloader is not None:
             self.train_stream = self._open(train_dataloader, "train_dataloader")
             state.train_dataloader_len = self.train_stream.length
+            state.max_duration = state.max_duration.scaled(self._scaling[0], state.train_dataloader_len)
         state.train_metrics = make_metrics(model, train=True, device=state.device)
         self.eval_streams: dict[str, BatchStream] = {}
         self._open_evaluators(state.evaluators)

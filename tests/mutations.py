@@ -117,8 +117,8 @@ FAULTS = (
     Fault(
         "intervals: due one batch early",
         "runner/time.py",
-        "return now[count] * denominator // numerator > previous",
-        "return (now[count] + 1) * denominator // numerator > previous",
+        "lambda timestamp: timestamp[index] * parts // length",
+        "lambda timestamp: (timestamp[index] + 1) * parts // length",
         "test_time.py",
     ),
     # randomness

@@ -72,10 +72,9 @@ FOLDERS = {"data", "models", "modes", "optim", "processes", "records", "sweeps"}
 PLUGINS = ("callbacks", "algorithms")
 CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
-MAX_LINES = {"runner": 300, "callbacks": 160, "algorithms": 160}
-MAX_SHARED_LINES = 300  # callbacks/_*.py and algorithms/_*.py, which hold no callback or algorithm
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 2757  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 2850  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
 CHOICES = {"data", "models", "optim", "schedulers"}  # to which CONTRIBUTING says how to add
 # The others train nothing.
 NO_ENGINE = {
@@ -290,15 +289,13 @@ def test_the_lowest_layer_needs_the_standard_library_only(name: str):
     report([f"{found.where}: imports {found.target}" for found in imports(source) if found.top not in allowed])
 
 
-@pytest.mark.parametrize("package", MAX_LINES)
+@pytest.mark.parametrize("package", ["runner", *PLUGINS])
 def test_no_file_is_long(package: str):
     problems = []
     for source in sources(package):
-        shared = source.path.name.startswith("_") and source.path.name != "__init__.py" and package in PLUGINS
-        limit = MAX_SHARED_LINES if shared else MAX_LINES[package]
         lines = len(source.text.splitlines())
-        if lines > limit:
-            problems.append(f"{source.path.relative_to(ROOT)}: {lines} lines, at most {limit}")
+        if lines > MAX_LINES:
+            problems.append(f"{source.path.relative_to(ROOT)}: {lines} lines, at most {MAX_LINES}")
     report(problems)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
+import random
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +217,41 @@ def sgd(*rates: float | torch.Tensor) -> torch.optim.Optimizer:
 
 
 def test_scaled_lengths() -> None:
-    assert linear(t_max="10ep", t_warmup="4ba").scaled(0.5) == linear(t_max="5ep", t_warmup="4ba")
-    assert linear(t_max="10ep", t_warmup="4ba").scaled(0.5, scale_warmup=True) == linear(t_max="5ep", t_warmup="2ba")
-    assert linear(t_warmup="0.1dur").scaled(0.5, scale_warmup=True) == linear(t_warmup="0.1dur")
-    assert multi_step(["4ep", "0.5dur"]).scaled(0.5) == multi_step(["2ep", "0.5dur"])
-    assert step("4ep", 0.3).scaled(2) == step("8ep", 0.3)
-    assert exponential(0.9, "4ep").scaled(0.5) == exponential(0.9, "2ep")
-    assert cosine_annealing_warm_restarts("4ep", 2).scaled(0.5) == cosine_annealing_warm_restarts("2ep", 2)
-    assert warmup_stable_decay("4ep", t_max="8ep").scaled(0.5) == warmup_stable_decay("2ep", t_max="4ep")
-    assert constant(0.5, t_warmup="4ba").scaled(0.5) == constant(0.5, t_warmup="4ba")
-    with pytest.raises(ValueError, match=r"ratio=0\.1 leaves nothing of '4ep'"):
-        step("4ep").scaled(0.1)
+    def same(one: Schedule, other: Schedule, batches: int | None = 7) -> bool:
+        epochs = [(Timestamp(epoch=n // 7, batch=n, batch_in_epoch=n % 7)) for n in range(70)]
+        return [one.bind(Time(10, "ep"), batches)(t) for t in epochs] == [
+            other.bind(Time(10, "ep"), batches)(t) for t in epochs
+        ]
+
+    assert same(linear(t_max="10ep", t_warmup="4ba").scaled(0.5), linear(t_max="5ep", t_warmup="4ba"))
+    assert same(linear(t_max="10ep", t_warmup="4ba").scaled(0.5, True), linear(t_max="5ep", t_warmup="2ba"))
+    assert same(linear(t_warmup="0.1dur").scaled(0.5, scale_warmup=True), linear(t_warmup="0.1dur"))
+    assert same(multi_step(["4ep", "0.5dur"]).scaled(0.5), multi_step(["2ep", "0.5dur"]))
+    assert same(step("4ep", 0.3).scaled(2), step("8ep", 0.3))
+    assert same(exponential(0.9, "4ep").scaled(0.5), exponential(0.9, "2ep"))
+    assert same(cosine_annealing_warm_restarts("4ep", 2).scaled(0.5), cosine_annealing_warm_restarts("2ep", 2))
+    assert same(warmup_stable_decay("4ep", t_max="8ep").scaled(0.5), warmup_stable_decay("2ep", t_max="4ep"))
+    assert same(constant(0.5, t_warmup="4ba").scaled(0.5), constant(0.5, t_warmup="4ba"))
+    assert same(polynomial(2.0, t_max="3ep").scaled(0.5), polynomial(2.0, t_max="3ep").scaled(0.25).scaled(2))
+    assert step("4ep").scaled(0.5) == step("4ep").scaled(0.5) != step("4ep")
+    with pytest.raises(ValueError, match=r"ratio=0 must be a finite number above 0"):
+        step("4ep").scaled(0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scaled_milestones_fall_where_hand_arithmetic_says(seed: int) -> None:
+    rng = random.Random(seed)
+    batches, ratio = rng.choice([5, 6, 31]), rng.choice(["0.1", "0.5", "0.75", "1.3"])
+    milestones = {"ep": rng.sample(range(1, 9), 3), "ba": rng.sample(range(1, 200), 3)}
+    for unit, values in milestones.items():
+        schedule = multi_step([f"{value}{unit}" for value in values], 0.1).scaled(float(ratio))
+        for length in (batches, None) if unit == "ep" else (batches,):
+            multiplier = schedule.bind(Time(10, "ep"), length)
+            for n in range(10 * batches):
+                now = Timestamp(epoch=n // batches, batch=n, batch_in_epoch=n % batches)
+                at = {"ba": Fraction(n), "ep": Fraction(n, batches) if length else Fraction(n // batches)}[unit]
+                passed = sum(value * Fraction(ratio) <= at for value in values)
+                assert multiplier(now) == 0.1**passed, (unit, values, ratio, n, length)
 
 
 @pytest.mark.parametrize(

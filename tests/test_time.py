@@ -178,16 +178,39 @@ def test_times_do_not_change() -> None:
 
 
 def test_scaled() -> None:
-    assert Time(100, "ba").scaled(0.29) == "29ba"  # 100 * 0.29 is 28.999999999999996
-    assert Time(10, "ep").scaled(0.25) == "2ep"
-    assert Time(10.0, "sec").scaled(0.25) == "2.5sec"
-    assert Time(0.5, "dur").scaled(0.25) == "0.5dur"
-    assert Time(0, "ba").scaled(0.25) == "0ba"
+    assert Time(100, "ba").scaled(0.29, None) == "29ba"  # 100 * 0.29 is 28.999999999999996
+    assert Time(10, "ep").scaled(0.5, None) == Time(10, "ep").scaled(0.5, 7) == "5ep"
+    assert Time(10, "ep").scaled(0.25, 7) == "17ba"  # of 17.5
+    assert Time(3, "ep").scaled(0.1, 10) == "3ba"
+    assert Time(10.0, "sec").scaled(0.25, None) == "2.5sec"
+    with pytest.raises(ValueError, match=r"ratio=0\.25: '10ep' would be 2\.5 epochs of unknown length"):
+        Time(10, "ep").scaled(0.25, None)
     with pytest.raises(ValueError, match=r"ratio=0\.1 leaves nothing of '4ba'"):
-        Time(4, "ba").scaled(0.1)
+        Time(4, "ba").scaled(0.1, None)
     for ratio in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match="ratio="):
-            Time(4, "ba").scaled(ratio)
+            Time(4, "ba").scaled(ratio, None)
+
+
+def test_a_timestamp_equals_a_time_by_its_count() -> None:
+    now = Timestamp(epoch=2, batch=4, sample=9, total_wct=1.5)
+    for equal in ("4ba", "2ep", "9sp", "1.5s", Time(4, "ba"), Time(2, "ep")):
+        assert now == equal and equal == now and (now != equal) is False and now <= equal and now >= equal
+    for other in ("5ba", "4ep", Time(5, "ba"), "no time", 4, None, Timestamp(batch=4), (2, 4)):
+        assert now != other and other != now and (now == other) is False
+    assert now == Timestamp(epoch=2, batch=4, sample=9, total_wct=1.5) == tuple(now)
+    assert len({now, Timestamp(epoch=2, batch=4, sample=9, total_wct=1.5)}) == 1
+    with pytest.raises(ValueError, match="fraction of max_duration"):
+        assert now == "0.5dur"
+
+
+def test_fractions_of_a_run_are_the_floats_that_are_written() -> None:
+    for epochs, batches in ((3, 10), (7, 10), (9, 20), (1, 30)):
+        for tenth in range(10):
+            done = Fraction(tenth, 10) * epochs * batches
+            if done.denominator == 1:
+                now = Timestamp(epoch=int(done) // batches, batch_in_epoch=int(done) % batches)
+                assert Progress(now, Time(epochs, "ep"), batches).elapsed_in("dur") == float(f"0.{tenth}")
 
 
 def test_timestamp_transitions() -> None:

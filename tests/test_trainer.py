@@ -11,7 +11,7 @@ from torch import nn
 from callbacks import EarlyStopper, InMemoryLogger
 from runner import Callback, ClassificationModel, Event, Logger, Model, State, Time, Trainer
 from runner.data import DatasetLoader, TensorLoader
-from runner.schedulers import constant, cosine_annealing, linear, step
+from runner.schedulers import constant, cosine_annealing, linear, multi_step, step
 
 
 def make_data() -> TensorLoader:
@@ -157,6 +157,23 @@ def test_schedulers_that_cannot_work_are_refused_at_once(schedulers, kind, messa
 def test_scale_schedule_ratio_scales_duration_and_schedules():
     scaled = rates(schedulers=step("4ba", gamma=0.5), max_duration="8ba", scale_schedule_ratio=0.5)
     assert scaled == pytest.approx([0.1, 0.1, 0.05, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (multi_step(["2ep", "3ep"], gamma=0.1), [0.1] * 4 + [0.01] * 2 + [0.001] * 2),
+        (multi_step(["1ep"], gamma=0.1), [0.1] * 2 + [0.01] * 6),
+        (linear(t_max="3ep"), [0.1 * (1 - n / 6) for n in range(6)] + [0.0] * 2),
+    ],
+)
+def test_lengths_in_epochs_are_scaled_exactly(schedule: Any, expected: list[float]):
+    assert rates(schedulers=schedule, max_duration="4ep", scale_schedule_ratio=0.5) == pytest.approx(expected)
+
+
+def test_part_of_an_epoch_is_trained_in_batches():
+    assert len(rates(max_duration="3ep", scale_schedule_ratio=0.5)) == 6
+    assert len(rates(max_duration="1ep", scale_schedule_ratio=0.3)) == 1
 
 
 # Optimizers

@@ -70,6 +70,16 @@ def test_a_metric_of_training_is_judged_at_the_end_of_each_epoch():
         assert epochs_run([], stopper, model=copy.deepcopy(model), eval_dataloader=None) == 4
 
 
+@pytest.mark.parametrize(("patience", "batches"), [("1ba", 5), ("3sp", 5), ("2ba", 6), ("5sp", 6)])
+def test_a_patience_in_batches_judges_a_metric_of_training_after_each(patience: str, batches: int):
+    seen = [1, 3, 9, 5, 7, 6, 6, 8]  # so the metric so far, of two batches an epoch, is 1, 2, 9, 7, 7, 6.5, 6, 7
+    with make_trainer(
+        [], EarlyStopper("Mean", "train", patience=patience), model=Scripted([], seen), eval_dataloader=None
+    ) as trainer:
+        trainer.fit()
+    assert trainer.state.timestamp == f"{batches}ba"
+
+
 def test_an_evaluation_outside_training_does_not_count():
     stopper = EarlyStopper("loss", patience="0ep")
     with make_trainer([1.0, 9.0, 8.0, 7.0, 7.0], stopper) as trainer:

@@ -49,6 +49,8 @@ class StochasticBlock(nn.Module):
         self.kept: bool | Tensor = True
         self.keeps_shape: bool | None = None
 
+    # The choice is Python's, and the block itself compiled: else each set of blocks that stay would be a graph anew.
+    @torch.compiler.disable(recursive=False)
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the inputs (N, ...), the block's output, or their mean, weighed by the rate."""
         if self.training and self.kept is False and self.keeps_shape:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config, reset
+from torch._dynamo.utils import counters
 
 from algorithms import LAWA, StochasticDepth
 from algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
@@ -259,3 +262,20 @@ def test_an_average_has_the_same_statistics_after_a_resume(make_trainer, tmp_pat
         later, again = run(resume_path=tmp_path / str(batch))
         assert later == losses[batch:]
         torch.testing.assert_close(again, weights, rtol=0, atol=0)
+
+
+def test_a_compiled_model_is_not_compiled_anew_for_each_set_of_blocks():
+    blocks = [StochasticBlock(nn.Sequential(nn.Linear(3, 3), nn.Tanh())) for _ in range(5)]
+    model = nn.Sequential(nn.Linear(3, 3), *blocks)
+    inputs = torch.randn(2, 3)
+    model(inputs)  # so that the blocks know that they keep the shape
+    reset()
+    counters.clear()
+    model.compile(backend="eager")
+    with config.patch(fail_on_recompile_limit_hit=True):
+        for kept in product((True, False), repeat=len(blocks)):
+            for block, stays in zip(blocks, kept, strict=True):
+                block.kept = stays
+            found, expected = model(inputs), nn.Sequential.forward(model, inputs)
+            torch.testing.assert_close(found, expected)
+    assert counters["stats"]["unique_graphs"] < 20  # of 32 sets

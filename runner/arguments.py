@@ -159,6 +159,19 @@ def refuse_unseen_hooks(state: State) -> None:
         if overrides(one, event):
             why = "its own training_step does forward, loss and backward. Remove one of them."
             raise ValueError(f"{type(one).__name__} acts at {event.name}, which does not happen with {model}: {why}")
+    if state.unwrapped_model.manual_optimization:
+        _refuse_before_own_steps(state, model)
+
+
+def _refuse_before_own_steps(state: State, model: str) -> None:
+    """Raise where something is to happen between backward and the steps that a model takes by itself."""
+    if state.grad_accum > 1 or state.microbatch_size is not None or state.auto_microbatching:
+        key = "grad_accum" if state.grad_accum > 1 else "microbatch_size"
+        raise ValueError(f"{key}: {model} has manual_optimization, and steps with the whole batch; leave {key} out")
+    for one in state.algorithms:
+        if overrides(one, Event.AFTER_TRAIN_BATCH):
+            why = f"{model} has manual_optimization, and has stepped by then. Do it in its training_step instead."
+            raise ValueError(f"{type(one).__name__} acts on gradients before optimizers step: {why}")
 
 
 def set_microbatches(state: State, grad_accum: int, microbatch_size: int | str | None) -> None:

@@ -9,6 +9,7 @@ loss that is no mean over samples, and the tokens that are trained where samples
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runner.batch import split
-from runner.distributed import all_reduce_gradients, all_reduce_sum, any_rank
+from runner.distributed import all_reduce_sum, any_rank
 from runner.evaluation import evaluate_now
 from runner.interrupt import Interrupt
 from runner.loss import Weight, check_loss, detach, fractions, rank_share, scaled_total, weighted_sum
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from runner.trainer import Trainer
 
 log = logging.getLogger("runner")
+
+NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
 
 
 def fit(trainer: Trainer) -> None:
@@ -87,7 +90,7 @@ def train_epoch(trainer: Trainer, batches: Iterator[Any]) -> bool:
 
 def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     """Train `state.batch`, which is this rank's `samples` of `all_samples`: gradients, optimizer step, step of time."""
-    state, on, scaler = trainer.state, trainer.engine.on, trainer.state.scaler
+    state, on = trainer.state, trainer.engine.on
     on.batch_start()
     for rates in trainer.rates:
         rates.step(state.progress)
@@ -98,20 +101,10 @@ def train_batch(trainer: Trainer, samples: int, all_samples: int) -> None:
     for parameter in trainer.parameters:
         parameter.grad = None
     trainer.accumulate_gradients(trainer, share)
-    if not trainer.reduces_in_backward:
-        all_reduce_gradients(state.model.parameters())
-    if scaler is not None:
-        for optimizer in state.optimizers:
-            scaler.unscale_(optimizer)
+    trainer.steps.finish_gradients()
     on.after_train_batch()
     state.is_whole = False
-    for optimizer in state.optimizers:
-        # The scaler reads one flag back from the device here, as torch's own fp16 training does.
-        optimizer.step() if scaler is None else scaler.step(optimizer)
-    if scaler is not None:
-        scaler.update()
-    for scheduler in trainer.batch_schedulers:
-        scheduler.step()
+    trainer.steps.step()
     tokens = state.unwrapped_model.num_tokens(state.batch)
     if tokens and trainer.sums_tokens:
         tokens = int(all_reduce_sum(torch.tensor(tokens if samples else 0)))  # on the host
@@ -182,8 +175,8 @@ def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
         out_of_memory = False
         try:
             in_microbatches(trainer, share)
-        except torch.OutOfMemoryError:
-            if size == 1:
+        except RuntimeError as error:
+            if size == 1 or not is_out_of_memory(error):
                 raise
             out_of_memory = True
         if not any_rank(out_of_memory):
@@ -197,6 +190,11 @@ def in_fitting_microbatches(trainer: Trainer, share: Weight) -> None:
             torch.cuda.empty_cache()
         for buffer, before in buffers:
             buffer.copy_(before)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error says that the device has no memory left: torch's allocator, cuBLAS or cuDNN."""
+    return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
 def checked(trainer: Trainer, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,15 +28,21 @@ class Model(nn.Module):
     Attributes:
         training_step: None, or a method ``training_step(state)`` of the subclass, which the training loop then calls in
             place of its own forward, loss and backward. It leaves gradients, of losses times ``state.loss_scale``, and
-            returns the loss; the loop then steps all optimizers, once. It does not step them itself: a GAN takes the
-            gradients of both losses first, those of each for its own network only. Gradients are averaged over the
-            ranks afterwards: all ranks leave those of the same parameters.
+            returns the loss; the loop then steps all optimizers, once: a GAN takes the gradients of both losses first,
+            those of each for its own network only. Gradients are averaged over the ranks afterwards: all ranks leave
+            those of the same parameters.
+        manual_optimization: whether ``training_step`` steps those of ``state.optimizers`` itself, as often and in the
+            order that it likes, with ``optimizer.step()``. That averages their gradients over the ranks first, and
+            unscales them with amp_fp16, where each may step once a batch: all ranks make the same steps. It also sets
+            gradients to zero between its steps; those of one batch are gone in the next. A batch is one step of time.
 
     Raises:
-        TypeError: the subclass lacks ``forward``, or both ``loss`` and ``training_step``.
+        TypeError: the subclass lacks ``forward``, or both ``loss`` and ``training_step``; it has
+            ``manual_optimization`` and no ``training_step``.
     """
 
     training_step: ClassVar[Callable[..., Any] | None] = None
+    manual_optimization: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +51,8 @@ class Model(nn.Module):
             raise TypeError(f"{cls.__name__} has no forward: define forward(self, batch), which returns the outputs")
         if cls.loss is Model.loss and cls.training_step is None:
             raise TypeError(f"{cls.__name__} has no loss: define loss(self, outputs, batch), or training_step")
+        if cls.manual_optimization and cls.training_step is None:
+            raise TypeError(f"{cls.__name__} has manual_optimization=True: define training_step(self, state)")
         self._validated: tuple[Any, Any] | None = None
 
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:

@@ -71,11 +71,12 @@ class ForwardStream:
 
 def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
     """Switch torch's deterministic algorithms on, and return what was before; None when there is nothing to do."""
+    # torch reads it once in a process, before its first product of matrices: a later run may be deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not deterministic:
         return None
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     before = enabled, warns, torch.backends.cudnn.benchmark
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     return before

@@ -26,6 +26,7 @@ from runner.optimizers import Optimizers, existing_optimizers, make_optimizers, 
 from runner.precision import Precision
 from runner.randomness import ForwardStream, restore_determinism, set_determinism
 from runner.state import State
+from runner.steps import Steps, make_steps
 from runner.time import Interval, Time
 
 
@@ -181,6 +182,7 @@ class Trainer:
             self.engine.close()
         finally:
             restore_determinism(self._before)
+            self.steps.close()
             if self._made_group:
                 self._bind(self.state.unwrapped_model)  # lets go of DDP, which must not outlive the group
                 distributed.destroy_process_group()
@@ -251,6 +253,7 @@ class Trainer:
     ) -> None:
         """Fire the events of construction, and make what stands between them."""
         state, fire = self.state, self.engine.run_event
+        self.steps = Steps(state, (), reduces=False)  # of no optimizer yet
         model, self._interrupt = state.unwrapped_model, Interrupt()
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
         self.world_size = distributed.get_world_size()
@@ -266,7 +269,7 @@ class Trainer:
         model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # with what is new
         state.optimizers = make_optimizers(optimizers, model)
         self.rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
-        self.batch_schedulers, self.epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
+        batch_schedulers, self.epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
         state.schedulers = [*self.rates, *stepped]
         state.scaler = state.precision.scaler(state.device)
         fire(Event.BEFORE_LOAD)
@@ -277,24 +280,29 @@ class Trainer:
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
+        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
+        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
+        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
+        unseen = model.training_step is not None or state.auto_microbatching or exact
+        self.reduces_in_backward = self.world_size == 1 or not unseen
+        self.steps = make_steps(state, batch_schedulers, not self.reduces_in_backward)
         self._bind(distributed.replicate(model, state.device))
 
     def _bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls."""
         state, model = self.state, self.state.unwrapped_model
         state.model = wrapped
-        autocast = state.precision.autocast(state.device)
+
+        def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+            return state.precision.autocast(state.device)(function)  # one each: none is entered twice
+
         self.parameters = list(model.parameters())
         self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
         self.forward, self.eval_forward = autocast(state.model), autocast(model.eval_forward)
         self.loss = loop.checked(self, "loss", autocast(model.loss))
-        step = model.training_step
-        self.training_step = None if step is None else loop.checked(self, "training_step", autocast(step))
+        step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
+        self.training_step = None if step is None else loop.checked(self, "training_step", step)
         self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
-        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
-        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
-        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
-        self.reduces_in_backward = self.world_size == 1 or not (step or state.auto_microbatching or exact)
         splits = state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward
         self.accumulate_gradients = loop.in_microbatches if splits else loop.whole_batch
         if state.auto_microbatching:

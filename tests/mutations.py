@@ -73,8 +73,8 @@ FAULTS = (
     ),
     Fault(
         "gradients of an own training_step are not averaged",
-        LOOP,
-        "if not trainer.reduces_in_backward:",
+        "runner/steps.py",
+        "if self.reduces:",
         "if False:",
         "test_distributed.py",
     ),
@@ -87,8 +87,8 @@ FAULTS = (
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
-        LOOP,
-        "            scaler.unscale_(optimizer)",
+        "runner/steps.py",
+        "            self.scaler.unscale_(optimizer)",
         "            pass",
         "test_precision.py",
     ),

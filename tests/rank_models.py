@@ -69,3 +69,16 @@ class OwnStep(Classifier):
         (loss * state.loss_scale).backward(inputs=parameters[:2], retain_graph=True)
         (loss * state.loss_scale).backward(inputs=parameters[2:])
         return loss
+
+
+class StepsItself(OwnStep):
+    """Steps its optimizer twice a batch."""
+
+    manual_optimization = True
+
+    def training_step(self, state):
+        for _ in range(2):
+            state.optimizers[0].zero_grad()
+            loss = super().training_step(state)
+            state.optimizers[0].step()
+        return loss

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from rank_models import Classifier, OwnStep, SmallMemory, class_data, language_model, token_data
+from rank_models import Classifier, OwnStep, SmallMemory, StepsItself, class_data, language_model, token_data
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
@@ -48,6 +48,8 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "tokens, microbatches": (language_model, token_data, 17, 8, {"microbatch_size": 1}),
     "own training_step": (OwnStep, class_data, 23, 9, {}),
     "own training_step, fewer samples than ranks": (OwnStep, class_data, 17, 8, {"grad_accum": 2}),
+    "manual optimization": (StepsItself, class_data, 23, 9, {}),
+    "manual optimization, fewer samples than ranks": (StepsItself, class_data, 17, 8, {}),
     "averaged": (Classifier, class_data, 23, 9, {"algorithms": "EMA"}),
 }
 

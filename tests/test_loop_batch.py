@@ -57,8 +57,11 @@ class _NoRoomBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         if len(gradients[0]) > 1:
-            raise torch.OutOfMemoryError("out of memory")
+            raise _NoRoomBackward.kind(_NoRoomBackward.message)
         return gradients[0]
+
+    kind: type[RuntimeError] = torch.OutOfMemoryError
+    message = "out of memory"
 
 
 def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one_runs():
@@ -84,6 +87,35 @@ def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one
         trainer.fit()
     assert trainer.state.microbatch_size == 1
     assert watch.alive == [False, False]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: out of memory",
+    ],
+)
+def test_libraries_run_out_of_memory_in_words_of_their_own(monkeypatch: pytest.MonkeyPatch, message: str):
+    class Lean(Tokens):
+        def forward(self, batch):
+            return _NoRoomBackward.apply(super().forward(batch))
+
+    def train() -> Any:
+        model = Lean(nn.Linear(3, 2), 2)
+        with make_trainer(model=model, microbatch_size="auto", max_duration="1ba") as trainer:
+            trainer.fit()
+        return trainer.state.microbatch_size
+
+    monkeypatch.setattr(_NoRoomBackward, "kind", RuntimeError)
+    monkeypatch.setattr(_NoRoomBackward, "message", message)
+    assert train() == 1
+    monkeypatch.setattr(_NoRoomBackward, "message", "CUDA error: an illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal"):
+        train()
 
 
 def test_algorithms_may_change_batch_loss_and_gradients():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from algorithms import EMA, BatchAugment, MixUp
 from callbacks import InMemoryLogger
 from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_seed
 from runner.data import DatasetLoader, TensorLoader
-from runner.randomness import ForwardStream, _mix
+from runner.randomness import ForwardStream, _mix, restore_determinism, set_determinism
 from runner.schedulers import cosine_annealing
 
 
@@ -202,6 +203,16 @@ class TestForwardStream:
             rows.append(torch.rand(500))
         correlations = torch.corrcoef(torch.stack(rows)) - torch.eye(200)
         assert float(correlations.abs().max()) < 0.25 and abs(float(correlations.mean())) < 0.002
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_any_run_prepares_for_a_deterministic_one_after_it(monkeypatch, before: str | None, after: str):
+    name = "CUBLAS_WORKSPACE_CONFIG"  # which torch reads once in a process
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    restore_determinism(set_determinism(False))
+    assert os.environ[name] == after
 
 
 def test_deterministic_runs_refuse_what_is_not_and_restore_what_was():

@@ -1,0 +1,192 @@
+"""How the optimizers of a run step after each batch: plainly, with the scaler of amp_fp16, or by the model itself.
+
+The training loop calls `finish_gradients` and `step` of one of these; AFTER_TRAIN_BATCH lies between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from runner.distributed import all_reduce_gradients, get_world_size
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+
+class Steps:
+    """Steps each optimizer, then torch's own schedulers where they step with every batch.
+
+    Args:
+        state: with its optimizers.
+        schedulers: of torch, those that step with every batch.
+        reduces: whether gradients are still to be averaged over the ranks when a batch has been through backward.
+    """
+
+    def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
+        self.state, self.schedulers, self.reduces = state, [*schedulers], reduces
+
+    def finish_gradients(self) -> None:
+        """Average gradients over the ranks, unless DDP did so within backward. All ranks."""
+        if self.reduces:
+            all_reduce_gradients(self.state.model.parameters())
+
+    def step(self) -> None:
+        """Step optimizers and schedulers."""
+        for optimizer in self.state.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
+        """Return a model's `training_step` as the loop is to call it."""
+        return training_step
+
+    def close(self) -> None:
+        """Leave the optimizers as they were."""
+
+
+class ScaledSteps(Steps):
+    """Steps with the loss scaler of amp_fp16, which leaves out a step whose gradients overflowed.
+
+    A scheduler stays where it is when its optimizer did not step. An optimizer whose parameters got no gradient does
+    not step, as without a scaler.
+    """
+
+    def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
+        super().__init__(state, schedulers, reduces)
+        assert state.scaler is not None
+        self.scaler = state.scaler
+        self._stepped: set[int] = set()
+        self._hooks = [one.register_step_post_hook(self._has_stepped) for one in state.optimizers]
+
+    def finish_gradients(self) -> None:
+        super().finish_gradients()
+        for optimizer in self.state.optimizers:
+            self.scaler.unscale_(optimizer)
+
+    def step(self) -> None:
+        self._stepped.clear()
+        with_gradients = [one for one in self.state.optimizers if any(gradients_of(one))]
+        for optimizer in with_gradients:
+            self.scaler.step(optimizer)  # reads one flag back from the device, as torch's own fp16 training does
+        if with_gradients:
+            self.scaler.update()
+        for scheduler in self.schedulers:
+            if id(scheduler.optimizer) in self._stepped:
+                scheduler.step()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped.add(id(optimizer))
+
+
+class OwnSteps(Steps):
+    """Leaves the steps to a model with `manual_optimization`.
+
+    While its `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the ranks,
+    and unscales them with amp_fp16. Where the model does not say that it steps optimizers, doing so is an error.
+
+    Args:
+        state: with its optimizers.
+        schedulers: of torch, those that step with every batch.
+        others: what steps where the model does not; None with `manual_optimization`.
+    """
+
+    def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:
+        super().__init__(state, schedulers, reduces=False)
+        self._others, self._running, self._ever = others, False, False
+        self._scaled: set[int] = set()  # the optimizers that the scaler has stepped in this batch
+        self._before = [one.__dict__.get("step") for one in state.optimizers]
+        for optimizer in state.optimizers:
+            optimizer.step = self._watched(optimizer, optimizer.step)
+
+    def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
+        """Return a model's `training_step`, during which its optimizers step as the class says."""
+
+        def watched(state: State) -> Any:
+            self._running = True
+            try:
+                return training_step(state)
+            finally:
+                self._running = False
+
+        return watched
+
+    def finish_gradients(self) -> None:
+        if self._others is not None:
+            self._others.finish_gradients()
+
+    def step(self) -> None:
+        if self._others is not None:
+            self._others.step()
+            return
+        if not self._ever:
+            model = type(self.state.unwrapped_model).__name__
+            remedy = "call step() on those of state.optimizers, or leave manual_optimization out"
+            raise RuntimeError(f"{model}.training_step stepped no optimizer, with manual_optimization=True: {remedy}")
+        if self._scaled and self.state.scaler is not None:
+            self.state.scaler.update()
+            self._scaled.clear()
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def close(self) -> None:
+        for optimizer, before in zip(self.state.optimizers, self._before, strict=True):
+            vars(optimizer).pop("step", None)
+            if before is not None:
+                optimizer.step = before
+        if self._others is not None:
+            self._others.close()
+
+    def _watched(self, optimizer: Optimizer, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def step(*arguments: Any, **named: Any) -> Any:
+            if not self._running:
+                return plain(*arguments, **named)
+            name, model = type(optimizer).__name__, type(self.state.unwrapped_model).__name__
+            if self._others is not None:
+                remedy = f"set manual_optimization = True in {model}, or leave the step to the run"
+                raise RuntimeError(f"{model}.training_step stepped {name}, which the run steps after it: {remedy}")
+            if arguments or named:
+                raise TypeError(f"{model}.training_step: {name}.step() takes no closure here; call backward before it")
+            self._step(optimizer, plain)
+
+        return step
+
+    def _step(self, optimizer: Optimizer, plain: Callable[[], Any]) -> None:
+        state = self.state
+        if get_world_size() > 1:
+            all_reduce_gradients(one for group in optimizer.param_groups for one in group["params"])
+        state.is_whole, self._ever = False, True
+        if state.scaler is None:
+            plain()
+            return
+        if id(optimizer) in self._scaled:
+            name = type(optimizer).__name__
+            raise RuntimeError(f"precision='amp_fp16': {name} can step once a batch only; use amp_bf16")
+        if any(gradients_of(optimizer)):
+            self._scaled.add(id(optimizer))
+            self._running = False
+            state.scaler.step(optimizer)
+            self._running = True
+
+
+def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
+    """Return how the optimizers of a run step; the arguments are those of `Steps`."""
+    steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
+    model = state.unwrapped_model
+    if model.training_step is None:
+        return steps
+    return OwnSteps(state, schedulers, None if model.manual_optimization else steps)
+
+
+def gradients_of(optimizer: Optimizer) -> Iterable[bool]:
+    """Yield of each parameter of an optimizer whether it has a gradient."""
+    return (one.grad is not None for group in optimizer.param_groups for one in group["params"])

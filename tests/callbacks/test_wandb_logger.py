@@ -192,10 +192,10 @@ def test_a_server_that_never_answers_costs_the_timeout_at_most(tmp_path: Path):
     source = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_wandb_logger import make_trainer
 from callbacks import WandBLogger
-with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=1.0)) as trainer:
+with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=5.0)) as trainer:
     began = time.perf_counter()
     trainer.fit()
     print(time.perf_counter() - began)
@@ -205,12 +205,13 @@ print(time.perf_counter() - began)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
-        command = [sys.executable, "-c", source, str(Path(__file__).parent)]
+        here = Path(__file__).parent
+        command = [sys.executable, "-c", source, str(here), str(here.parent)]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     fitting, closing = map(float, done.stdout.split())
-    assert fitting < 2 and 0.9 < closing < 3
-    assert done.stderr.count("wandb is not done after 1 s: training is not affected") == 1
+    assert fitting < 5 and 4.9 < closing < 20
+    assert done.stderr.count("wandb is not done after 5 s: training is not affected") == 1
 
 
 def program() -> None:

@@ -142,7 +142,10 @@ class Delivery:
             order = self._order
             sent = read_sent(self._folder, order["tracking_uri"])
             client, run = open_run(
-                order, sent.run_id, lambda: origin_tags(order["command"], order["cwd"]), self._wanted
+                order,
+                sent.run_id,
+                lambda: origin_tags(order["command"], order["cwd"], self._folder.parent),
+                self._wanted,
             )
             if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
                 sent = Sent(order["tracking_uri"], run.info.run_id)

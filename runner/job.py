@@ -25,6 +25,7 @@ from runner.processes.threads import choose_threads, parallel_jobs, with_threads
 from runner.records import run_folder
 from runner.records.begin_again import arguments_to_record, begun_again, name_again
 from runner.records.changes import tell_changes, tell_changes_of_rerun
+from runner.records.kept_code import import_from
 from runner.records.optimizer_changes import change_optimizers
 from runner.records.record import log_record
 from runner.records.result import check_objective, is_unfinished, recording
@@ -54,6 +55,8 @@ class Task:
 
     def __call__(self, config: DictConfig) -> float | None:
         hydra_config = HydraConfig.get()
+        if self.saved is not None:
+            import_from(self.saved.code)
         if hydra_config.mode is RunMode.MULTIRUN:
             nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
             with labelled_lines(label_of(config.run_name, hydra_config)):
@@ -113,6 +116,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         threads=threads,
         may_be_over=may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
+        code={} if saved is None else saved.code,
     )
 
 
@@ -170,6 +174,7 @@ def name_run(config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, c
 
 def run(job: Job) -> float | None:
     """Do a job's work in its mode, and return what a sweep compares. All ranks."""
+    import_from(job.code)
     with removed_when_refused(Path(job.run_dir)), with_threads(job.threads):
         return MODES[job.config["mode"]](job)
 

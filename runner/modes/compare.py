@@ -20,6 +20,7 @@ from runner.digest import PARTS, first_difference, read_digests
 from runner.modes.check import remove_empty
 from runner.processes.launch import Job
 from runner.records.changes import find_changes
+from runner.records.kept_code import read_code
 from runner.records.result import read_result
 from runner.terminal import print_block, show_path
 from runner.wrong_config import config_errors
@@ -117,9 +118,11 @@ def _facts(a: Path, b: Path) -> Iterator[tuple[str, str]]:
         before, after = ({key: one.get(key) for key in ENVIRONMENT} for one in (before, after))
         for change in find_changes(before, after):
             yield "environment", str(change)
-        patches = [(run / "git.patch").read_text() if (run / "git.patch").exists() else "" for run in (a, b)]
+        patches = [(run / "git.patch").read_bytes() if (run / "git.patch").exists() else b"" for run in (a, b)]
         if patches[0] != patches[1]:
             yield "environment", "git.patch: uncommitted changes of the code differ"
+        if read_code(a) != read_code(b):
+            yield "environment", "code/: modules that no commit holds differ"
 
 
 def _read(path: Path) -> dict[str, Any]:

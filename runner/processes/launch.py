@@ -130,7 +130,8 @@ class Job:
     `threads` is the number of CPU threads of each of its processes; None: as they have it. `may_be_over` says that
     training may have ended before, with only the end of the run left to do: it did not say that it finished.
     `arguments` are those that its record keeps: the overrides, and what else it was composed with. `label` is what each
-    line that it prints begins with, where other jobs print at the same time.
+    line that it prints begins with, where other jobs print at the same time. `code` are modules of a saved run, which
+    are imported in place of those of now.
     """
 
     config: dict[str, Any]
@@ -142,6 +143,7 @@ class Job:
     may_be_over: bool = False
     arguments: list[str] = field(default_factory=list)
     label: str = ""
+    code: dict[str, str] = field(default_factory=dict)
 
 
 def print_failure(error: BaseException) -> None:

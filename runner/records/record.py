@@ -1,4 +1,4 @@
-"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and uncommitted changes.
+"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and what no commit holds.
 
 The newest record lies in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
 `signature` says that this user made it: what others made may name any class, and making objects of it runs code.
@@ -13,7 +13,6 @@ import platform
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +23,9 @@ from typing import Any
 import yaml
 
 from runner.processes.launch import Job
-from runner.records.trust import SIGNED, sign
+from runner.records.kept_code import CODE, write_code
+from runner.records.trust import SIGNED, sign, signed_code
+from runner.records.uncommitted import git_commit, loose_modules, patch
 from runner.terminal import show_path
 
 log = logging.getLogger("runner")
@@ -60,25 +61,25 @@ def write_record(
             log.warning(
                 "checkpoints later than %s are of another future: moved to %s: %s", goes_on_from.name, folder, names
             )
+    code = loose_modules(config)
     files = {
-        "config.yaml": yaml.safe_dump(config, sort_keys=False),
-        "overrides.yaml": yaml.safe_dump(arguments),
-        "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1),
+        "config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
+        "overrides.yaml": yaml.safe_dump(arguments).encode(),
+        "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1).encode(),
     }
-    patch = _git("diff", "HEAD")
-    if patch:
-        files["git.patch"] = patch + "\n"
-    signature = sign([files[name].encode() for name in SIGNED])
+    if changes := patch():
+        files["git.patch"] = changes
+    signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
     if signature is not None:
-        files["signature"] = signature
+        files["signature"] = signature.encode()
     for name in FILES:
         if name not in files:
             (run_dir / name).unlink(missing_ok=True)
             continue
         partial = run_dir / f".{name}.partial"
-        partial.write_text(files[name])
+        partial.write_bytes(files[name])
         os.replace(partial, run_dir / name)
-    return [run_dir / name for name in files]
+    return [*(run_dir / name for name in files), *write_code(run_dir, code)]
 
 
 def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
@@ -88,17 +89,19 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     if get_global_rank() == 0:
         if job.tags:
             logger.log_tags(job.tags)
-        for path in write_record(Path(job.run_dir), job.config, job.arguments, job.run_name, goes_on_from):
-            logger.log_artifact(path, "record")
-        for path in Path(job.run_dir).glob("sessions/*/*"):
-            if path.is_file():  # checkpoints of another future stay here
-                logger.log_artifact(path, f"record/sessions/{path.parent.name}")
+        run_dir = Path(job.run_dir)
+        files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
+        # Of earlier sessions; checkpoints of another future, which lie there too, stay here.
+        files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
+        for path in files:
+            if path.is_file():
+                logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
 
 
 def differences(then: Mapping[str, Any]) -> list[str]:
     """Return lines about what differs now from a record's environment and changes numbers: commit and versions."""
     lines = []
-    commit = _git("rev-parse", "HEAD")
+    commit = git_commit()
     if then.get("git_commit") and commit and then["git_commit"] != commit:
         lines.append(f"the run was made at git commit {then['git_commit'][:10]}, this is {commit[:10]}")
     versions = [
@@ -121,6 +124,8 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     for name in FILES:
         with suppress(FileNotFoundError):
             shutil.copy2(run_dir / name, folder / name)
+    with suppress(FileNotFoundError):
+        shutil.copytree(run_dir / CODE, folder / CODE, symlinks=True)
     return folder
 
 
@@ -142,7 +147,7 @@ def environment() -> dict[str, Any]:
         "gpus": gpus,
         "ranks": get_world_size(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "git_commit": _git("rev-parse", "HEAD"),
+        "git_commit": git_commit(),
     }
 
 
@@ -151,12 +156,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _git(*arguments: str) -> str | None:
-    """Return what git says about the working directory, None where it is no repository or git is missing."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -21,6 +21,7 @@ from runner import build
 from runner.command_line import config_dir, key_of, typed_value
 from runner.composed import OF_THE_COMMAND
 from runner.processes.launch import kept_over_restarts
+from runner.records.kept_code import code_to_import, import_from
 from runner.records.recompose import (
     CONFIG_DIR,
     changes_since,
@@ -52,6 +53,7 @@ class SavedRun:
         config_dir: directory whose configs it is composed with as well, though none is typed now.
         is_whole: whether `base` is composed with all that the run was, so that its choices are the run's.
         unused: arguments of its record that are not among `overrides`, and that the next record keeps.
+        code: modules that it is made again with, where some have changed since: for `import_from`.
     """
 
     given: str
@@ -64,6 +66,7 @@ class SavedRun:
     config_dir: str | None = None
     is_whole: bool = True
     unused: list[str] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
@@ -188,6 +191,8 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     changes = changes_since(config, base, options) if has_all else []
     for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
+    code = code_to_import(folder, key == "rerun", is_trusted)
+    import_from(code)
     return SavedRun(
         given=given,
         path=path,
@@ -200,6 +205,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_whole=has_all and kept == plain,
         # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
         unused=[one for one in recorded if one not in kept] if is_trusted else [],
+        code=code,
     )
 
 

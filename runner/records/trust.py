@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.composed import targets
+from runner.records.kept_code import read_code
 from runner.wrong_config import CONF
 
 SIGNED = ("config.yaml", "overrides.yaml")
-"""Files of a record that say what is run."""
+"""Files of a record that say what is run; the modules that are kept with it are signed too."""
 
 _HARMLESS = re.compile(
     r"(runner|callbacks|algorithms|torch\.(nn|optim|optim\.lr_scheduler)|torchmetrics(\.[a-z]+)?)\.[A-Z]\w*"
@@ -43,11 +44,16 @@ def sign(contents: Sequence[bytes]) -> str | None:
     return hmac.new(key, lengths + b"".join(contents), hashlib.sha256).hexdigest()
 
 
+def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
+    """Return what is signed of the modules that are kept with a run: their names and contents."""
+    return [part for name in sorted(modules) for part in (name.encode(), modules[name])]
+
+
 def is_own(folder: Path) -> bool:
     """Whether this user made the record in a folder, and nobody has changed it since."""
     try:
         given = (folder / "signature").read_bytes()
-        signature = sign([(folder / name).read_bytes() for name in SIGNED])
+        signature = sign([*((folder / name).read_bytes() for name in SIGNED), *signed_code(read_code(folder))])
     except OSError:
         return False
     return signature is not None and hmac.compare_digest(given, signature.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ QUIET = ("callbacks=[checkpoint_saver]",)
 LONGER = "trainer.max_duration=3ep"
 CLEAN = {"model": {"_target_": "runner.ClassificationModel", "module": {"_target_": "runner.models.MLP"}}}
 """What a record names that needs no permission."""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What a git command prints in a folder."""
+    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def weights(run_dir: Path, checkpoint: str = "ep2-ba6") -> str:

@@ -1,35 +1,20 @@
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from runs import git
 
 from runner.records.record import differences, environment, write_record
 from runner.records.trust import is_own
 
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a git repository of one committed file."""
-    git(tmp_path, "init", "-q")
-    (tmp_path / "code.py").write_text("a = 1\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -47,13 +32,49 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
+    """To the byte, whatever is in the files, and however the user wants to see diffs."""
+    before = {"blank.txt": b"a\n\n", "latin.txt": b"caf\xe9\n", "bytes": bytes(range(256)), "dos.txt": b"a\r\n"}
+    after = {"blank.txt": b"b\n\n", "latin.txt": b"caf\xe8\n", "bytes": bytes(range(255, -1, -1)), "dos.txt": b"b\r\n"}
     run_dir = repository / "run"
     assert "git.patch" not in [path.name for path in write_record(run_dir, CONFIG, [])]
+    for name, content in before.items():
+        (repository / name).write_bytes(content)
+    git(repository, "add", *before)
+    git(repository, "commit", "-qm", "second")
+    for name, content in after.items():
+        (repository / name).write_bytes(content)
+        for key, value in (("diff.noprefix", "true"), ("color.ui", "always"), ("diff.external", "false")):
+            git(repository, "config", key, value)
+        (patch,) = [path for path in write_record(run_dir, CONFIG, []) if path.name == "git.patch"]
+        git(repository, "checkout", "-q", ".")
+        git(repository, "apply", str(patch))
+        assert (repository / name).read_bytes() == content
+        git(repository, "commit", "-qam", name)
+
+
+def test_modules_that_no_commit_holds_are_kept_with_each_session(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(repository)
+    run_dir, config = repository / "run", {"model": {"_target_": "loose_module.Model"}}
+    for width in (1, 2):
+        (repository / "loose_module.py").write_text(f"width = {width}\n")
+        monkeypatch.delitem(sys.modules, "loose_module", raising=False)
+        importlib.import_module("loose_module")
+        files = write_record(run_dir, config, [])
+        assert files[-1] == run_dir / "code" / "loose_module.py"
+    assert (run_dir / "sessions" / "1" / "code" / "loose_module.py").read_text() == "width = 1\n"
+    assert (run_dir / "code" / "loose_module.py").read_text() == "width = 2\n"
+    assert is_own(run_dir) and is_own(run_dir / "sessions" / "1")
+    git(repository, "add", "loose_module.py")
+    git(repository, "commit", "-qm", "second")
+    write_record(run_dir, config, [])
+    assert not (run_dir / "code").exists() and is_own(run_dir)
+
+
+def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
     (repository / "code.py").write_text("a = 2\n")
-    (patch,) = [path for path in write_record(run_dir, CONFIG, []) if path.name == "git.patch"]
-    git(repository, "checkout", "-q", "code.py")
-    git(repository, "apply", str(patch))
-    assert (repository / "code.py").read_text() == "a = 2\n"
+    (repository / ".git" / "index").write_bytes(b"torn")
+    write_record(repository / "run", CONFIG, [])
+    assert "git diff failed, so uncommitted changes are not kept" in caplog.text
 
 
 def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):

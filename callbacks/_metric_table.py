@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner import Timestamp
-from runner.terminal import make_console
+from runner.terminal import epoch_number, make_console
 
 MAX_METRICS = 8
 
@@ -20,11 +20,6 @@ class Series:
     best_at: Timestamp
 
 
-def epoch_of(at: Timestamp) -> int:
-    """Return the number, from 1, of the epoch that was being trained or had just ended."""
-    return at.epoch + (at.batch_in_epoch > 0)
-
-
 def print_metrics(series: dict[str, Series]) -> None:
     """Print a line for each of the first metrics: final value, best value, and when that was."""
     from rich.table import Table
@@ -37,7 +32,7 @@ def print_metrics(series: dict[str, Series]) -> None:
     for key in keys[:MAX_METRICS]:
         one = series[key]
         table.add_row(
-            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {epoch_of(one.best_at)}, batch {one.best_at.batch}"
+            key, f"{one.final:.4g}", f"{one.best:.4g}", f"epoch {epoch_number(one.best_at)}, batch {one.best_at.batch}"
         )
     console = make_console()
     if keys:

@@ -22,8 +22,10 @@ class CheckpointSaver(Callback):
 
     Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
     The run's last is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the batch at which
-    they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. When
-    the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an error.
+    they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. Where
+    a callback fails at the end of an epoch it is of the last batch, and a resumed run tells who had not heard of it.
+    When the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an
+    error.
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.

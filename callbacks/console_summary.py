@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from callbacks._metric_choice import MetricChoice
-from callbacks._metric_table import Series, epoch_of, print_metrics
+from callbacks._metric_table import Series, print_metrics
 from callbacks._run_description import TRAIN_LOSS, describe_events, describe_run
 from runner import LoggerDestination, Record, Timestamp
-from runner.terminal import print_block, show_path
+from runner.terminal import describe_time, epoch_number, print_block, show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -67,8 +67,7 @@ class ConsoleSummary(LoggerDestination):
         if state.error is None:
             print_metrics(self._series)
         else:
-            now = state.timestamp
-            rows.insert(0, (_outcome(state.error), f"in epoch {now.epoch + 1}, after {now.batch} batches"))
+            rows.insert(0, (_outcome(state.error), describe_time(state.timestamp)))
             rows.append(("resume", _resume_command(state)))
         commands = (getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations))
         rows += [("compare", command) for command in commands if command]
@@ -112,7 +111,7 @@ class ConsoleSummary(LoggerDestination):
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
                 "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run at once",
                 loss,
-                epoch_of(self._lost_at),
+                epoch_number(self._lost_at),
                 self._lost_at.batch,
             )
 

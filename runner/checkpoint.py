@@ -92,6 +92,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
                 "order": _order(state),
                 "microbatch_size": state.microbatch_size,
                 "stop_requested": state.stop_requested,
+                "unheard": state.unheard,
                 "seed": state.rank_zero_seed,
                 "run_name": state.run_name,
                 "world_size": get_world_size(),
@@ -107,7 +108,9 @@ def is_known_alone(state: State) -> bool:
 
     It is rank 0, and there are no metrics of training whose accumulators lie on other ranks.
     """
-    shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0 and bool(state.train_metrics)
+    # Until TrainMetrics has heard of an epoch's end, each rank has accumulators of its own.
+    measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
+    shared = get_world_size() > 1 and measured and bool(state.train_metrics)
     return state.is_whole and get_global_rank() == 0 and not shared
 
 
@@ -180,6 +183,7 @@ def restore(state: State, path: str | Path) -> None:
     for evaluator in state.evaluators:
         evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
     state.stop_requested = saved.get("stop_requested", False)
+    state.unheard = saved.get("unheard", {})
     state.resumed_from = path
     if state.auto_microbatching:
         state.microbatch_size = saved["microbatch_size"]

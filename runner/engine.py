@@ -14,11 +14,15 @@ from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Handler, Hooks
 from runner.logger import Logger
+from runner.terminal import describe_time
 
 if TYPE_CHECKING:
     from runner.state import State
 
 H = TypeVar("H", bound=Hooks)
+
+# Where algorithms have done their part in one of these, weights are whole: the others only hear that time has passed.
+_TOLD_LATER = (Event.EPOCH_END, Event.ITERATION_END)
 
 
 class Engine:
@@ -40,8 +44,12 @@ class Engine:
         self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
         self.on = Firing({event: partial(self.run_event, event) if self._table[event] else _nobody for event in Event})
 
-    def run_event(self, event: Event | str) -> None:
+    def run_event(self, event: Event | str, hooks: Sequence[str] | None = None) -> None:
         """Call every handler of an event, given as `Event` or by name in either case.
+
+        Args:
+            event: which.
+            hooks: config keys of those alone who are to hear it; None: everyone.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -51,6 +59,8 @@ class Engine:
             handlers = self._table[event]
         except KeyError:
             handlers = self._table[Event(event)]
+        if hooks is not None:
+            handlers = tuple(one for one in handlers if _owner(one).config_key in hooks)
         if handlers:
             handler = None
             try:
@@ -58,7 +68,17 @@ class Engine:
                     handler(self.state, self.logger)
             except BaseException as error:
                 error.add_note(self._whereabouts(handler, Event(event)))
+                if event in _TOLD_LATER and handler is not None and not isinstance(_owner(handler), Algorithm):
+                    rest = handlers[handlers.index(handler) :]
+                    self.state.unheard = {str(event): [_owner(one).config_key for one in rest]}
+                    self.state.is_whole = True
                 raise
+
+    def tell_unheard(self) -> None:
+        """Fire the event in which a run failed for those who had not heard it, now that it goes on."""
+        unheard, self.state.unheard = self.state.unheard, {}
+        for event, hooks in unheard.items():
+            self.run_event(event, hooks)
 
     def listeners(self, event: Event | str) -> list[Hooks]:
         """Return who acts at an event, in the order in which they run."""
@@ -114,11 +134,8 @@ class Engine:
                 yield handler
 
     def _whereabouts(self, handler: Handler | None, event: Event) -> str:
-        now = self.state.timestamp
         name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
-        return (
-            f"raised by {name!r} at {event.name}, epoch {now.epoch}, batch {now.batch} ({now.batch_in_epoch} in epoch)"
-        )
+        return f"raised by {name!r} at {event.name}, {describe_time(self.state.timestamp)}"
 
 
 def _nobody() -> None:

@@ -36,7 +36,8 @@ def fit(trainer: Trainer) -> None:
     state.unwrapped_model.train()
     trainer.pulse.start()
     on.fit_start()
-    if state.resumed_from is not None:  # from a checkpoint of an evaluation that failed
+    if state.resumed_from is not None:  # from a checkpoint of an epoch's end or an evaluation that failed
+        trainer.engine.tell_unheard()
         evaluate_now(trainer, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])
     now = state.timestamp
     if now.epoch_in_iteration and now.batch_in_epoch == 0 and trainer.iteration_is_complete():

@@ -123,6 +123,8 @@ class State:
 
     resumed_from: Path | None = field(default=None, init=False)
     """The checkpoint that this run goes on from."""
+    unheard: dict[str, list[str]] = field(default_factory=dict, init=False)
+    """An event in which a callback failed, with the config keys of those who are yet to hear it in a resumed run."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     is_whole: bool = field(default=False, init=False)

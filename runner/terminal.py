@@ -1,4 +1,4 @@
-"""What is printed for people: one kind of console, labelled lines, paths as they are best typed."""
+"""What is printed for people: one kind of console, labelled lines, paths as one types them, one count of epochs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from runner.time import Timestamp
 
 STYLES = {"ok": "bold green", "warning": "bold yellow"}  # of labels, by their first word
 
@@ -41,6 +44,19 @@ def show_path(path: Path) -> str:
     """Return a path as it is best typed: relative where it lies in the working directory."""
     path = path.absolute()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def epoch_number(now: Timestamp) -> int:
+    """Return the number, from 1, of the epoch that is being trained or has just ended."""
+    return now.epoch + (now.batch_in_epoch > 0 or now.epoch == 0)
+
+
+def describe_time(now: Timestamp) -> str:
+    """Return where training stands: 'in epoch 2, after 25 batches', or between two, 'after epoch 1 (19 batches)'."""
+    batches = f"{now.batch} {'batch' if now.batch == 1 else 'batches'}"
+    if now.epoch and not now.batch_in_epoch:
+        return f"after epoch {epoch_number(now)} ({batches})"
+    return f"in epoch {epoch_number(now)}, after {batches}"
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def test_a_value_that_is_no_number_is_an_error_of_who_logs_it(value):
     with pytest.raises(TypeError) as raised, make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer:
         trainer.fit()
     assert str(raised.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor of one")
-    assert raised.value.__notes__ == ["raised by 'log' at BATCH_END, epoch 0, batch 1 (1 in epoch)"]
+    assert raised.value.__notes__ == ["raised by 'log' at BATCH_END, in epoch 1, after 1 batch"]
 
 
 @pytest.mark.parametrize("metrics", [("mine", 1.0), 1.0, "mine"])

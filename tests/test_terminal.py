@@ -11,7 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from runner.terminal import labelled_lines, live_line, make_console, print_block
+from runner import Timestamp
+from runner.terminal import describe_time, epoch_number, labelled_lines, live_line, make_console, print_block
+
+
+@pytest.mark.parametrize(
+    ("epoch", "batch", "in_epoch", "number", "described"),
+    [
+        (0, 0, 0, 1, "in epoch 1, after 0 batches"),
+        (0, 1, 1, 1, "in epoch 1, after 1 batch"),
+        (1, 4, 0, 1, "after epoch 1 (4 batches)"),
+        (1, 5, 1, 2, "in epoch 2, after 5 batches"),
+    ],
+)
+def test_people_count_epochs_from_one(epoch: int, batch: int, in_epoch: int, number: int, described: str):
+    now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=in_epoch)
+    assert epoch_number(now) == number and describe_time(now) == described
 
 
 def test_every_line_that_is_printed_or_logged_has_the_label(capsys: pytest.CaptureFixture[str]):

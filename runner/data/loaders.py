@@ -242,7 +242,7 @@ class _SeededBatches(Dataset[Any]):
         try:
             return self.collate_fn([self._sample(epoch, index) for index in indices])
         except Exception as error:
-            error.add_note(f"while batch {batch} of epoch {epoch} was read")
+            error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
             raise
         finally:
             random.setstate(states[0])

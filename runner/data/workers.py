@@ -87,8 +87,8 @@ class BatchReader(Iterator[Any]):
                 self._source = None
                 if self._batch < len(self._keys):
                     raise RuntimeError(
-                        f"the data set raised StopIteration at batch {self._batch} of epoch {self._epoch}, which has "
-                        f"{len(self._keys)}: dataset[i] must return a sample for every i below len(dataset)"
+                        f"the data set raised StopIteration at batch {self._batch + 1} of epoch {self._epoch + 1}, "
+                        f"which has {len(self._keys)}: dataset[i] must return a sample for every i below len(dataset)"
                     ) from None
             except Exception as error:
                 self._recover(error)
@@ -132,7 +132,7 @@ class BatchReader(Iterator[Any]):
             return  # all batches were delivered
         self._deaths += 1
         self._deaths_in_a_row += 1
-        where = f"{how}, while batch {self._batch} of epoch {self._epoch} was due"
+        where = f"{how}, while batch {self._batch + 1} of epoch {self._epoch + 1} was due"
         if any(worker.exitcode > 0 for worker in dead.values()):
             raise RuntimeError(f"{where}: it failed by itself, its own error is printed above") from error
         if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW or self._deaths > MAX_DEATHS_AN_EPOCH:

@@ -77,7 +77,7 @@ def test_images_that_are_still_normalized_are_refused(train, kind, mean, in_memo
     with pytest.raises(ValueError, match=r"mean=\[0.0\], std=\[1.0\].*not between -.* set both") as caught:
         train(kind(), train_dataloader=normalized)
     event = "FIT_START" if in_memory else "AFTER_DATALOADER"
-    assert any(f"at {event}, epoch 0, batch 0" in note for note in caught.value.__notes__)
+    assert any(f"at {event}, in epoch 1, after 0 batches" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("scale", [255.0, 2.0])

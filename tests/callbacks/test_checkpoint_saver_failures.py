@@ -13,9 +13,10 @@ import pytest
 import torch
 from saver_runs import Model, fit, make_trainer, saved, target
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from callbacks import CheckpointSaver, InMemoryLogger
-from runner import Callback
+from runner import Algorithm, Callback
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -147,6 +148,82 @@ def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
             assert [(now.batch, value) for now, value in memory.data[key]] == [
                 (now.batch, value) for now, value in points if now.batch >= batch
             ]
+
+
+class Ends(Callback):
+    """Counts the ends of epochs that it hears of, and can fail at the first."""
+
+    def __init__(self, key: str, fails: bool = False):
+        self.config_key, self.fails, self.heard = key, fails, 0
+
+    def epoch_end(self, state, logger):
+        if self.fails:
+            raise ValueError("inside")
+        self.heard += 1
+
+    def state_dict(self):
+        return {"heard": self.heard}
+
+    def load_state_dict(self, state):
+        self.heard = state["heard"]
+
+
+class BrokenMetric(MulticlassAccuracy):
+    """A metric with a mistake that shows when it is computed."""
+
+    fails = True
+
+    def compute(self):
+        if BrokenMetric.fails:
+            raise ValueError("inside")
+        return super().compute()
+
+
+class Measured(Model):
+    def metrics(self, train: bool) -> dict[str, Any]:
+        return {"accuracy": BrokenMetric(2)} if train else {}
+
+
+@pytest.mark.parametrize("who", ["a callback", "training's own metrics"])
+def test_a_failure_at_an_epoch_s_end_leaves_its_last_batch_and_is_made_up_for(tmp_path, monkeypatch, who: str):
+    """Those who had heard of the end hear it once, the others when the run goes on."""
+
+    def hooks(fails: bool) -> list[Any]:
+        monkeypatch.setattr(BrokenMetric, "fails", fails and who != "a callback")
+        return [
+            Ends("a"),
+            Ends("b", fails and who == "a callback"),
+            Ends("c"),
+            CheckpointSaver("9ep"),
+            InMemoryLogger(),
+        ]
+
+    with pytest.raises(ValueError, match="inside") as raised:
+        fit(tmp_path, *hooks(True), model=Measured())
+    assert saved(tmp_path) == {"ep1-ba4"}
+    assert raised.value.__notes__[0].endswith("at EPOCH_END, after epoch 1 (4 batches)")
+    resumed, whole = hooks(False), hooks(False)
+    one = fit(tmp_path, *resumed, model=Measured(), resume_path=tmp_path).state
+    other = fit(tmp_path / "whole", *whole, model=Measured()).state
+    for own, expected in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(own, expected)
+    assert one.metric_values == other.metric_values and one.unheard == {}
+    assert [hook.heard for hook in resumed[:3]] == [hook.heard for hook in whole[:3]] == [4, 4, 4]
+    logged = [
+        [(now.batch, value) for now, value in memory.data["metrics/train/accuracy"]]
+        for memory in (resumed[-1], whole[-1])
+    ]
+    assert logged[0] == logged[1][-len(logged[0]) :] and len(logged[0]) == (3 if who == "a callback" else 4)
+
+
+def test_an_algorithm_that_fails_at_an_epoch_s_end_leaves_none(tmp_path):
+    class Fails(Algorithm):
+        def epoch_end(self, state, logger):
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fit(tmp_path, CheckpointSaver("9ep"), algorithms=[Fails()])
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_an_error_at_the_start_of_an_epoch_leaves_none_that_would_start_it_twice(tmp_path):

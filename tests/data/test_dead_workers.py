@@ -188,7 +188,7 @@ def test_the_log_says_which_worker_died_when_and_what_to_do(caplog):
     next(batches)
     (message,) = restarts(caplog)
     assert message.startswith(
-        f"data worker 1 (pid {pid}) was killed by signal 9 (Killed), while batch 3 of epoch 0 was due:"
+        f"data worker 1 (pid {pid}) was killed by signal 9 (Killed), while batch 4 of epoch 1 was due:"
     )
     assert message.endswith("memory was likely short: lower num_workers or prefetch_factor")
     assert caplog.records[-1].levelno == logging.WARNING
@@ -255,7 +255,7 @@ def test_a_sample_that_kills_whoever_reads_it_ends_the_run_after_four_deaths(cap
     assert [one for (one,) in read] == alone()[: len(read)]
     note = str(caught.value)
     ahead = 2 * worker_count  # so many are read at a time: whoever reads the sample dies before its batch is due
-    assert f"while batch {len(read)} of epoch 0 was due and up to {ahead} were being read" in note
+    assert f"while batch {len(read) + 1} of epoch 1 was due and up to {ahead} were being read" in note
     assert len(read) + ahead > batch
     assert "4 without a batch in between" in note
     assert "num_workers=0 shows whether a sample crashes" in note
@@ -284,7 +284,7 @@ def test_a_worker_that_ends_by_itself_is_not_started_again(caplog):
 
     with pytest.raises(RuntimeError) as caught:
         list(make_loader(Exits()))
-    assert re.search(r"ended with exit code 3, while batch 0 of epoch 0 was due", str(caught.value))
+    assert re.search(r"ended with exit code 3, while batch 1 of epoch 1 was due", str(caught.value))
     assert restarts(caplog) == []
 
 
@@ -402,7 +402,7 @@ def test_an_error_of_the_data_set_is_raised_once_and_says_where(caplog, num_work
     with pytest.raises(OSError, match="cannot be read") as caught:
         list(loader)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "while batch 2 of epoch 1 was read" in told
+    assert "while batch 3 of epoch 2 was read" in told
     assert (f"raised by dataset[{bad}]" in told) == (part == "dataset")
     if num_workers:
         assert "in __getitem__" in told  # the worker's own trace
@@ -416,7 +416,7 @@ def test_a_data_set_cannot_end_an_epoch_early_by_stop_iteration(num_workers):
             raise StopIteration
 
     context = "fork" if num_workers else None
-    with pytest.raises(RuntimeError, match="raised StopIteration at batch 0 of epoch 0, which has 15"):
+    with pytest.raises(RuntimeError, match="raised StopIteration at batch 1 of epoch 1, which has 15"):
         list(make_loader(Short(), num_workers=num_workers, multiprocessing_context=context))
 
 

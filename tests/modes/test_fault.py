@@ -38,7 +38,7 @@ TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
         (
             ("model=mlp", "algorithms=label_smoothing", *DIGITS, "model.num_classes=9"),
             (
-                "raised by 'label_smoothing' at BEFORE_LOSS, epoch 0, batch 0 (0 in epoch)",
+                "raised by 'label_smoothing' at BEFORE_LOSS, in epoch 1, after 0 batches",
                 "with a batch of float32 (64, 1, 8, 8), int64 (64,) from 0 to 9 and outputs of float32 (64, 9)",
                 "in algorithms.label_smoothing (algorithms.LabelSmoothing)",
             ),
@@ -205,7 +205,7 @@ def test_a_transform_that_fails_is_no_forward_pass_of_the_batch_before(tmp_path:
     (tmp_path / "own.py").write_text(READS)
     ended = run_here("model=mlp", "algorithms=none", "callbacks=none", "~data", "+data._target_=own.split")
     assert ended.code == 1
-    assert "cannot be cropped" in ended.err and "while batch 2 of epoch 0 was read" in ended.err
+    assert "cannot be cropped" in ended.err and "while batch 3 of epoch 1 was read" in ended.err
     assert "forward pass" not in ended.err and "with a batch of" not in ended.err
 
 

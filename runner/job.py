@@ -19,6 +19,7 @@ from runner.modes.evaluate import evaluate, predict, without_training
 from runner.modes.explain import explain
 from runner.modes.prove import check_provable, prove
 from runner.modes.sync import sync
+from runner.processes.gpus import given_back, lease
 from runner.processes.launch import Job, alone, check_gpus
 from runner.processes.local_ranks import ranks
 from runner.processes.threads import choose_threads, parallel_jobs, with_threads
@@ -59,7 +60,7 @@ class Task:
             import_from(self.saved.code)
         if hydra_config.mode is RunMode.MULTIRUN:
             nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
-            with labelled_lines(label_of(config.run_name, hydra_config)):
+            with labelled_lines(label_of(config.run_name, hydra_config)), given_back():
                 return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, nothing)
         try:
             return perform(config, hydra_config, self.saved)
@@ -124,8 +125,10 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
     """Have what a job needs besides this process start, before torch is imported here; return each rank's threads."""
     build.warm_up(config)
     launch = build.make_launch(config)
-    processes = launch.processes()
-    threads = choose_threads(launch.threads, processes, parallel_jobs(hydra_config))
+    processes, jobs = launch.processes(), parallel_jobs(hydra_config)
+    threads = choose_threads(launch.threads, processes, jobs)
+    if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
+        lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads)
     return threads
 

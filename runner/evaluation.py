@@ -1,6 +1,7 @@
 """The loops of evaluation and prediction: every event of theirs fires here, each at one place.
 
-Nothing of training is changed by them: mode, batch in flight, gradients, clock.
+Nothing of training is changed by them: mode, weights, batch in flight, gradients, clock. At EVAL_AFTER_ALL and
+EVAL_STANDALONE_END all of it is as it was before.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ def evaluate_now(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
     if not evaluators:
         return
     on = trainer.engine.on
-    with evaluation(trainer):
-        on.eval_before_all()
-        for evaluator in evaluators:
-            evaluate(trainer, evaluator)
+    with off_the_clock(trainer):
+        with evaluation(trainer):
+            on.eval_before_all()
+            for evaluator in evaluators:
+                evaluate(trainer, evaluator)
         _tell(trainer.state, on.eval_after_all)
 
 
 def evaluate_standalone(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
     """Run evaluators on demand. All ranks."""
     on = trainer.engine.on
-    with evaluation(trainer):
-        on.eval_standalone_start()
-        for evaluator in evaluators:
-            evaluate(trainer, evaluator)
+    with off_the_clock(trainer):
+        with evaluation(trainer):
+            on.eval_standalone_start()
+            for evaluator in evaluators:
+                evaluate(trainer, evaluator)
         on.eval_standalone_end()
 
 
@@ -108,7 +111,7 @@ def predict_each(trainer: Trainer, stream: BatchStream, take: Callable[[Any, int
             where the batch stands in for an empty share. The batch is `state.batch`.
     """
     state, on = trainer.state, trainer.engine.on
-    with evaluation(trainer):
+    with off_the_clock(trainer), evaluation(trainer):
         state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "predict", stream.length
         state.predict_timestamp = Timestamp()
         on.predict_start()
@@ -124,6 +127,16 @@ def predict_each(trainer: Trainer, stream: BatchStream, take: Callable[[Any, int
         on.predict_end()
 
 
+@contextmanager
+def off_the_clock(trainer: Trainer) -> Iterator[None]:
+    """Inside, time does not count as training's."""
+    trainer.pulse.pause()
+    try:
+        yield
+    finally:
+        trainer.pulse.resume()
+
+
 _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
 
 
@@ -132,7 +145,6 @@ def evaluation(trainer: Trainer) -> Iterator[None]:
     """Inside, the model is in evaluation mode with the weights to evaluate; afterwards nothing of training changed."""
     state, model = trainer.state, trainer.state.unwrapped_model
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
-    trainer.pulse.pause()
     try:
         with in_eval_mode(model), torch.no_grad(), evaluation_weights(state):
             broadcast_buffers(model)
@@ -143,4 +155,3 @@ def evaluation(trainer: Trainer) -> Iterator[None]:
                 setattr(state, name, before[name])
             elif hasattr(state, name):
                 delattr(state, name)
-        trainer.pulse.resume()

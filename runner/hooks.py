@@ -177,13 +177,13 @@ class Hooks:
         """EVAL_END: `state.eval_metric_values[label]` is complete, over all ranks."""
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """EVAL_AFTER_ALL: all evaluators that were due have run."""
+        """EVAL_AFTER_ALL: all evaluators that were due have run; batch, weights and dataloader are training's again."""
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """EVAL_STANDALONE_START: `trainer.eval()` begins."""
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """EVAL_STANDALONE_END: `trainer.eval()` ends."""
+        """EVAL_STANDALONE_END: `trainer.eval()` ends; the state is as it was before."""
 
     def predict_start(self, state: State, logger: Logger) -> None:
         """PREDICT_START: `trainer.predict()` begins."""

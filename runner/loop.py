@@ -34,6 +34,7 @@ def fit(trainer: Trainer) -> None:
     """Train from the state's timestamp to `max_duration`. All ranks."""
     state, on, stream = trainer.state, trainer.engine.on, trainer.train_stream
     state.unwrapped_model.train()
+    state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "train", stream.length
     trainer.pulse.start()
     on.fit_start()
     if state.resumed_from is not None:  # from a checkpoint of an epoch's end or an evaluation that failed
@@ -49,7 +50,6 @@ def fit(trainer: Trainer) -> None:
             if now.epoch_in_iteration == 0:
                 on.iteration_start()
             on.epoch_start()
-        state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "train", stream.length
         if not train_epoch(trainer, stream.start(now.epoch, now.batch_in_epoch)):
             break
         end_epoch(trainer)

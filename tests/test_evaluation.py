@@ -147,6 +147,31 @@ def test_training_with_evaluations_is_training_without():
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_all_of_training_is_back_when_an_evaluation_has_ended(fits: bool):
+    """In the middle of training; and alone, before it."""
+    found: list[Any] = []
+
+    class Looks(Callback):
+        def batch_end(self, state, logger):
+            found.append((state.batch, state.outputs, state.dataloader, state.dataloader_label, state.dataloader_len))
+
+        def eval_after_all(self, state, logger):
+            now = (state.batch, state.outputs, state.dataloader, state.dataloader_label, state.dataloader_len)
+            assert all(one is other for one, other in zip(now, found[-1], strict=True))
+            assert state.model.training and torch.is_grad_enabled()
+            found.append("eval_after_all")
+
+        def eval_standalone_end(self, state, logger):
+            assert not hasattr(state, "batch") and state.dataloader is state.dataloader_label is None
+            assert torch.is_grad_enabled()
+            found.append("eval_standalone_end")
+
+    with make_trainer(Looks(), max_duration="1ep", eval_interval="1ba") as trainer:
+        trainer.fit() if fits else trainer.eval()
+    assert found[-1] == ("eval_after_all" if fits else "eval_standalone_end")
+
+
 def test_evaluation_before_training_leaves_what_is_in_flight_unset():
     with make_trainer() as trainer:
         trainer.eval()
@@ -189,7 +214,8 @@ def test_evaluation_sees_the_weights_of_algorithms_and_training_its_own():
         trainer.eval()
         trainer.predict(make_data())
     for event, inside in seen.items():
-        assert inside == ({1} if event.startswith(("EVAL", "PREDICT")) else {0}), event
+        is_over = event in ("EVAL_AFTER_ALL", "EVAL_STANDALONE_END")
+        assert inside == ({1} if event.startswith(("EVAL", "PREDICT")) and not is_over else {0}), event
 
 
 @pytest.mark.parametrize(

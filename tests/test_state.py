@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, Evaluator, Interval, State, Time, Timestamp, Trainer
+from runner import Callback, ClassificationModel, Evaluator, Event, Interval, State, Time, Timestamp, Trainer
 from runner.data import TensorLoader
 
 
@@ -95,21 +95,28 @@ def test_a_step_of_time_remembers_the_one_before():
 
 def test_labels_lengths_and_timestamps_of_what_is_read_now():
     seen: dict[str, set[tuple[Any, ...]]] = {}
+    loaders: dict[tuple[Any, ...], Any] = {}
 
     class Looks(Callback):
         def run_event(self, event, state, logger):
             one = (state.dataloader_label, state.dataloader_len)
             seen.setdefault(event.value, set()).add(one)
+            assert loaders.setdefault(one, state.dataloader) is state.dataloader
             if event == "eval_batch_end":
                 assert state.eval_timestamp.batch >= 1
 
     evaluators = [Evaluator("short", [(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))], eval_interval="1ba")]
-    with make_trainer(Looks(), eval_dataloader=evaluators, max_duration="2ba") as trainer:
+    with make_trainer(Looks(), eval_dataloader=evaluators, max_duration="5ba") as trainer:
         assert trainer.state.dataloader_label is None
         trainer.fit()
+        trainer.eval()
         trainer.predict([(torch.ones(2, 3),)] * 3)
         state = trainer.state
-    assert seen["batch_start"] == seen["batch_end"] == seen["batch_checkpoint"] == {("train", 4)}
+    of_training = {event for event, labels in seen.items() if labels == {("train", 4)}}
+    events = [one.value for one in Event]
+    fit = events[events.index("fit_start") : events.index("fit_end") + 1]
+    assert {"fit_start", "epoch_start", "epoch_end", "fit_end"} <= of_training and of_training >= {*fit} & {*seen}
+    assert of_training >= {"eval_before_all", "eval_after_all", "eval_standalone_start", "eval_standalone_end"}
     assert seen["eval_start"] == seen["eval_end"] == {("short", 1)}
     assert seen["predict_batch_end"] == seen["predict_end"] == {("predict", 3)}
     assert (state.eval_timestamp.batch, state.eval_timestamp.sample) == (1, 2)

@@ -252,6 +252,42 @@ FAULTS = (
         'else "FINISHED"',
         "callbacks/test_mlflow_logger.py callbacks/test_mlflow_failures.py",
     ),
+    # what a run leaves, and who shares a machine with it
+    Fault(
+        "record: the modules kept with a run are not signed",
+        "runner/records/trust.py",
+        "return [part for name in sorted(modules)",
+        "return [] and [part for name in sorted(modules)",
+        "records/test_kept_code.py",
+    ),
+    Fault(
+        "record: a patch that leaves out bytes",
+        "runner/records/uncommitted.py",
+        '"--binary", ',
+        "",
+        "records/test_record.py",
+    ),
+    Fault(
+        "an epoch's end that failed is not made up for",
+        LOOP,
+        "        trainer.engine.tell_unheard()\n",
+        "        pass\n",
+        "callbacks/test_checkpoint_saver_failures.py",
+    ),
+    Fault(
+        "evaluation: what was in flight does not come back",
+        "runner/evaluation.py",
+        "setattr(state, name, before[name])",
+        "pass",
+        "test_evaluation.py",
+    ),
+    Fault(
+        "GPUs: a job takes what another has",
+        "runner/processes/gpus.py",
+        "if take_lock(file) is False:",
+        "if False:",
+        "processes/test_gpus.py",
+    ),
     # the house, and what a user types
     Fault(
         "layers: an engine's room knows the Trainer",

@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from runner.destination import LoggerDestination
 from runner.distributed import get_global_rank, pick_device
-from runner.engine import check_call, check_hooks, name_hooks, order_algorithms, overrides
+from runner.engine import name_hooks, order_algorithms, overrides
 from runner.event import Event
+from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
 from runner.precision import Precision

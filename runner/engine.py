@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,9 +9,8 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from runner.destination import LoggerDestination
 from runner.event import Event
-from runner.hooks import Algorithm, Callback, Handler, Hooks
+from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
 from runner.terminal import describe_time
 
@@ -164,14 +162,14 @@ class _ClosedTable(dict[str, tuple[Handler, ...]]):
         raise RuntimeError(f"event={str(event)!r} came after close(); make a new Trainer (an error closes it too)")
 
 
-def overrides(one: Hooks, event: Event) -> bool:
-    """Whether an object has its own method for an event."""
-    return event.value in vars(one) or getattr(type(one), event.value) is not getattr(Hooks, event.value)
+def overrides(one: Hooks, name: str) -> bool:
+    """Whether an object has its own method for an event, or its own of another method of `Hooks`."""
+    return name in vars(one) or getattr(type(one), name) is not getattr(Hooks, name)
 
 
 def _handler(one: Hooks, event: Event) -> Handler | None:
     """Return the method of an object that is to run at an event, or None when it overrides none."""
-    if type(one).run_event is not Hooks.run_event:
+    if any(overrides(one, name) for name in ("run_event", "match", "apply")):
         return partial(one.run_event, event)
     return getattr(one, event.value) if overrides(one, event) else None
 
@@ -230,44 +228,6 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
         sorter.done(ordered[-1])
         ready += sorter.get_ready()
     return [algorithms[index] for index in ordered]
-
-
-def check_hooks(one: Hooks) -> None:
-    """Raise where an object's method cannot be called with what a run gives it.
-
-    Raises:
-        TypeError: it takes other arguments, or is no method; the message says what to define.
-    """
-    for kind in (Hooks, Callback, Algorithm, LoggerDestination):
-        for name, method in vars(kind).items() if isinstance(one, kind) else ():
-            if not inspect.isfunction(method) or (getattr(type(one), name) is method and name not in vars(one)):
-                continue
-            check_call(one, name, [*inspect.signature(method).parameters][1:], ", or give what is no hook another name")
-
-
-def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
-    """Raise where a method of an object cannot be called with some arguments.
-
-    Args:
-        one: the object.
-        name: of its method.
-        given: names of the arguments, which are given by position.
-        remedy: what else one can do about it, for the message.
-
-    Raises:
-        TypeError: it takes other arguments, is no method, or a generator; the message says what to define.
-    """
-    method = getattr(one, name)
-    if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
-        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield and async")
-    try:
-        # As it is, not as what a decorator wraps: that may bear other arguments.
-        inspect.signature(method, follow_wrapped=False).bind(*given)
-    except ValueError:
-        return  # built in C, without a signature
-    except TypeError:
-        called, defined = (f"{name}({', '.join(names)})" for names in (given, ["self", *given]))
-        raise TypeError(f"{type(one).__name__}.{name} cannot be called as {called}: define {defined}{remedy}") from None
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:

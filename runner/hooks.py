@@ -44,9 +44,10 @@ class Hooks:
                 continue
             near = [name[3:]] if foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
             if near:
+                remedy = "bears another name" if foreign else "takes other arguments"
                 raise TypeError(
                     f"{cls.__name__}.{name}({', '.join(given)}) is no event and would never be called; "
-                    f"did you mean {near[0]!r}? A method that is meant to be no hook takes other arguments."
+                    f"did you mean {near[0]!r}? A method that is meant to be no hook {remedy}."
                 )
         for alias, name in ALIASES.items():
             methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
@@ -63,8 +64,20 @@ class Hooks:
         """
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Handle any event; the default calls the method named by it. Overridden, it is called at every event."""
+        """Handle any event. Overridden, it is called at every event, in place of the methods named by events.
+
+        By default it calls the method named by the event, then `apply` where `match` says so.
+        """
         getattr(self, event.value)(state, logger)
+        if self.match(event, state):
+            self.apply(event, state, logger)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Return whether `apply` is to be called. An object that defines both is asked at every event."""
+        return False
+
+    def apply(self, event: Event, state: State, logger: Logger) -> Any:
+        """Act at an event that `match` chose; what it returns is not looked at."""
 
     def close(self, state: State, logger: Logger) -> None:
         """Finish, after a run or after its failure (`state.error`). Called once for all, even when others fail."""

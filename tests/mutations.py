@@ -92,6 +92,13 @@ FAULTS = (
         "            pass",
         "test_precision.py",
     ),
+    Fault(
+        "match and apply are not asked",
+        "runner/engine.py",
+        '("run_event", "match", "apply")',
+        '("run_event",)',
+        "test_engine_hooks.py",
+    ),
     # time, schedules, intervals
     Fault(
         "schedule: one batch late",

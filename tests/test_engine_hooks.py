@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import make_trainer
+from engine_runs import HEARD, A, make_trainer
 
-from runner import Algorithm, Callback, LoggerDestination
+from runner import Algorithm, Callback, Event, LoggerDestination
+from runner.foreign_hooks import HOOKS_HERE
+from runner.hooks import Hooks
 
 
 def takes(*names: str) -> Any:
@@ -30,6 +32,8 @@ WRONG_HOOKS = {
     "post_close": ("post_close", takes("self", "state"), ""),
     "run_event": ("run_event", takes("self", "event"), "event, state, logger"),
     "state_dict": ("state_dict", takes("self", "state"), ""),
+    "match": ("match", takes("self", "state"), "event, state"),
+    "apply": ("apply", takes("self", "images"), "event, state, logger"),
     "load_state_dict": ("load_state_dict", takes("self"), "state"),
 }
 
@@ -79,6 +83,120 @@ def test_so_are_an_attribute_in_the_place_of_a_hook_and_what_a_destination_takes
         make_trainer(callbacks=[Destination()])
     with pytest.raises(TypeError, match=r"define evaluation_weights\(self, state\)"):
         make_trainer([Averages()])
+
+
+def hook(self, *arguments): ...
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("on_train_batch_end", "batch_end(self, state, logger)"),
+        ("on_step_end", "batch_end(self, state, logger)"),
+        ("after_step", "batch_end(self, state, logger)"),
+        ("after_train_iter", "batch_end(self, state, logger)"),
+        ("on_validation_epoch_end", "eval_end(self, state, logger)"),
+        ("on_save_checkpoint", "state_dict(self)"),
+    ],
+)
+@pytest.mark.parametrize("others", [(), ("fit_end", "close")])
+def test_a_hook_of_another_library_is_refused_with_the_name_that_it_has_here(theirs: str, ours: str, others: tuple):
+    mine = type("Mine", (Callback,), dict.fromkeys((theirs, *others), hook))
+    with pytest.raises(TypeError) as raised:
+        make_trainer(callbacks=[mine()])
+    remedy = f"define {ours}, or give what is no hook another name"
+    assert str(raised.value) == f"Mine.{theirs} would never be called: {remedy}"
+
+
+def test_a_class_for_two_libraries_has_the_hooks_of_both():
+    theirs = type("Theirs", (), dict.fromkeys(HOOKS_HERE, hook))
+    both = type("Both", (Callback, theirs), {"batch_end": hook, "on_train_batch_end": hook, "after_step": hook})
+    make_trainer(callbacks=[both()]).close()
+
+
+def test_the_names_here_are_hooks_and_the_others_are_not():
+    for theirs, ours in HOOKS_HERE.items():
+        assert callable(getattr(Hooks, ours)) and not hasattr(Hooks, theirs)
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers"])
+@pytest.mark.parametrize("own", [(), ("compute",), ("_batch_end",), ("state_dict", "load_state_dict"), ("warm_up",)])
+def test_what_has_nothing_to_call_is_refused(kind: str, own: tuple[str, ...]):
+    base = {"algorithms": Algorithm, "callbacks": Callback, "loggers": LoggerDestination}[kind]
+    mine = type("Mine", (base,), dict.fromkeys(own, hook))
+    with pytest.raises(TypeError, match=r"^Mine would never be called: it has no method named after an event, such as"):
+        make_trainer(**{kind: [mine()]})
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [(Algorithm, "evaluation_weights"), (Callback, "wrap_handler"), (Callback, "close"), (Callback, "post_close")],
+)
+def test_what_has_one_method_that_is_called_is_not(base: Any, name: str):
+    mine = type("Mine", (base,), {name: lambda self, *arguments: getattr(super(mine, self), name)(*arguments)})
+    make_trainer(**{"algorithms" if base is Algorithm else "callbacks": [mine()]}).close()
+
+
+class Matches(Algorithm):
+    """As algorithms are written for Composer; notes where it was asked, and acts once per batch."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def match(self, event, state):
+        HEARD.append((self.name, event.name))
+        return event in (Event.INIT, Event.AFTER_TRAIN_BATCH)
+
+    def apply(self, event, state, logger):
+        HEARD.append((self.name, f"apply {event.name}"))
+        return 0
+
+    def fit_end(self, state, logger):
+        HEARD.append((self.name, "fit_end"))
+
+
+def test_match_is_asked_at_every_event_in_the_order_of_algorithms():
+    with make_trainer([A("a"), Matches("b"), A("c")], max_duration="2ba", eval_dataloader=None) as trainer:
+        trainer.fit()
+    assert [event for name, event in HEARD if name == "b" and event.isupper()] == [
+        event for name, event in HEARD if name == "a" and event.isupper()
+    ]
+    acts = [one for one in HEARD if one[1] in ("AFTER_TRAIN_BATCH", "apply AFTER_TRAIN_BATCH")]
+    assert acts == [
+        (name, f"{prefix}AFTER_TRAIN_BATCH") for name, prefix in [("c", ""), ("b", ""), ("b", "apply "), ("a", "")] * 2
+    ]
+    assert [name for name, event in HEARD if event == "apply INIT"] == ["b"]
+    assert HEARD.index(("b", "fit_end")) == HEARD.index(("b", "FIT_END")) - 1
+
+
+def test_who_defines_neither_is_never_asked():
+    class Plain(Algorithm):
+        def batch_end(self, state, logger): ...
+
+    with make_trainer([Plain(), Matches("m")]) as trainer:
+        (plain,) = (one for one in trainer.state.algorithms if isinstance(one, Plain))
+        assert [event for event in Event if plain in trainer.engine.listeners(event)] == [Event.BATCH_END]
+        assert all(trainer.state.algorithms[1] in trainer.engine.listeners(event) for event in Event)
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers"])
+@pytest.mark.parametrize("name", ["match", "apply"])
+def test_match_without_apply_and_apply_without_match_are_refused(kind: str, name: str):
+    base = {"algorithms": Algorithm, "callbacks": Callback, "loggers": LoggerDestination}[kind]
+    mine = type("Mine", (base,), {name: hook, "fit_end": hook})
+    with pytest.raises(TypeError, match=r"^Mine: apply\(event, state, logger\) is called where .*: define both$"):
+        make_trainer(**{kind: [mine()]})
+
+
+def test_what_an_object_sets_on_itself_is_called():
+    heard = []
+
+    class Mine(Callback):
+        def __init__(self):
+            self.run_event = lambda event, state, logger: heard.append(event)  # type: ignore[method-assign]
+
+    make_trainer(callbacks=[Mine()]).close()
+    assert heard == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD]
 
 
 def test_whatever_can_be_called_is_called():

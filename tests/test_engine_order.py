@@ -13,7 +13,8 @@ from runner.engine import order_algorithms
 
 
 def algorithm(name: str, **declared: Any) -> Algorithm:
-    return type(name, (Algorithm,), {key: {*value.split()} for key, value in declared.items()})()
+    declarations = {key: {*value.split()} for key, value in declared.items()}
+    return type(name, (Algorithm,), {"close": lambda self, state, logger: None, **declarations})()
 
 
 def order(*algorithms: Algorithm) -> str:

@@ -21,13 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A file in runner/ or a folder of it, and its layer: an import only points to the same layer or down.
 LAYERS = {
-    0: {"checks", "event", "time"},
+    0: {"checks", "event", "foreign_hooks", "time"},
     1: {
         "batch",
         "dataloader",
         "destination",
         "distributed",
         "evaluator",
+        "hook_checks",
         "hooks",
         "interrupt",
         "logger",
@@ -82,6 +83,7 @@ NO_ENGINE = {
     "checks",
     "digest",
     "file_lock",
+    "foreign_hooks",
     "terminal",
     "hf_import",
     "torchmetrics_import",

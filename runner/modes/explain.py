@@ -150,7 +150,8 @@ def kind_of(one: Hooks) -> str:
 def _runs(engine: Engine, event: Event) -> Iterator[dict[str, Any]]:
     listeners = engine.listeners(event)
     for one in listeners:
-        does = _first_line(type(one).run_event) or _first_line(getattr(one, event.value))
+        handlers = (type(one).run_event, getattr(one, event.value), type(one).apply)
+        does = next(filter(None, map(_first_line, handlers)), None)
         yield {"name": one.config_key, "does": does, "why": [*_reasons(one, listeners, event)]}
 
 
@@ -185,7 +186,7 @@ def _declared(one: Any, others: Sequence[Any]) -> Iterator[str]:
 
 def _first_line(thing: Any) -> str | None:
     """Return the first line of what is documented right there: a base's documentation says nothing about it."""
-    if thing is Hooks.run_event:
+    if getattr(thing, "__func__", thing) in vars(Hooks).values():
         return None
     text = getattr(thing, "__doc__", None) or ""
     return text.strip().partition("\n")[0] or None

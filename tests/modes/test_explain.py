@@ -49,6 +49,17 @@ class Everywhere(Callback):
         raise AssertionError("called")
 
 
+class Asked(Algorithm):
+    def match(self, event: Event, state: Any) -> bool:
+        raise AssertionError("asked")
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        """Does something."""
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        """Begins a batch."""
+
+
 class Destination(LoggerDestination):
     def init(self, state: Any, logger: Any) -> None:
         raise AssertionError("called")
@@ -140,6 +151,7 @@ def test_what_each_does_is_what_its_own_documentation_says():
         plain(
             *("model=mlp", f"+algorithms.wrapper._target_={OWN}.Wrapper", "callbacks=none"),
             *(f"+callbacks.all._target_={OWN}.Everywhere", "+callbacks.all.color=red"),
+            f"+algorithms.asked._target_={OWN}.Asked",
         )
     )
     hooks = {one["name"]: one for one in explained["hooks"]}
@@ -154,6 +166,7 @@ def test_what_each_does_is_what_its_own_documentation_says():
     assert does["before_loss", "wrapper"] == "Puts something around the targets."
     assert does["after_loss", "wrapper"] is None
     assert does["epoch_end", "all"] == "Notes what happens."
+    assert (does["batch_start", "asked"], does["epoch_end", "asked"]) == ("Begins a batch.", "Does something.")
     assert explained["unchecked"] == ["callbacks.all.color"]
     whens = {one["event"]: one["when"] for one in explained["events"]}
     assert (whens["fit_start"], whens["before_loss"], whens["epoch_end"]) == ("once", "each microbatch", "each epoch")

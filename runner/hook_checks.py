@@ -1,0 +1,72 @@
+"""What is refused of hooks: what could not be called, and what never would be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from runner.destination import LoggerDestination
+from runner.foreign_hooks import HOOKS_HERE
+from runner.hooks import Algorithm, Callback, Hooks
+
+_BASES = (Hooks, Callback, Algorithm, LoggerDestination)
+
+
+def check_hooks(one: Hooks) -> None:
+    """Raise where an object's method cannot be called with what a run gives it, or would never be called.
+
+    Raises:
+        TypeError: it takes other arguments, is no method, bears a name of another library, or there is nothing of the
+            object to call; the message says what to define.
+    """
+    own = {
+        name: [*inspect.signature(method).parameters][1:]
+        for kind in _BASES
+        for name, method in (vars(kind).items() if isinstance(one, kind) else ())
+        if inspect.isfunction(method) and (getattr(type(one), name) is not method or name in vars(one))
+    }
+    for name, given in own.items():
+        check_call(one, name, given, ", or give what is no hook another name")
+    kind = type(one)
+    if len(own.keys() & {"match", "apply"}) == 1:
+        raise TypeError(
+            f"{kind.__name__}: apply(event, state, logger) is called where match(event, state) is true: define both"
+        )
+    defined = (name for base in kind.__mro__ if issubclass(base, Hooks) for name in vars(base))
+    for name in defined:
+        if name in HOOKS_HERE and (here := HOOKS_HERE[name]) not in own:
+            define = f"{here}({', '.join(inspect.signature(getattr(Hooks, here)).parameters)})"
+            raise TypeError(
+                f"{kind.__name__}.{name} would never be called: define {define}, or give what is no hook another name"
+            )
+    # Without events there is no state. A base itself stands for nothing on purpose.
+    if not own.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
+        raise TypeError(
+            f"{kind.__name__} would never be called: it has no method named after an event, such as "
+            "batch_end(self, state, logger); runner.Event has them all"
+        )
+
+
+def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
+    """Raise where a method of an object cannot be called with some arguments.
+
+    Args:
+        one: the object.
+        name: of its method.
+        given: names of the arguments, which are given by position.
+        remedy: what else one can do about it, for the message.
+
+    Raises:
+        TypeError: it takes other arguments, is no method, or a generator; the message says what to define.
+    """
+    method = getattr(one, name)
+    if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
+        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield and async")
+    try:
+        # As it is, not as what a decorator wraps: that may bear other arguments.
+        inspect.signature(method, follow_wrapped=False).bind(*given)
+    except ValueError:
+        return  # built in C, without a signature
+    except TypeError:
+        called, defined = (f"{name}({', '.join(names)})" for names in (given, ["self", *given]))
+        raise TypeError(f"{type(one).__name__}.{name} cannot be called as {called}: define {defined}{remedy}") from None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runner import Algorithm
-from runner.batch import map_tensors
+from runner.batch import map_samples
 
 Key = int | str
 """Where a part of a batch stands: an index of a tuple or list, or a key of a mapping."""
@@ -110,21 +110,21 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
-    """Return a batch with some of its samples; tensors and lists of texts that do not count samples stay as they are.
+    """Return a batch with some of its samples; tensors and lists that do not count samples stay as they are.
 
     Args:
-        batch: any nesting of tensors, and of lists of texts such as file names, which are picked on the host.
+        batch: any nesting of tensors, and of lists of samples or of texts such as file names, picked on the host.
         num_samples: samples in it.
         index: which of them: numbers (n,), int64, on the batch's device, or a slice, which gives views.
     """
 
-    def pick_texts(texts: Any) -> Any:
-        if len(texts) != num_samples:
-            return texts
-        # The intended host-device sync, of batches with texts only.
-        return texts[index] if isinstance(index, slice) else type(texts)(texts[one] for one in index.tolist())
+    def pick(items: Any) -> Any:
+        # The intended host-device sync, of batches with lists only.
+        return items[index] if isinstance(index, slice) else type(items)(items[one] for one in index.tolist())
 
-    return map_tensors(batch, lambda one: one[index] if one.ndim and len(one) == num_samples else one, pick_texts)
+    return map_samples(
+        batch, num_samples, lambda one: one[index] if one.ndim and len(one) == num_samples else one, pick
+    )
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from runner.batch import to_device
+from runner.batch import count_samples, to_device
 from runner.distributed import get_world_size
+from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
 
@@ -28,7 +29,7 @@ class BatchStream:
         loader: yields this rank's batches.
         device: where batches are wanted.
         precision: what floating tensors are cast to.
-        num_samples: counts the samples of a batch.
+        num_samples: counts the samples of a batch; the default, `Model.num_samples`, must be sure of the first one.
         name: what the user calls it, for messages.
         seed: of what is drawn while batches are read, equal on all ranks, as samplers may need it to be.
 
@@ -62,7 +63,9 @@ class BatchStream:
         self._num_samples = num_samples
         self._world_size = get_world_size()
         order = getattr(loader, "order", None)
-        self.counts: Callable[[int, Any], tuple[int, int]] = self._count if order is None else order.counts
+        is_default = getattr(num_samples, "__func__", None) is Model.num_samples
+        own = self._count_first if is_default else self._count
+        self.counts: Callable[[int, Any], tuple[int, int]] = own if order is None else order.counts
         """Returns how many samples of a batch this rank has, and how many all ranks have, given the batch's index in
         its epoch and the batch, which stands in for an empty share where this rank has 0 samples."""
         self._cast = precision.cast if precision.weight_dtype is not None else None
@@ -107,6 +110,11 @@ class BatchStream:
                 yield next(batches)
             except StopIteration:
                 return
+
+    def _count_first(self, index: int, batch: Any) -> tuple[int, int]:
+        count_samples(batch, strict=True)
+        self.counts = self._count  # later batches are read alike, also where one happens to fit another reading
+        return self._count(index, batch)
 
     def _count(self, index: int, batch: Any) -> tuple[int, int]:
         samples = self._num_samples(batch)

@@ -107,7 +107,10 @@ class Model(nn.Module):
         metric.update(outputs, self._targets(batch))
 
     def num_samples(self, batch: Any) -> int:
-        """Returns the number of samples in this rank's batch: the size of dimension 0 of its first tensor.
+        """Returns the number of samples in this rank's batch.
+
+        By default the size of dimension 0 of its first tensor, or the length of the lists that its samples stand in:
+        ``([image, image], [boxes, boxes])`` holds two. A first batch that can be read in two ways is refused.
 
         Raises:
             TypeError: there is no tensor in the batch.

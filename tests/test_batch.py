@@ -52,11 +52,67 @@ def test_what_is_no_batch_is_named(odd: object):
         torch.zeros(4, 2),
         (torch.zeros(4), torch.zeros(9)),
         {"scalar": torch.tensor(1.0), "x": torch.zeros(4)},
-        [[torch.zeros(4)]],
+        [torch.zeros(4, 3), [torch.zeros(4), torch.zeros(4), torch.zeros(4)]],
+        {"views": [torch.zeros(4, 3), torch.zeros(4, 3)], "y": torch.zeros(4)},
     ],
 )
 def test_samples_are_counted_on_the_first_tensor_that_has_them(batch: Any):
     assert count_samples(batch) == 4
+
+
+def image(height: int) -> torch.Tensor:
+    return torch.full((3, height, 5), float(height))
+
+
+def target(boxes: int, **more: Any) -> dict[str, Any]:
+    return {"boxes": torch.full((boxes, 4), float(boxes)), "labels": torch.arange(boxes), **more}
+
+
+IN_LISTS = {
+    "images and dicts": ((image(4), image(5)), (target(1), target(2))),
+    "lists": [[image(4), image(5)], [target(1), target(0)]],
+    "a dict of lists": {"images": [image(4), image(5)], "targets": [target(2), target(2)]},
+    "pairs": [(image(4), target(1)), (image(5), target(2))],
+    "mappings": [{"image": image(4), **target(1)}, {"image": image(5), **target(1)}],
+    "images and masks": ([image(4), image(5)], [torch.zeros(4, 5), torch.zeros(5, 5)]),
+    "images and numbers": ([image(4), image(4)], [7, 8]),
+    "images and scalars": ([image(4), image(4)], [torch.tensor(7), torch.tensor(8)]),
+    "images and names": ([image(4), image(4)], ["a", "b"]),
+    "images and stacked labels": ([image(4), image(5)], torch.zeros(2)),
+    "annotations, none for one": ([image(4), image(5)], [[target(1), target(2)], []]),
+}
+
+
+@pytest.mark.parametrize("name", IN_LISTS)
+def test_samples_in_lists_are_counted_by_their_number(name: str):
+    assert count_samples(IN_LISTS[name]) == count_samples(IN_LISTS[name], strict=True) == 2
+
+
+@pytest.mark.parametrize("samples", range(1, 5))
+@pytest.mark.parametrize("boxes", range(5))
+def test_a_batch_that_fits_another_reading_by_chance_is_counted_as_the_others_are(samples: int, boxes: int):
+    batch = ([image(4)] * samples, [target(boxes)] * samples)
+    assert count_samples(batch) == samples
+
+
+def test_views_of_one_length_count_it_and_not_the_views():
+    assert count_samples(([torch.zeros(4, 3)] * 2, [torch.zeros(4)] * 3), strict=True) == 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        ({"images": [image(4), image(5)]}, "2 or 3"),
+        ([{"a": torch.zeros(4)}, {"a": torch.zeros(4)}], "2 or 4"),
+        ([[torch.zeros(4)]], "1 or 4"),
+        (((image(4), image(5), image(6)), (image(4), image(5), image(6))), "2 or 3"),
+        ([torch.zeros(7), torch.zeros(5), torch.zeros(9)], "5 or 7 or 9"),
+        (([image(4), image(5)], [target(1), target(2)] * 2), "no number that all its parts agree on"),
+    ],
+)
+def test_a_batch_that_can_be_read_in_two_ways_is_refused_where_one_must_be_sure(batch: Any, told: str):
+    with pytest.raises(TypeError, match=rf"it may hold {told}. Override Model.num_samples"):
+        count_samples(batch, strict=True)
 
 
 @pytest.mark.parametrize("batch", [{}, "text", torch.tensor(1.0), [1, 2], (torch.tensor(1),)])
@@ -109,6 +165,23 @@ def test_texts_go_with_their_samples():
     assert first["names"] == ["a", "b"] and second["names"] == ["c"]
     assert first["nested"] == [("d", "e"), 7] and second["nested"] == [(b"f",), 7]
     assert first["classes"] == second["classes"] == ("cat", "dog")
+
+
+@pytest.mark.parametrize("samples", range(2, 6))
+def test_lists_of_samples_are_cut_between_them(samples: int):
+    images = [image(height) for height in range(3, 3 + samples)]
+    batch = {"images": images, "targets": tuple(target(boxes) for boxes in range(samples)), "ids": [*range(samples)]}
+    parts = [part for _, part in split(batch, samples, size=2)]
+    for key in batch:
+        assert [id(one) for part in parts for one in part[key]] == [id(one) for one in batch[key]]
+        assert [len(part[key]) for part in parts[:-1]] == [2] * (len(parts) - 1)
+
+
+def test_views_are_cut_within_them():
+    batch = ([torch.arange(2), torch.arange(2)], torch.arange(2))
+    (_, first), (_, second) = split(batch, 2, size=1)
+    assert [one.tolist() for one in (*first[0], first[1])] == [[0]] * 3
+    assert [one.tolist() for one in (*second[0], second[1])] == [[1]] * 3
 
 
 def test_tensors_of_another_length_cannot_be_split():

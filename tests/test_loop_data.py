@@ -7,6 +7,7 @@ import torch
 from loop_runs import make_data, make_trainer
 
 from callbacks import InMemoryLogger
+from runner import Model
 from runner.data import TensorLoader
 
 
@@ -51,3 +52,89 @@ def test_data_that_is_not_a_number_is_trained_on_and_logged_as_it_is():
     assert losses[0] == losses[0] and all(value != value for value in losses[1:]) and len(losses) == 8
     assert memory.data["loss/eval/total"][-1][1] != memory.data["loss/eval/total"][-1][1]
     assert trainer.state.timestamp.epoch == 2
+
+
+class Detector(Model):
+    """Takes images of different sizes, a list of them, and a list of dicts with the boxes in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, batch):
+        return [self.linear(image.mean((1, 2))) for image in batch[0]]
+
+    def loss(self, outputs, batch):
+        errors = [(out - target["boxes"]).square().mean() for out, target in zip(outputs, batch[1], strict=True)]
+        return torch.stack(errors).mean()
+
+
+class Scenes(torch.utils.data.Dataset):
+    """Images of different sizes with different numbers of boxes."""
+
+    def __len__(self):
+        return 42
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        image = torch.rand(3, 4 + index % 3, 5, generator=generator)
+        boxes = 1 + index % 4
+        return image, {"boxes": torch.rand(boxes, 4, generator=generator), "labels": torch.arange(boxes)}
+
+
+def unzip(samples):
+    return tuple(zip(*samples, strict=True))
+
+
+def scenes():
+    return torch.utils.data.DataLoader(Scenes(), batch_size=8, collate_fn=unzip)
+
+
+def test_samples_in_lists_count_in_time_and_in_the_means_of_an_evaluation():
+    torch.manual_seed(0)
+    model = Detector()
+    samples = [unzip([Scenes()[index]]) for index in range(42)]
+    whole = torch.stack([model.loss(model(one), one) for one in samples])
+    arguments = {"optimizers": lambda params: torch.optim.SGD(params, lr=0.0), "max_duration": "42sp"}
+    with make_trainer(model=model, train_dataloader=scenes(), eval_dataloader=scenes(), **arguments) as trainer:
+        trainer.fit()
+        assert (trainer.state.timestamp.sample, trainer.state.timestamp.epoch) == (42, 1)
+        torch.testing.assert_close(trainer.state.eval_metric_values["eval"]["loss"].float(), whole.mean())
+        assert trainer.state.eval_timestamp.sample == 42
+
+
+@pytest.mark.parametrize("split", [{"grad_accum": 3}, {"microbatch_size": 2}, {"microbatch_size": 3}])
+def test_microbatches_of_lists_give_the_gradient_of_the_whole_batch(split):
+    weights = []
+    for arguments in ({}, split):
+        torch.manual_seed(0)
+        with make_trainer(model=Detector(), train_dataloader=scenes(), **arguments) as trainer:
+            trainer.fit()
+            weights.append([one.detach() for one in trainer.state.unwrapped_model.parameters()])
+    for whole, parts in zip(*weights, strict=True):
+        torch.testing.assert_close(parts, whole)
+
+
+class Counts(Detector):
+    def num_samples(self, batch):
+        return len(batch["images"])
+
+    def forward(self, batch):
+        return [self.linear(image.mean((1, 2))) for image in batch["images"]]
+
+    def loss(self, outputs, batch):
+        return torch.stack(outputs).square().mean()
+
+
+def test_a_batch_that_can_be_read_in_two_ways_ends_the_run_at_once_unless_the_model_counts():
+    class Silent(Counts):
+        num_samples = Model.num_samples
+
+    batches = [{"images": [torch.rand(3, 4, size) for size in (4, 5)]}] * 4
+    with pytest.raises(TypeError, match="it may hold 2 or 3. Override Model.num_samples"):
+        make_trainer(model=Silent(), train_dataloader=batches).fit()
+    with pytest.raises(TypeError, match="it may hold 2 or 3"):
+        make_trainer(model=Silent(), train_dataloader=make_data(), eval_dataloader=batches).eval()
+    with make_trainer(model=Counts(), train_dataloader=batches) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.sample == 8

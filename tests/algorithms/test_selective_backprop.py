@@ -136,6 +136,15 @@ def test_texts_are_picked_with_their_samples(index: Any):
     assert picked["x"].tolist() == [0, 2] and picked["names"] == ["a", "c"] and picked["classes"] == ("cat", "dog")
 
 
+@pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
+def test_samples_in_lists_are_picked_whole(index: Any):
+    images, targets = [torch.zeros(3, size) for size in (4, 5, 6)], [{"boxes": torch.zeros(size)} for size in (1, 2, 3)]
+    picked = pick_samples((images, targets), 3, index)
+    assert [id(one) for part in picked for one in part] == [
+        id(part[one]) for part in (images, targets) for one in (0, 2)
+    ]
+
+
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_evaluating_losses_changes_nothing(train, batch_norm: bool):
     plain = train(batch_norm=batch_norm).seen

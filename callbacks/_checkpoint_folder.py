@@ -68,8 +68,12 @@ class CheckpointFolder:
             self._prune()
         except OSError:
             if not (self.path / name).exists():
-                self.saved, self.best = self._before
+                self.take_back()
             raise
+
+    def take_back(self) -> None:
+        """Count out again what was counted in last, and is not written."""
+        self.saved, self.best = self._before
 
     def forget_missing(self) -> None:
         """Count out what is not there, as after a resume into another folder."""

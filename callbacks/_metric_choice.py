@@ -32,9 +32,9 @@ class MetricChoice(NamedTuple):
         return evaluated_at[self.label] == state.timestamp.batch
 
     def score(self, state: State, lower_is_better: bool) -> float | None:
-        """Return its value for the weights as they are now, the less the better; None where there is none, or NaN."""
+        """Return its value for the weights as they are now, the less the better; None where it is not finite."""
         value = self.read(state) if self.is_fresh(state) else None
-        if value is None or math.isnan(value):
+        if value is None or not math.isfinite(value):
             return None
         return value if lower_is_better else -value
 

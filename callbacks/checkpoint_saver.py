@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from callbacks._metric_choice import MetricChoice, choose_metric
+from callbacks._soundness import find_fault
 from runner import Callback, Interval, Time, Timestamp
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class CheckpointSaver(Callback):
     they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. Where
     a callback fails at the end of an epoch it is of the last batch, and a resumed run tells who had not heard of it.
     When the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an
-    error.
+    error. None is written where the loss of its batch or a weight is NaN or infinite: `latest` and `best` stay as they
+    were.
 
     Args:
         save_interval: time string, or epochs as an int; 0: only at the end.
@@ -77,6 +79,7 @@ class CheckpointSaver(Callback):
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._failure: OSError | None = None  # of the newest checkpoint
+        self._fault: str | None = None  # likewise: what was not finite
 
     @property
     def latest(self) -> Path | None:
@@ -143,11 +146,19 @@ class CheckpointSaver(Callback):
         self._checkpoints.add(name, score)
         snapshot = capture(state, self.weights_only, copy=self.asynchronous)
         if snapshot is not None:  # rank 0
-            self._writing = self._writer.submit(self._write, snapshot, name)
+            trained = {name for name, one in state.unwrapped_model.named_parameters() if one.requires_grad}
+            self._writing = self._writer.submit(self._write, snapshot, name, trained, _last_loss(state))
         if not self.asynchronous:
             self._wait()
 
-    def _write(self, snapshot: dict[str, Any], name: str) -> None:
+    def _write(self, snapshot: dict[str, Any], name: str, trained: set[str], loss: float) -> None:
+        known, self._fault = self._fault, find_fault(snapshot, trained, loss)
+        if self._fault is not None:
+            self._checkpoints.take_back()
+            if known is None:
+                message = "checkpoint %s was not written: %s; the newest that can be resumed is %s"
+                log.warning(message, self._checkpoints.path / name, self._fault, self.latest or "none")
+            return
         before, self._failure = self._failure, None
         try:
             self._checkpoints.write(snapshot, name)
@@ -159,3 +170,9 @@ class CheckpointSaver(Callback):
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
+
+
+def _last_loss(state: State) -> float:
+    """Return the loss of the last batch that was trained, 0 where it is not known. The intended host-device sync."""
+    is_of_a_later_batch = state.error is not None and not state.ended_between_batches
+    return 0.0 if is_of_a_later_batch else float(getattr(state, "total_loss", 0.0))

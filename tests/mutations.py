@@ -106,6 +106,14 @@ FAULTS = (
         '("run_event",)',
         "test_engine_hooks.py",
     ),
+    # checkpoints
+    Fault(
+        "a checkpoint of weights that are not finite",
+        "callbacks/_soundness.py",
+        "for name in weights.keys() & trained:",
+        "for name in ():",
+        "callbacks/test_checkpoint_saver_not_finite.py",
+    ),
     # time, schedules, intervals
     Fault(
         "schedule: one batch late",

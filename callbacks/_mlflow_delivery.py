@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -150,7 +151,7 @@ class Delivery:
             if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
                 sent = Sent(order["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)
-            self._sent, self._sink = sent, RunSink(client, run, self._refuse)
+            self._sent, self._sink = sent, RunSink(client, run, self._refuse, partial(self._tell, "renamed"))
             self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "lines": sent.lines})
         return self._sink, self._sent
 
@@ -233,5 +234,8 @@ class Delivery:
             del self._monitor.samples[: len(taken)]
 
     def _refuse(self, text: str) -> None:
+        self._tell("refused", text)
+
+    def _tell(self, kind: str, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-        self._report({"refused": text})
+        self._report({kind: text})

@@ -27,18 +27,21 @@ def run_deleted(run_id: str) -> Deleted:
     return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
 
 
-def clean_key(key: str) -> str:
-    """A key that MLflow accepts: foreign characters become `_`, what exceeds 250 characters becomes a hash."""
-    parts = re.sub(r"[^/\w.\- :]", "_", key).split("/")
+def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
+    """A key that MLflow accepts: what it does not becomes `_`, and a hash of the whole tells it from others.
+
+    The hash depends on the key alone, so that a resumed run goes on under the same one.
+    """
+    parts = re.sub(foreign, "_", key).split("/")
     cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
-    if len(cleaned) <= KEY_LENGTH:
-        return cleaned
+    if cleaned == key and len(key) <= KEY_LENGTH:
+        return key
     return f"{cleaned[: KEY_LENGTH - 9]}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
 
 
 def clean_path(name: str) -> str:
     """A name that MLflow accepts for images and tables."""
-    return clean_key(name).replace(":", "_")
+    return clean_key(name, r"[^/\w.\- ]")
 
 
 def shorten(value: str, length: int) -> str:

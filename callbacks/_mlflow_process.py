@@ -38,7 +38,7 @@ class Progress:
         self.stopped = threading.Event()
         """Set when the writer does no more for this run: it is complete, was given up, or the writer ended."""
         self._warned = False
-        self._refused = False
+        self._told: set[str] = set()
 
     def update(self, report: dict[str, Any]) -> None:
         """Take what the writer said about this run."""
@@ -46,9 +46,9 @@ class Progress:
             setattr(self, name, report.get(name, getattr(self, name)))
         if "error" in report:
             self.warn(report["error"])
-        if "refused" in report and not self._refused:
-            self._refused = True
-            log.warning("MLflow: %s (any others are in %s)", report["refused"], self.run_dir / "mlflow" / "writer.log")
+        for kind in {"refused", "renamed"} & report.keys() - self._told:
+            self._told.add(kind)
+            log.warning("MLflow: %s (any others are in %s)", report[kind], self.run_dir / "mlflow" / "writer.log")
         if report.get("stopped"):
             self.stopped.set()
 

@@ -37,13 +37,18 @@ class RunSink:
         client: of the run's store.
         run: the run.
         refused: told about an entry that MLflow will never take, and that is therefore left out.
+        renamed: told about a name that MLflow does not take, and what it is there.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: MlflowClient, run: Run, refused: Callable[[str], None], renamed: Callable[[str], None]
+    ) -> None:
         self.run = run
         self.run_id = run.info.run_id
         self._client = client
         self._refused = refused
+        self._renamed = renamed
+        self._keys: dict[tuple[str, Callable[[str], str]], str] = {}
         self._params = dict(run.data.params)
         self._tables: list[dict[str, str]] = json.loads(run.data.tags.get("mlflow.loggedArtifacts", "[]"))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -60,7 +65,7 @@ class RunSink:
 
     def send_metrics(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Send metrics in as few calls as MLflow allows."""
-        metrics = [Metric(clean_key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
+        metrics = [Metric(self._key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
         for start in range(0, len(metrics), METRICS_PER_CALL):
             batch = metrics[start : start + METRICS_PER_CALL]
             try:
@@ -84,6 +89,15 @@ class RunSink:
             self._refused(f"an entry of unknown kind {[*entry]} was left out")
         else:
             self._attempt(kind, lambda: self._handlers[kind](entry))
+
+    def _key(self, name: str, clean: Callable[[str], str] = clean_key) -> str:
+        """Return what a name is in MLflow, and say so where that is another one."""
+        key = self._keys.get((name, clean))
+        if key is None:
+            key = self._keys[name, clean] = clean(name)
+            if key != name:
+                self._renamed(f"{name!r} is no name that it takes: {key!r} stands for it")
+        return key
 
     def _attempt(self, what: str, send: Callable[[], object]) -> None:
         try:
@@ -111,7 +125,7 @@ class RunSink:
     def _log_params(self, entry: dict[str, Any]) -> None:
         new, changed = {}, {}
         for key, value in entry["params"].items():
-            key, value = clean_key(key), shorten(value, PARAM_LENGTH)
+            key, value = self._key(key), shorten(value, PARAM_LENGTH)
             if self._params.setdefault(key, value) == value:
                 new[key] = value
             else:  # a parameter cannot change in MLflow
@@ -123,12 +137,12 @@ class RunSink:
             self._log_tags({"tags": changed})
 
     def _log_tags(self, entry: dict[str, Any]) -> None:
-        tags = [RunTag(clean_key(key), shorten(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
+        tags = [RunTag(self._key(key), shorten(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
         for start in range(0, len(tags), PAIRS_PER_CALL):
             self._client.log_batch(self.run_id, tags=tags[start : start + PAIRS_PER_CALL])
 
     def _log_table(self, entry: dict[str, Any]) -> None:
-        file = f"tables/{clean_path(entry['table'])}.json"
+        file = f"tables/{self._key(entry['table'], clean_path)}.json"
         # Not log_table, which appends to what an earlier call left, and imports pandas.
         rows = [[_to_cell(value) for value in row] for row in entry["rows"]]
         self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": rows}), file)
@@ -143,7 +157,7 @@ class RunSink:
         images = read_images(file, entry["captions"])
         with tempfile.TemporaryDirectory() as folder:
             for index, image in enumerate(images):
-                key = clean_path(entry["images"]) + (f"/{index:02d}" if len(images) > 1 else "")
+                key = self._key(entry["images"], clean_path) + (f"/{index:02d}" if len(images) > 1 else "")
                 save_image(image, Path(folder), key, entry["s"], entry["t"], f"{file.stem}-{index}")
             self._client.log_artifacts(self.run_id, folder, "images")
         self._client.set_tag(self.run_id, "mlflow.loggedImages", "True")

@@ -67,7 +67,7 @@ def _send(run_dir: Path, wanted: bool) -> bool:
         if "lines" in news and time.monotonic() - said > INTERVAL:
             said = time.monotonic()
             print(f"{shown}: {news['lines']} of {lines} lines are sent", file=terminal, flush=True)
-        for name in ("error", "refused"):
+        for name in ("error", "refused", "renamed"):
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)
 

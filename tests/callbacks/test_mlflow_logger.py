@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 import sys
 import time
 from importlib.metadata import version
@@ -22,6 +24,8 @@ from callbacks._mlflow_describe import flatten
 from callbacks._mlflow_process import shared_writer
 from callbacks._mlflow_target import typed_command, ui_command
 from runner import ClassificationModel, Trainer
+
+HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 
 
 class Failing(ClassificationModel):
@@ -82,9 +86,10 @@ def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPa
     assert inputs == [("Toy", "train", '{"num_batches": 12}'), ("Toy", "eval", '{"num_batches": 2}')]
     artifacts = folder / "outputs" / "mlartifacts" / run_id / "artifacts"
     assert (artifacts / "texts" / "notes.txt").read_text() == "some notes"
-    table = json.loads((artifacts / "tables" / "worst_ cases.json").read_text())
+    (path,) = (artifacts / "tables").glob("worst_ cases_*.json")
+    table = json.loads(path.read_text())
     assert table == {"columns": ["target", "score"], "data": [[7, "nan"], [9, 0.5]]}
-    assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "tables/worst_ cases.json", "type": "table"}]
+    assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": f"tables/{path.name}", "type": "table"}]
     stems = {path.name.split("+timestamp")[0] for path in (artifacts / "images").glob("*.png")}
     assert stems == {"Images~Train~00+step+24", "Images~Train~01+step+24", "Images~Eval+step+24"}
     assert not list((folder / "outputs" / "toy" / "mlflow" / "images").iterdir())
@@ -133,7 +138,7 @@ def test_one_writer_serves_runs_one_after_another(folder: Path) -> None:
 
 
 def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> None:
-    odd = {"loss (train)%": 1.0, "/a//b/../c": 2.0, "k" * 300: 3.0, "k" * 301: 4.0, "größe:µ": 5.0}
+    odd = {"/a//b/../c": 2.0, "k" * 300: 3.0, "k" * 301: 4.0, "größe:µ": 5.0}
     special = {"nan": math.nan, "inf": math.inf, "minus": -math.inf}
     parameters = {f"p{index}": index for index in range(150)} | {"long": "x" * 9000, "p*": 1, "empty": "", "none": None}
     with logging_to(MLflowLogger(tags={"t" * 300: "v" * 9000}), "r", config=parameters) as (_, logger):
@@ -145,17 +150,42 @@ def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> N
     long = [metrics.pop(key)[1] for key in [*metrics] if key.startswith("kkk") and len(key) == 250]
     assert sorted(long) == [3.0, 4.0]
     largest = sys.float_info.max  # how SQL stores keep an infinity
-    assert metrics == {
-        "loss _train__": (7, 1.0, 0),
-        "a/b/__/c": (7, 2.0, 0),
+    assert {re.sub(HASH, "#", key): value for key, value in metrics.items()} == {
+        "a/b/__/c#": (7, 2.0, 0),
         "größe:µ": (7, 5.0, 0),
         "nan": (7, 0.0, 1),
         "inf": (7, largest, 0),
         "minus": (7, -largest, 0),
     }
-    params = dict(query("select key, value from params"))
-    assert len(params) == 154 and len(params["long"]) == 6000 and params["p149"] == "149" and params["p_"] == "1"
+    params = {re.sub(HASH, "#", key): value for key, value in query("select key, value from params")}
+    assert len(params) == 154 and len(params["long"]) == 6000 and params["p149"] == "149" and params["p_#"] == "1"
     assert [len(value) for key, value in query("select key, value from tags") if key.startswith("ttt")] == [8000]
+
+
+def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["a+b", "a_b", "a@b", "a//b", "a/b", "/a/b", "a/b/", "a/./b", "a:b"]
+    for steps in (range(1, 3), range(3, 5)):
+        with caplog.at_level(logging.WARNING, "runner"), logging_to(MLflowLogger(), "r") as (_, logger):
+            for step in steps:
+                logger.log_metrics({name: float(index) for index, name in enumerate(names)}, step=step)
+            logger.log_table(["x"], [[1]], "a:b")
+            logger.log_table(["x"], [[2]], "a_b")
+    found = query("select key, group_concat(distinct value), count(*) from metrics group by key")
+    assert len(found) == len(names) and {count for _, _, count in found} == {4}
+    assert sorted(value for _, value, _ in found) == [str(float(index)) for index in range(len(names))]
+    unchanged = {"a_b", "a/b", "a:b"}
+    assert unchanged <= {key for key, _, _ in found}
+    assert all(re.fullmatch(f"a[_/]b{HASH}", key) for key, _, _ in found if key not in unchanged)
+    ((tables,),) = query("select value from tags where key = 'mlflow.loggedArtifacts'")
+    assert sorted(re.sub(HASH, "#", one["path"]) for one in json.loads(tables)) == [
+        "tables/a_b#.json",
+        "tables/a_b.json",
+    ]
+    told = [record.getMessage() for record in caplog.records if "is no name" in record.getMessage()]
+    assert len(told) == 2, "once in each session"
+    assert re.fullmatch(rf"MLflow: '\S+' is no name that it takes: 'a[_/]b{HASH}' stands for it \(any .*", told[0])
 
 
 def test_the_address_comes_from_the_argument_then_the_environment_then_the_default(

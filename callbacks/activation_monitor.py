@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ class ActivationMonitor(Callback):
 
     Raises:
         ValueError: an argument is out of range; at FIT_START, no module is of a class to leave out, the interval is no
-            known number of batches, or the model is compiled, so that its modules cannot be looked into.
+            known number of batches, or some of the modules are compiled, so that they cannot be looked into.
 
     Logs:
         activations/l2_norm/{module}_{input,output}.{i}: Euclidean norm of tensor i, counted from 0.
@@ -62,9 +62,8 @@ class ActivationMonitor(Callback):
         self._statistics: dict[str, Tensor] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.unwrapped_model._compiled_call_impl is not None:
-            raise ValueError("compile=True: ActivationMonitor cannot look into a compiled model; leave out one of them")
         named, ignored = [*state.unwrapped_model.named_modules()], list(self.ignore_module_types or ())
+        refuse_compiled(dict(named))
         classes = {type(module).__name__ for _, module in named}
         for name in ignored:
             if name not in classes:
@@ -118,6 +117,25 @@ class ActivationMonitor(Callback):
                     self._last, self._version, self._statistics = tensor, tensor._version, statistics(tensor)
                 for statistic, value in self._statistics.items():
                     self._metrics[f"activations/{statistic}/{name}_{kind}.{index}"] = value
+
+
+def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
+    """Raise where torch compiled a module: neither its hooks nor those of the modules in it are called.
+
+    Args:
+        modules: all of a model's, by name.
+
+    Raises:
+        ValueError: some are; they are named.
+    """
+    # By `module.compile()`, or by `torch.compile(module)`, which wraps it.
+    found = [
+        name for name, one in modules.items() if one._compiled_call_impl is not None or "_orig_mod" in one._modules
+    ]
+    if found:
+        listed = ", ".join(name or "the model" for name in found[:3]) + f" and {len(found) - 3} more" * (len(found) > 3)
+        remedy = "leave out the monitor, or what compiles (compile=True, or the algorithm Compile)"
+        raise ValueError(f"ActivationMonitor cannot look into what is compiled, which is {listed}: {remedy}")
 
 
 def _parse(interval: str | int | Time) -> Time:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import scipy.stats
 import torch
 from torch import nn
 
+from algorithms import Compile
 from callbacks import ActivationMonitor, InMemoryLogger
 from callbacks.activation_monitor import statistics
-from runner import Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
+from runner import Algorithm, Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
 from runner.data import TensorLoader
+from runner.models import GPT
 
 
 class Keep(Callback):
@@ -203,10 +206,52 @@ def test_a_resumed_run_looks_at_the_same_batches(tmp_path):
     assert logged(memory) == {8: pytest.approx(whole[8], nan_ok=True)}
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, inputs):
+        return inputs + self.linear(inputs)
+
+
+def blocks(*others: Any) -> ClassificationModel:
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*(nn.Sequential(Block(), nn.ReLU()) for _ in range(4)), *others)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, inputs):
+            return self.head(self.blocks(inputs))
+
+    return ClassificationModel(Two(), 3)
+
+
+class Compiles(Algorithm):
+    """Compiles one module after loading."""
+
+    def after_load(self, state, logger):
+        state.unwrapped_model.get_submodule("module.blocks.1.0").compile()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_compiled_model_is_refused():
-    with pytest.raises(ValueError, match="compile=True: ActivationMonitor cannot look into a compiled model"):
-        fit(ActivationMonitor(), compile=True)
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (lambda: {"compile": True}, "the model:"),
+        (lambda: {"algorithms": Compile(regional=False)}, "the model:"),
+        (
+            lambda: {"algorithms": Compile(), "model": LanguageModel(GPT(n_layers=4))},
+            r"module.blocks.0, .* and 1 more:",
+        ),
+        (lambda: {"algorithms": Compiles(), "model": blocks()}, "module.blocks.1.0:"),
+        (lambda: {"model": blocks(torch.compile(Block()))}, "module.blocks.4:"),
+    ],
+)
+def test_what_is_compiled_is_refused(arguments: Callable[[], dict[str, Any]], named: str):
+    with pytest.raises(ValueError, match=f"ActivationMonitor cannot look into what is compiled, which is {named}"):
+        fit(ActivationMonitor(), **arguments())
 
 
 def test_ranks_log_the_share_of_rank_zero(run_ranks):

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 # How a run was asked for: runs that differ in nothing else are the same experiment.
-ASKED = ("run_name", "resume", "rerun", "allow_targets", "skip_finished", "explain", "predict", "prove", "compare")
+ASKED = (
+    *("run_name", "resume", "rerun", "allow_targets", "skip_finished", "allow_divergence"),
+    *("explain", "predict", "prove", "compare"),
+)
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:

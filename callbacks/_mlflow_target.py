@@ -9,19 +9,47 @@ import shlex
 import sys
 import uuid
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from callbacks._extra import require
 from callbacks._mlflow_spool import now_ms, read_json, without_password
 
 SQLITE = "sqlite:///"
+STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
+"""What MLflow's addresses begin with, before a `+driver`; plugins of its have others."""
 
 
 def resolve_uri(tracking_uri: str | None) -> str:
     """The address of the store, absolute; None: `$MLFLOW_TRACKING_URI`, or `outputs/mlflow.db` where we are."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}outputs/mlflow.db"
     return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
+
+
+def check_address(uri: str) -> None:
+    """Raise where an address is none that MLflow knows, which would else be found when it is too late.
+
+    Args:
+        uri: as given, or as the environment has it; without a scheme it is a folder.
+
+    Raises:
+        ValueError: it is of another scheme, or names no server.
+    """
+    shown = f"tracking_uri={without_password(uri)!r}"
+    try:
+        parts = urlsplit(uri)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{shown}: {error}; give an address such as http://127.0.0.1:5000") from None
+    kind = parts.scheme.partition("+")[0]
+    if kind and kind not in STORES and kind not in entry_points(group="mlflow.tracking_store").names:
+        raise ValueError(f"{shown}: MLflow knows no such address; give one that begins with {', '.join(STORES)}")
+    if kind in ("http", "https") and not host:
+        raise ValueError(f"{shown}: names no server; give one such as http://127.0.0.1:5000")
+    if kind == "sqlite" and host:
+        raise ValueError(f"{shown}: must begin with three slashes, as sqlite:///folder/mlflow.db does, or four")
 
 
 def check_arguments(close_timeout: float, system_metrics_interval: float) -> None:

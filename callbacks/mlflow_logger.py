@@ -12,7 +12,7 @@ from callbacks._mlflow_describe import describe_config, describe_inputs, flatten
 from callbacks._mlflow_process import shared_writer
 from callbacks._mlflow_session import Session
 from callbacks._mlflow_sweep import log_sweep, parent_tags
-from callbacks._mlflow_target import check_arguments, resolve_uri, ui_command, uri_of_run
+from callbacks._mlflow_target import check_address, check_arguments, resolve_uri, ui_command, uri_of_run
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class MLflowLogger(LoggerDestination):
         nested: whether the runs of a sweep's jobs are children of the sweep's own, which the UI then shows collapsed.
 
     Raises:
-        ValueError: `close_timeout` is negative, or `system_metrics_interval` not above 0.
+        ValueError: `tracking_uri` is no address that MLflow knows, `close_timeout` is negative, or
+            `system_metrics_interval` not above 0.
         ImportError: the package orjson is missing.
 
     Logs:
@@ -62,6 +63,7 @@ class MLflowLogger(LoggerDestination):
     ) -> None:
         check_arguments(close_timeout, system_metrics_interval)
         self.tracking_uri = resolve_uri(tracking_uri)
+        check_address(self.tracking_uri)
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
         self._run_name = run_name
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}

@@ -1,7 +1,7 @@
 """The command line: compose with Hydra, run one job or many, end with the right exit code.
 
-Exit codes: 0 done; 1 failed in training, with a trace; 2 wrong configuration, one message; 130 on Ctrl-C and 143 on
-SIGTERM, after a checkpoint was written.
+Exit codes: 0 done; 1 failed in training, with a trace; 2 wrong configuration, one message; 3 diverged; 130 on Ctrl-C
+and 143 on SIGTERM, after a checkpoint was written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from runner.processes.launch import Ranks, is_rank_zero, print_failure
 from runner.processes.local_ranks import end_with_parent, ranks
 from runner.processes.threads import wait_briefly
 from runner.records.begin_again import with_saved_arguments
+from runner.records.result import Diverged
 from runner.records.run_folder import remove_unused
 from runner.records.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
@@ -58,6 +59,9 @@ def main() -> int:
             traceback.print_exception(error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 3
     except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
@@ -85,6 +89,8 @@ def follow(ranks: Ranks) -> int:
             if not ranks.hears_more():
                 print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                 return 2
+        except Diverged:
+            continue  # rank 0, which found the same, says what comes next
         except KeyboardInterrupt:
             return 130
         except Exception as error:

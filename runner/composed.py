@@ -11,7 +11,7 @@ from runner.signatures import nearest
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "skip_finished"),
+    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "skip_finished", "allow_divergence"),
     *("explain", "predict", "prove", "compare"),
 )
 """Keys that say what to do now, and not what is trained."""
@@ -123,8 +123,9 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
             raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
-    if not isinstance(config["skip_finished"], bool):
-        raise ValueError(f"skip_finished={config['skip_finished']!r}: must be true or false")
+    for key in ("skip_finished", "allow_divergence"):
+        if not isinstance(config[key], bool):
+            raise ValueError(f"{key}={config[key]!r}: must be true or false")
     for key, what in (
         ("allow_targets", "classes, such as [my_module.MyModel]"),
         ("resume_allow", "keys, such as [seed]"),

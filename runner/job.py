@@ -29,7 +29,7 @@ from runner.records.changes import tell_changes, tell_changes_of_rerun
 from runner.records.kept_code import import_from
 from runner.records.optimizer_changes import change_optimizers
 from runner.records.record import log_record
-from runner.records.result import check_objective, is_unfinished, recording
+from runner.records.result import check_converged, check_objective, is_unfinished, recording
 from runner.records.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.records.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
@@ -197,6 +197,8 @@ def train(job: Job) -> float | None:
             with config_errors("FIT_START"):
                 trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
+            if not job.config["allow_divergence"]:
+                check_converged(trainer.state, result)
     return result.objective
 
 

@@ -114,6 +114,13 @@ FAULTS = (
         "for name in ():",
         "callbacks/test_checkpoint_saver_not_finite.py",
     ),
+    Fault(
+        "a run that has diverged ends well",
+        "runner/job.py",
+        'if not job.config["allow_divergence"]:',
+        "if False:",
+        "records/test_diverged.py",
+    ),
     # time, schedules, intervals
     Fault(
         "schedule: one batch late",

@@ -22,7 +22,7 @@ def plain(*overrides: str) -> dict[str, Any]:
         return to_plain(compose("config", [*overrides]))
 
 
-@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "explain", "predict"])
+@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "explain", "predict"])
 def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
     with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
         plain(f"~{key}")
@@ -47,6 +47,7 @@ def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
         ({"prove": {"without": "mlflow_logger"}}, "prove.without='mlflow_logger': must be a list of names"),
         ({"prove": {}}, "~prove.batches: mode=prove needs this key"),
         ({"skip_finished": 1}, "skip_finished=1: must be true or false"),
+        ({"allow_divergence": None}, "allow_divergence=None: must be true or false"),
         ({"allow_targets": [3]}, r"allow_targets=\[3\]: must be a list of classes"),
         ({"scheduler": 3}, "scheduler=3: choose a file of conf/scheduler/"),
         ({"scheduler": {"foo": 1}}, "scheduler.foo: nobody reads it"),

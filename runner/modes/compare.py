@@ -79,7 +79,7 @@ def difference(a: Path, b: Path) -> Difference:
     found = first_difference(a, b)
     results = [read_result(run) for run in (a, b)]
     metrics: dict[str, tuple[float | None, float | None]] = {}
-    if last[0] == last[1] and all(one is not None and one.status == "FINISHED" for one in results):
+    if last[0] == last[1] and all(one is not None and one.status in ("FINISHED", "DIVERGED") for one in results):
         first, second = (one.metrics for one in results if one is not None)
         names = dict.fromkeys((*first, *second))
         pairs = {name: (first.get(name), second.get(name)) for name in names}

@@ -227,6 +227,7 @@ class Proof:
         key, source = ("resume", run) if (run / "config.yaml").exists() else ("rerun", self.folder / "experiment")
         allowed = ",".join(map(_quote, self._allowed))
         arguments = [f"{key}={_quote(source)}", f"hydra.run.dir={_quote(run)}", f"allow_targets=[{allowed}]"]
+        arguments.append("allow_divergence=true")  # what is proved is that runs are equal
         return Session(arguments, run, self._log(name), self.asked["patience"])
 
     def _check_end(self, session: Session, name: str) -> None:

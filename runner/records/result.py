@@ -36,8 +36,8 @@ class Result:
     """What came of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, for its config; such a job has
-            no folder). One that was cut off without a word stays RUNNING.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, for its config; such
+            a job has no folder). One that was cut off without a word stays RUNNING.
         name: of the run.
         identity: of the config that was trained: see `identify`.
         overrides: as the job was given them.
@@ -102,6 +102,36 @@ class Result:
             raise
 
 
+class Diverged(Exception):
+    """A run was trained to its end, and what came of it is NaN or infinite."""
+
+
+def check_converged(state: State, result: Result) -> None:
+    """Raise where a run that has been measured has diverged. All ranks alike.
+
+    Args:
+        state: of its Trainer.
+        result: what came of it.
+
+    Raises:
+        Diverged: its last loss, on any rank, or its objective is not finite.
+    """
+    from runner.distributed import any_rank
+
+    loss = float(getattr(state, "total_loss", 0.0))  # a run that had ended before trains nothing
+    wrong = f"the loss of the last batch is {loss}"
+    if not any_rank(not math.isfinite(loss)):
+        if result.objective is None or math.isfinite(result.objective):
+            return
+        wrong = f"objective {result.objective_name} is {result.objective}"
+    elif math.isfinite(loss):
+        wrong = "the loss of the last batch is not finite on another rank"
+    raise Diverged(
+        f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
+        "(+algorithms=gradient_clipping); allow_divergence=true lets such a run end well"
+    )
+
+
 def read_result(folder: Path) -> Result | None:
     """Return what came of the run in a folder; None where nothing is said of it that can be read."""
     try:
@@ -163,6 +193,9 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "FINISHED"
     except WrongConfig:
         _put_back(before, folder)
+        raise
+    except Diverged as error:
+        result.status, result.error = "DIVERGED", str(error)
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from runner.composed import GROUPS, OF_THE_COMMAND
 from runner.processes.launch import Job, print_failure
 from runner.processes.local_ranks import end_with, is_alive
 from runner.processes.threads import parallel_jobs
-from runner.records.result import Result, identify, read_result
+from runner.records.result import Diverged, Result, identify, read_result
 from runner.records.run_folder import LOCK, lock_file
 from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep, end
@@ -57,6 +58,11 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         folder = sweep.folder / f".refused-{hydra_config.job.num}"
         folder.mkdir(exist_ok=True)
         refused.write(folder)
+    except Diverged as error:
+        if sweep.shares_terminal:
+            own = own_overrides(list(hydra_config.overrides.task), sweep.fixed)
+            print(f"WARNING: {' '.join(own)}: {error}", file=sys.stderr)
+        return _finite(math.nan, sweep.direction)
     except Exception as error:
         if sweep.shares_terminal:
             print_failure(error)
@@ -114,10 +120,9 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
         if lock is None:
             print(f"left out {folder.name}: another process trains it now", flush=True)
             yield job, result
-        elif result is not None and result.status == "FINISHED":
-            print(
-                f"left out {folder.name}: it has finished before (skip_finished=false begins a new sweep)", flush=True
-            )
+        elif result is not None and result.status in ("FINISHED", "DIVERGED"):
+            before = f"it has {result.status.lower()} before"
+            print(f"left out {folder.name}: {before} (skip_finished=false begins a new sweep)", flush=True)
             yield job, result
         else:
             if result is not None and not is_new:  # from now on a signal to the sweep finds this process

@@ -207,6 +207,33 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
     assert given.ui_command == "mlflow ui --backend-store-uri 'sqlite:////elsewhere/a b.db'"
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("ftp://x", "MLflow knows no such address; give one that begins with sqlite, postgresql"),
+        ("localhost:5000", "MLflow knows no such address"),
+        ("http://", "names no server"),
+        ("http://host:port/", "Port could not be cast"),
+        ("https://[::1", "Invalid IPv6 URL"),
+        ("sqlite://outputs/mlflow.db", "must begin with three slashes"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(address: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"tracking_uri={address!r}: ") + why):
+        MLflowLogger(address)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with pytest.raises(ValueError, match=why):
+        MLflowLogger()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["mlruns", "./a:b", "file:///a/b", "databricks", "databricks://profile", "postgresql+psycopg2://me:pw@host/db"],
+)
+def test_an_address_of_each_kind_is_taken(address: str) -> None:
+    assert MLflowLogger(address).tracking_uri == address
+
+
 def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["/usr/bin/python", "-m", "runner", "-m", "seed=0,1"]
     monkeypatch.setattr(sys, "orig_argv", typed)

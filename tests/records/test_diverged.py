@@ -1,0 +1,81 @@
+"""Runs that end at a loss or an objective that is not finite: exit code, record, sweeps, and who lets them through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from main_runs import SHORT, query, run_folders
+
+OWN = """
+import math
+
+from runner import Callback, ClassificationModel
+from torch import nn
+
+
+class Undefined(ClassificationModel):
+    \"\"\"Has a metric that is not a number, of a training that goes well.\"\"\"
+
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+
+    def loss(self, outputs, batch):
+        return super().loss(outputs, batch) * (1.0 if self.training else math.nan)
+"""
+QUIET = (*SHORT, "callbacks=[checkpoint_saver]")
+HOT = "optimizer.lr=1e30"
+
+
+def status(folder: Path) -> str:
+    return json.loads((folder / "result.json").read_text())["status"]
+
+
+def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_path: Path):
+    done = run_here(*SHORT, HOT, "callbacks=[mlflow_logger,checkpoint_saver]", code=3)
+    assert "error: the run has diverged: the loss of the last batch is nan. Lower the learning rate" in done.err
+    assert "Traceback" not in done.err and "allow_divergence=true" in done.err
+    (folder,) = run_folders(tmp_path)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "DIVERGED" and result["metrics"]["eval/loss"] == "nan"
+    assert result["error"].startswith("the run has diverged") and not (folder / "checkpoints" / "latest").exists()
+    assert query(tmp_path, "select status from runs") == [("FAILED",)]
+
+
+def test_who_means_it_lets_it_end_well(run_here: Any, tmp_path: Path):
+    done = run_here(*QUIET, HOT, "allow_divergence=true", code=0)
+    assert "diverged" not in done.err
+    assert [status(folder) for folder in run_folders(tmp_path)] == ["FINISHED"]
+
+
+def test_so_has_one_whose_objective_is_not_finite(run_here: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
+    done = run_here(*own, "objective=eval/loss", code=3)
+    assert "error: the run has diverged: objective eval/loss is nan" in done.err
+    run_here(*own, "objective=eval/MulticlassAccuracy", code=0)
+    assert sorted(status(folder) for folder in run_folders(tmp_path)) == ["DIVERGED", "FINISHED"]
+
+
+def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
+    sweep = ("-m", "optimizer.lr=1e30,0.01", *QUIET)
+    done = run_here(*sweep, code=0)
+    assert "WARNING: optimizer.lr=1e+30: the run has diverged" in done.err and "Traceback" not in done.err
+    assert "1 finished, 1 diverged" in done.out
+    (file,) = tmp_path.glob("outputs/sweeps/*/*/jobs.json")
+    rows = json.loads(file.read_text())["jobs"]
+    assert [(row["lr"], row["status"]) for row in rows] == [(0.01, "FINISHED"), (1e30, "DIVERGED")]
+    again = run_here(*sweep, code=0)
+    assert "it has diverged before" in again.out and "it has finished before" in again.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [(), ("-m", "seed=0,1")], ids=["one run", "a sweep"])
+def test_ranks_agree_that_they_have_diverged(run_app: Any, tmp_path: Path, launch: tuple[str, ...]):
+    done = run_app(*launch, *QUIET, HOT, "launch.nproc_per_node=2", exit_code=0 if launch else 3)
+    assert done.stderr.count("the run has diverged") == (2 if launch else 1)
+    assert "Traceback" not in done.stderr
+    folders = run_folders(tmp_path, "outputs/sweeps/*/*/digits*" if launch else "outputs/20*/*")
+    assert [status(folder) for folder in folders] == ["DIVERGED"] * (2 if launch else 1)

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from typing import NoReturn
 
 import hydra
@@ -28,7 +27,7 @@ from runner.records.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
-from runner.terminal import labelled_lines
+from runner.terminal import labelled_lines, lasting_output
 from runner.wrong_choice import about_replaced
 from runner.wrong_config import CONF, WrongConfig, config_errors
 
@@ -62,8 +61,6 @@ def main() -> int:
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         code = 3
-    except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         print_failure(error)
     except KeyboardInterrupt:
@@ -129,12 +126,12 @@ def command() -> NoReturn:
     teardown: with torch loaded it takes half a second, and threads of its process groups can abort in it.
     """
     wait_briefly()
-    code = main()
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    with lasting_output():
+        code = main()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

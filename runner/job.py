@@ -34,7 +34,7 @@ from runner.records.run_folder import checkpoint_before_restart, owned, removed_
 from runner.records.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, label_of, placed
-from runner.terminal import labelled_lines
+from runner.terminal import labelled_lines, lasting_output
 from runner.wrong_config import config_errors
 
 run_folder.register_resolver()
@@ -60,7 +60,7 @@ class Task:
             import_from(self.saved.code)
         if hydra_config.mode is RunMode.MULTIRUN:
             nothing = None if config.mode in ("train", "eval") else 0.0  # to compare; Optuna wants a number
-            with labelled_lines(label_of(config.run_name, hydra_config)), given_back():
+            with lasting_output(), labelled_lines(label_of(config.run_name, hydra_config)), given_back():
                 return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, nothing)
         try:
             return perform(config, hydra_config, self.saved)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -60,6 +60,24 @@ def describe_time(now: Timestamp) -> str:
 
 
 @contextmanager
+def lasting_output() -> Iterator[None]:
+    """Inside, printing never fails: what a full disk or a terminal that is gone does not take is lost.
+
+    The first loss on a stream is told on the other one, unless nobody reads what is printed any more, as with `| head`.
+    """
+    for number in (0, 1, 2):  # one that is closed (`>&-`) would be the next file that is opened
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    out, err = sys.stdout or os.fdopen(1, "w", closefd=False), sys.stderr or os.fdopen(2, "w", closefd=False)
+    lasting_out: Any = _LastingStream(out, "stdout", err)
+    lasting_err: Any = _LastingStream(err, "stderr", out)
+    with redirect_stdout(lasting_out), redirect_stderr(lasting_err):
+        yield
+
+
+@contextmanager
 def labelled_lines(label: str) -> Iterator[None]:
     """Inside, each line that this process prints or logs begins with a label; with an empty one, as ever."""
     if not label:
@@ -104,6 +122,47 @@ def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(now)
             stack.callback(handler.setStream, before)
+
+
+class _LastingStream:
+    """Hands text to a stream for as long as that takes it, and again when it does.
+
+    Args:
+        stream: takes the text.
+        name: of it.
+        other: is told of a loss.
+    """
+
+    def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
+        self._stream = stream
+        self._name = name
+        self._other = other
+        self._told = False
+
+    def write(self, text: str) -> int:
+        with self._losing():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._losing():
+            self._stream.flush()
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                with suppress(OSError):
+                    lost = f"{self._name} cannot be written ({error}): what is printed there is lost, the run goes on"
+                    print(f"WARNING: {lost}", file=self._other, flush=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _LabelledLines:

@@ -41,7 +41,7 @@ def config_errors(event: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (WrongConfig, BrokenPipeError):
+    except WrongConfig:
         raise
     except CONFIG_ERRORS as error:
         if event and not any(f" at {event}," in note for note in getattr(error, "__notes__", [])):

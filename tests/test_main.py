@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from main_runs import SHORT, query, run_folders
+from python_process import PATIENCE, start_python
 
 STEPS = list(range(1, 7))
 
@@ -50,6 +52,26 @@ def test_who_reads_no_more_ends_it_quietly(tmp_path: Path):
     command = f"{sys.executable} -m runner --help | head -1"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_log_that_is_full_or_closed_ends_no_run(tmp_path: Path, ranks: int):
+    command = ["-m", "runner", *SHORT, "~callbacks.mlflow_logger", f"launch.nproc_per_node={ranks}"]
+    with open("/dev/full", "wb") as full:
+        full_out = start_python([*command, "hydra.run.dir=out"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
+        full_both = start_python([*command, "hydra.run.dir=both"], cwd=tmp_path, stdout=full, stderr=full)
+    program = "import os, runpy, sys; os.closerange(0, 3); sys.stdout = sys.stderr = None; sys.argv[0] = 'runner'; "
+    program += "runpy.run_module('runner', run_name='__main__')"
+    closed = start_python(["-c", program, *command[2:], "hydra.run.dir=closed"], cwd=tmp_path)
+    with full_out as process:
+        assert process.stderr is not None
+        told = process.stderr.read().decode()
+    assert [one.wait(PATIENCE) for one in (full_out, full_both, closed)] == [0, 0, 0], told
+    assert told.count("WARNING: stdout cannot be written") == 1
+    for name in ("out", "both", "closed"):
+        assert json.loads((tmp_path / name / "result.json").read_text())["status"] == "FINISHED"
+        assert (tmp_path / name / "checkpoints" / "ep2-ba6").exists()
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,18 @@ import threading
 from pathlib import Path
 
 import pytest
+from python_process import run_python
 
 from runner import Timestamp
-from runner.terminal import describe_time, epoch_number, labelled_lines, live_line, make_console, print_block
+from runner.terminal import (
+    describe_time,
+    epoch_number,
+    labelled_lines,
+    lasting_output,
+    live_line,
+    make_console,
+    print_block,
+)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +137,54 @@ def test_what_is_logged_below_a_live_line_has_a_line_of_its_own(
     assert lines.count("it is told") == (0 if stderr_is_a_file else 2)
     assert {*lines} <= {"the live line", "it is told", ""}
     assert (tmp_path / "errors").read_text() == ("it is told\n" * 2 if stderr_is_a_file else "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_what_a_full_disk_does_not_take_is_lost_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with open("/dev/full", "w") as full, (tmp_path / "told").open("w+") as told:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", told)
+        with lasting_output():
+            for _ in range(3):
+                print("lost", flush=True)
+            print_block("title", [("label", "text")])
+            print("x" * 100_000)
+            print("kept", file=sys.stderr)
+        assert (sys.stdout, sys.stderr) == (full, told)
+        told.seek(0)
+        warning, kept = told.read().splitlines()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        os.dup2(told.fileno(), full.fileno())  # there is space again, for what was left
+    assert warning.startswith("WARNING: stdout cannot be written ([Errno 28] No space left on device): ")
+    assert kept == "kept"
+
+
+def test_a_stream_that_nobody_reads_is_no_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = (tmp_path / "told").open("w+")
+    with told, open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", told)
+        monkeypatch.setattr(sys, "stderr", unread)
+        with lasting_output():
+            print("lost", file=sys.stderr, flush=True)
+            print("kept")
+        os.dup2(told.fileno(), writer)  # which takes what was left
+    assert "WARNING" not in (tmp_path / "told").read_text()
+
+
+def test_streams_that_are_closed_are_no_file_s():
+    """The next file that is opened has the least number that is free."""
+    program = (
+        "import os, sys\n"
+        "from runner.terminal import lasting_output\n"
+        "os.closerange(0, 3)\n"
+        "sys.stdout = sys.stderr = None\n"
+        "with lasting_output():\n"
+        "    print('lost', flush=True)\n"
+        "    print('lost', file=sys.stderr, flush=True)\n"
+        "    assert open(os.devnull).fileno() > 2 and all(map(os.get_inheritable, range(3)))\n"
+        "os._exit(0)\n"
+    )
+    run_python(["-c", program], check=True)

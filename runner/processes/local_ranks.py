@@ -185,8 +185,7 @@ class _Watch:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
         # What is read back from a GPU may wait for an all-reduce, and that for the failed rank.
         if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
-            with suppress(OSError):  # nobody reads it, as after `2>&1 | head`
-                print(self._failure, file=sys.stderr, flush=True)
+            print(self._failure, file=sys.stderr, flush=True)
             os._exit(1)
 
     def _look(self) -> RankFailed | None:

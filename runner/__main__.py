@@ -1,7 +1,7 @@
 """The command line: compose with Hydra, run one job or many, end with the right exit code.
 
-Exit codes: 0 done; 1 failed in training, with a trace; 2 wrong configuration, one message; 3 diverged; 130 on Ctrl-C
-and 143 on SIGTERM, after a checkpoint was written.
+Exit codes: 0 done; 1 failed in training, with a trace; 2 wrong configuration, one message; 3 diverged; 128 and the
+number of a signal that ended it after a checkpoint was written: 130 on Ctrl-C, 143 on SIGTERM.
 """
 
 from __future__ import annotations

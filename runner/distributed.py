@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.interrupt import Interrupt
-from runner.rendezvous import TIMEOUT, group_store
+from runner.rendezvous import TIMEOUT, agreed_to_end, group_store
 
 PERIOD = 1.0  # seconds between two agreements of the ranks on time and signals
 
@@ -199,5 +199,7 @@ class Pulse:
         dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.
         signal, elapsed, batches = votes.tolist()
         self.signal, self._batches = int(signal), int(batches)
+        if self.signal:
+            agreed_to_end.set()
         self._remaining = self._batches
         return elapsed

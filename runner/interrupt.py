@@ -10,8 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-HANDLED = (signal.SIGTERM, signal.SIGINT)
+ALWAYS = (signal.SIGTERM, signal.SIGINT)
+HANDLED = (*ALWAYS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask a run to end: users and schedulers send them, and SIGHUP comes when a terminal is closed."""
 
 
 class RankFailed(RuntimeError):
@@ -32,8 +35,31 @@ class RankFailed(RuntimeError):
         return f"rank {self.rank} failed:\n{self.trace}"
 
 
+def asking_to_end() -> list[int]:
+    """Return those of `HANDLED` that do ask this process to end.
+
+    Not those that are ignored, as SIGHUP is under nohup, or that someone else handles, as submitit does SIGUSR2.
+    """
+    return [number for number in HANDLED if number in ALWAYS or _is_free(signal.getsignal(number))]
+
+
+def _is_free(handler: Any) -> bool:
+    return handler == signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("runner.")
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """Leave as a signal asks, through everything that has to be closed; another one like it does not cut that off."""
+    if number != signal.SIGINT:
+        signal.signal(number, _go_on)
+    raise Interrupt.exception(number)
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Do nothing about a signal, which is known."""
+
+
 class Interrupt:
-    """Remembers a SIGTERM or Ctrl-C while it is listening; a second Ctrl-C interrupts at once."""
+    """Remembers a signal that asks for the end while it is listening; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -49,7 +75,7 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._receive) for number in HANDLED}
+        before = {number: signal.signal(number, self._receive) for number in asking_to_end()}
         try:
             yield
         finally:

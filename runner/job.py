@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from runner.modes.evaluate import evaluate, predict, without_training
 from runner.modes.explain import explain
 from runner.modes.prove import check_provable, prove
 from runner.modes.sync import sync
+from runner.processes.endings import ended_by_signals
 from runner.processes.gpus import given_back, lease
 from runner.processes.launch import Job, alone, check_gpus
 from runner.processes.local_ranks import ranks
@@ -178,7 +180,9 @@ def name_run(config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, c
 def run(job: Job) -> float | None:
     """Do a job's work in its mode, and return what a sweep compares. All ranks."""
     import_from(job.code)
-    with removed_when_refused(Path(job.run_dir)), with_threads(job.threads):
+    with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
+        if job.config["mode"] in ON_ALL_RANKS:
+            stack.enter_context(ended_by_signals(build.make_launch(job.config).grace))
         return MODES[job.config["mode"]](job)
 
 

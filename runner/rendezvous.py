@@ -22,6 +22,8 @@ SETTLE = 1.0  # seconds after which nobody else is known to have failed first
 
 stopping = threading.Event()
 """Set when this process knows that the job has failed, here or on another rank."""
+agreed_to_end = threading.Event()
+"""Set when this process knows that all ranks end because of a signal."""
 
 _launch: Store | None = None
 _round: Store | None = None
@@ -77,6 +79,7 @@ def begin_job(number: int) -> None:
     global _job, _groups
     _job, _groups = number, 0
     stopping.clear()
+    agreed_to_end.clear()
 
 
 def group_store() -> Store:

@@ -16,6 +16,7 @@ from runner.checkpoint_files import read_file
 from runner.data import TensorLoader
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
+OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
 class Sends(Callback):
@@ -62,23 +63,38 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in SIGNALS]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [*SIGNALS, *OTHERS])
 def test_a_signal_lets_the_batch_finish_and_a_checkpoint_be_written(tmp_path: Path, number: int):
     before = handlers()
     sends, saver = Sends(number), CheckpointSaver()
     with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
         make_trainer(tmp_path, sends, saver).fit()
     assert handlers() == before
-    if number == signal.SIGTERM:
-        assert type(raised.value) is SystemExit and raised.value.code == 143
-    else:
+    assert [signal.getsignal(other) for other in OTHERS] == [signal.SIG_DFL] * 3
+    if number == signal.SIGINT:
         assert type(raised.value) is KeyboardInterrupt
+    else:
+        assert type(raised.value) is SystemExit and raised.value.code == 128 + number
     assert sends.heard[-3:] == ["AFTER_TRAIN_BATCH", "BATCH_END", "BATCH_CHECKPOINT"]
     assert sends.heard.count("BATCH_END") == 1
     assert sends.closed == [type(raised.value).__name__, "post_close"]
     checkpoint = tmp_path / "checkpoints" / "ep0-ba3"
     assert is_complete(checkpoint) and saver.latest is not None and saver.latest.name == "ep0-ba3"
     assert read_file(checkpoint, "state.pt")["timestamp"]["batch"] == 3
+
+
+def test_what_is_ignored_or_handled_by_others_ends_no_training(tmp_path: Path):
+    """As SIGHUP is under nohup, and SIGUSR2 by submitit."""
+    heard = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    try:
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            make_trainer(tmp_path, Sends(number), max_duration="1ep").fit()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGUSR2, others)
+    assert heard == [signal.SIGUSR2]
 
 
 def test_until_all_is_closed_a_second_sigterm_changes_nothing(tmp_path: Path):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runner import build
-from runner.interrupt import Interrupt
 from runner.processes.launch import Job
 from runner.records.record import log_record
 from runner.records.result import check_objective, recording
@@ -55,7 +51,7 @@ def without_training(config: dict[str, Any], saved: SavedRun | None) -> tuple[di
 
 def evaluate(job: Job) -> float | None:
     """Run all evaluators on a run's weights, print what they find, and return what a sweep compares. All ranks."""
-    with _ending_in_order(), recording(job) as result:
+    with recording(job) as result:
         with _trainer(job) as trainer:
             with config_errors():
                 check_objective(trainer.state, job.config["objective"])
@@ -72,7 +68,7 @@ def predict(job: Job) -> None:
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]
-    with _ending_in_order(), recording(job), _trainer(job) as trainer, trainer.noting():
+    with recording(job), _trainer(job) as trainer, trainer.noting():
         state = trainer.state
         loaders = {one.label: one.dataloader for one in state.evaluators}
         if wanted["split"] == "train":
@@ -85,24 +81,6 @@ def predict(job: Job) -> None:
             trainer.logger.log_artifact(path, "predictions")
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
     _print(trainer, written)
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM ends the process as Ctrl-C does, through all that has to be closed; a sweep does so by itself."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not cut off what the first one asked for
-    raise Interrupt.exception(number)
 
 
 @contextmanager

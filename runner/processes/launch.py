@@ -31,6 +31,7 @@ class Launch:
     Attributes:
         nproc_per_node: processes; 'auto': as many as there are GPUs, at least 1.
         threads: CPU threads of each; None: by cores, processes and parallel jobs.
+        grace: seconds after a SIGTERM in which each may finish its batch, save and close; then it ends as it is.
 
     Raises:
         ValueError: one of them is no such number.
@@ -38,6 +39,7 @@ class Launch:
 
     nproc_per_node: int | str = 1
     threads: int | None = None
+    grace: float = 300.0
 
     def __post_init__(self) -> None:
         if self.nproc_per_node != "auto" and not _is_count(self.nproc_per_node):
@@ -49,6 +51,8 @@ class Launch:
             raise ValueError(
                 f"threads={self.threads!r}: must be a whole number of at least 1, or null, by cores and processes"
             )
+        if type(self.grace) not in (int, float) or not self.grace > 0:
+            raise ValueError(f"grace={self.grace!r}: must be a number of seconds above 0")
 
     def processes(self) -> int:
         """Return the number of ranks on this machine.

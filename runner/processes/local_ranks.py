@@ -18,18 +18,20 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from runner.interrupt import HANDLED
 from runner.processes.launch import PARENT, Job, Ranks, environment
 from runner.processes.threads import VARIABLES
 
 if TYPE_CHECKING:
     from runner.interrupt import RankFailed
 
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of a child that has stopped because all ranks agreed to."""
+STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
+"""Exit codes of a child that a signal has stopped, as a rule because all ranks agreed to, and the signal's name."""
 
 PR_SET_PDEATHSIG = 1
 GRACE = 4.0  # seconds in which ranks leave a failed job, or end, by themselves
 CLOSING = 60.0  # seconds in which rank 0, once it knows of the failure, closes what the job has open
+AGREED = 0.5  # seconds after which this process, too, knows that the ranks have agreed to end
 POLL = 0.25  # seconds between two looks at the others
 
 
@@ -192,7 +194,7 @@ class _Watch:
         """Return what failed first, None while nothing did."""
         for rank, child in enumerate(self._children, 1):
             code = child.poll()
-            if code is not None and code not in STOPPED:
+            if code is not None and not (code in STOPPED and self._rendezvous.agreed_to_end.wait(AGREED)):
                 return self._rendezvous.report_failure(self._store, rank, _describe_end(code))
         return self._rendezvous.find_failure(self._store)
 
@@ -202,6 +204,8 @@ class _Watch:
 
 
 def _describe_end(code: int) -> str:
+    if code in STOPPED:
+        return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
     if code >= 0:
         return f"it ended with exit code {code}; what it had to say is above"
     reason = ", as the system does where memory is short" if code == -signal.SIGKILL else ""

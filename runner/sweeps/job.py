@@ -20,13 +20,14 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.composed import GROUPS, OF_THE_COMMAND
+from runner.interrupt import end
 from runner.processes.launch import Job, print_failure
 from runner.processes.local_ranks import end_with, is_alive
 from runner.processes.threads import parallel_jobs
 from runner.records.result import Diverged, Result, identify, read_result
 from runner.records.run_folder import LOCK, lock_file
 from runner.sweeps.plan import short_names
-from runner.sweeps.sweep import STOP, Sweep, end
+from runner.sweeps.sweep import STOP, Sweep
 from runner.wrong_config import WrongConfig
 
 LONGEST = 100  # characters of a name

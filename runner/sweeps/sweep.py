@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner import build
 from runner.destination import SweepSummary
-from runner.interrupt import Interrupt
+from runner.interrupt import Interrupt, asking_to_end
 from runner.processes.launch import check_launcher
 from runner.records.result import Result, fingerprint, read_result
 from runner.records.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
@@ -225,7 +225,7 @@ def _identify(config: DictConfig) -> str:
 
 def _listen(sweep: Sweep) -> None:
     """From now on, let a signal end the sweep in order: with checkpoints, and with what there is summed up."""
-    sweep.handlers = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    sweep.handlers = {number: signal.signal(number, _stop) for number in asking_to_end()}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -243,11 +243,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
         if result is not None and result.host == socket.gethostname() and is_running(folder):
             with suppress(ProcessLookupError):
                 os.kill(result.pid, signal.SIGTERM)
-
-
-def end(number: int, frame: FrameType | None) -> None:
-    """Leave as a signal asks, through everything that has to be closed."""
-    raise Interrupt.exception(number)
 
 
 def is_running(folder: Path) -> bool:

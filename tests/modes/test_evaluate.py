@@ -220,7 +220,12 @@ class Slow(Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "number", "processes"),
-    [("eval", signal.SIGTERM, 1), ("predict", signal.SIGTERM, 2), ("eval", signal.SIGINT, 1)],
+    [
+        ("eval", signal.SIGTERM, 1),
+        ("predict", signal.SIGTERM, 2),
+        ("eval", signal.SIGINT, 1),
+        ("eval", signal.SIGHUP, 1),
+    ],
 )
 def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, number: signal.Signals, processes: int):
     (tmp_path / "own.py").write_text(SLOW)

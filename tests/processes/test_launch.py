@@ -258,6 +258,12 @@ def test_a_number_of_threads_is_checked(count: Any):
         Launch(threads=count)
 
 
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "x", True])
+def test_the_grace_is_checked(seconds: Any):
+    with pytest.raises(ValueError, match=f"grace={seconds!r}: must be a number of seconds above 0"):
+        Launch(grace=seconds)
+
+
 def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     import torch
 

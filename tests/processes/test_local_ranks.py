@@ -99,6 +99,14 @@ class Refused(Callback):
             raise ValueError(f"rank={self.rank!r}: refused")
 
 
+class Interrupted(Callback):
+    """A Ctrl-C that reaches rank 1 alone, before it trains."""
+
+    def init(self, state, logger):
+        if get_global_rank() == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 class Endless(Callback):
     """Says when training has begun, and makes it last; where `busy`, rank 1 has no eye for the others."""
 
@@ -293,6 +301,28 @@ def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_a
     assert done.returncode, done.stdout
     assert "error: callbacks.refused.rank=0: refused" in done.stderr
     assert len(seen(folder, 0)) == len(seen(folder, 1)) == 1
+
+
+def test_rank_0_does_not_wait_for_one_that_was_interrupted_alone(folder: Path, run_app: Any):
+    done = run_app(*SHORT, TWO, *use("Interrupted"), exit_code=1)
+    assert done.stderr.rstrip().endswith("rank 1 failed:\nit was ended by SIGINT before the ranks could agree to end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_stopped_does_not_keep_rank_0_from_ending(folder: Path, number: int):
+    with started(folder, *SHORT, TWO, "trainer.max_duration=1000ep", "launch.grace=2", *use("Endless")) as command:
+        wait_until(lambda: (folder / "training1-0").exists())
+        (stopped,) = [one for one in command.alive() if one.pid != command.process.pid]
+        stopped.suspend()
+        time.sleep(2)  # until rank 0 waits for it
+        for _ in range(1 if number == signal.SIGTERM else 2):
+            os.kill(command.process.pid, number)
+            time.sleep(0.5)
+        began = time.monotonic()
+        assert command.process.wait(PATIENCE) == 128 + number
+        assert time.monotonic() - began < 30
+        command.wait_until_gone()
 
 
 def end_at(folder: Path, number: int, phase: str) -> None:

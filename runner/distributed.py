@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -107,12 +108,15 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value on all ranks. All ranks."""
+    """Return rank 0's value, one that JSON holds, on all ranks. All ranks; nothing is unpickled."""
     if get_world_size() == 1:
         return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor(content.numel())
+    dist.broadcast(size, src=0)
+    content = content if get_global_rank() == 0 else content.new_empty(int(size))
+    dist.broadcast(content, src=0)
+    return json.loads(content.numpy().tobytes())
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

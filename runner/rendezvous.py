@@ -8,12 +8,14 @@ import threading
 import time
 import traceback
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from runner.interrupt import RankFailed
+from runner.launch_secret import signed, verified
 
 TIMEOUT = timedelta(minutes=30)
 LOCALHOST = "127.0.0.1"
@@ -128,13 +130,20 @@ def _await_failure(store: Store) -> None:
 
 def report_failure(store: Store, rank: int, trace: str) -> RankFailed:
     """Tell all ranks that one has failed, and return what failed first."""
-    first = store.compare_set(_failure_key(), "", json.dumps([rank, trace]))
-    return RankFailed(*json.loads(first))
+    name = _failure_key()
+    mine = signed(name, json.dumps([rank, trace]))
+    store.compare_set(name, "", mine)
+    if (first := find_failure(store)) is None:  # someone else wrote there
+        store.set(name, mine)
+    return first or RankFailed(rank, trace)
 
 
 def find_failure(store: Store) -> RankFailed | None:
-    """Return what failed first in this job, None while nothing did."""
-    return RankFailed(*json.loads(store.get(_failure_key()))) if store.check([_failure_key()]) else None
+    """Return what failed first in this job, None while nothing did; what no rank of this launch wrote is ignored."""
+    name = _failure_key()
+    with suppress(PermissionError):
+        return RankFailed(*json.loads(verified(name, store.get(name)))) if store.check([name]) else None
+    return None
 
 
 def _failure_key() -> str:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A file in runner/ or a folder of it, and its layer: an import only points to the same layer or down.
 LAYERS = {
     0: {"checks", "event", "foreign_hooks", "time"},
+    0: {"checks", "event", "launch_secret", "time"},
     1: {
         "batch",
         "dataloader",
@@ -84,6 +85,7 @@ NO_ENGINE = {
     "digest",
     "file_lock",
     "foreign_hooks",
+    "launch_secret",
     "terminal",
     "hf_import",
     "torchmetrics_import",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,12 +85,21 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
 
 
 def _gather(columns: Columns) -> list[Columns]:
-    """Return all ranks' columns by rank on rank 0, nothing on the others. All ranks."""
+    """Return all ranks' columns by rank on rank 0, nothing on the others. All ranks; nothing is unpickled."""
     if get_world_size() == 1:
         return [columns]
-    shares: list[Any] | None = [None] * get_world_size() if get_global_rank() == 0 else None
-    distributed.gather_object(columns, shares)
-    return shares or []
+    buffer = BytesIO()
+    torch.save(columns, buffer)
+    sizes = [torch.tensor(0) for _ in range(get_world_size())]
+    distributed.all_gather(sizes, torch.tensor(buffer.tell()))
+    largest = max(int(size) for size in sizes)
+    mine = torch.frombuffer(bytearray(buffer.getvalue().ljust(largest, b"\0")), dtype=torch.uint8)
+    shares = [torch.empty_like(mine) for _ in sizes] if get_global_rank() == 0 else None
+    distributed.gather(mine, shares)
+    return [
+        torch.load(BytesIO(share[:size].numpy().tobytes()), weights_only=True)
+        for share, size in zip(shares or [], sizes, strict=False)
+    ]
 
 
 class _File(Protocol):

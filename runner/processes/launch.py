@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.interrupt import RankFailed
+from runner.launch_secret import VARIABLE, signed, use_secret, verified
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -190,8 +191,8 @@ def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
 
     store = launch_store()
     if not store.check([key]):
-        store.set(key, make())
-    return store.get(key).decode()
+        store.set(key, signed(key, make()))
+    return verified(key, store.get(key))
 
 
 def is_rank_zero() -> bool:
@@ -207,6 +208,7 @@ class Ranks:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._store: Store | None = None
         self._jobs = 0
+        use_secret(os.environ.pop(VARIABLE, ""))  # no process that a rank starts is to have it
 
     def start(self, processes: int, threads: int | None) -> None:
         """Have as many ranks ready as a job needs, early, so that they import what they need meanwhile. Rank 0.
@@ -227,9 +229,14 @@ class Ranks:
         self._put({"exit": exit_code})
 
     def receive(self) -> Iterator[Job]:
-        """Yield jobs as rank 0 sends them; ends the process as it says, after the last. All ranks but 0."""
+        """Yield jobs as rank 0 sends them; ends the process as it says, after the last. All ranks but 0.
+
+        Raises:
+            PermissionError: someone else sent one.
+        """
         while True:
-            message = json.loads(self._connect().get(f"message/{self._jobs}"))
+            name = f"message/{self._jobs}"
+            message = json.loads(verified(name, self._connect().get(name)))
             self._count()
             if "exit" in message:
                 raise SystemExit(message["exit"])
@@ -252,7 +259,8 @@ class Ranks:
 
     def _put(self, message: dict[str, Any]) -> None:
         if self.size > 1:
-            self._connect().set(f"message/{self._jobs}", json.dumps(message))
+            name = f"message/{self._jobs}"
+            self._connect().set(name, signed(name, json.dumps(message)))
             self._count()
 
     def _count(self) -> None:

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runner.interrupt import HANDLED
+from runner.launch_secret import VARIABLE, use_secret
 from runner.processes.launch import PARENT, Job, Ranks, environment
 from runner.processes.threads import VARIABLES
 
@@ -57,6 +59,8 @@ class LocalRanks(Ranks):
             return
         # They call at a socket that listens already, so no other process can take the port before rank 0 answers.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=processes)
+        secret = secrets.token_hex()  # any process of this machine can call there
+        use_secret(secret)
         shared = {
             **os.environ,
             **self._environment(0),
@@ -65,6 +69,7 @@ class LocalRanks(Ranks):
             "MASTER_PORT": str(self._listener.getsockname()[1]),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # they import what this one does
             PARENT: str(os.getpid()),
+            VARIABLE: secret,
         }
         self._children = [
             subprocess.Popen(

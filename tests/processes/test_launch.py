@@ -15,7 +15,8 @@ import yaml
 from python_process import Finished, describe, run_python
 from tiers import one_in
 
-from runner.processes.launch import Job, Launch, alone, check_gpus, is_rank_zero, kept_over_restarts
+from runner.launch_secret import signed, use_secret
+from runner.processes.launch import Job, Launch, Ranks, alone, check_gpus, is_rank_zero, kept_over_restarts
 from runner.processes.local_ranks import LocalRanks
 
 OWN = '''
@@ -299,6 +300,42 @@ def test_alone_hides_the_ranks(monkeypatch: pytest.MonkeyPatch):
         os.environ["WORLD_SIZE"] = "3"
         raise KeyError
     assert os.environ["RANK"] == "1" and "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(("secret", "exit_code"), [("ours", 7), ("theirs", 1)])
+def test_a_rank_does_what_its_launch_sends_and_nothing_else(
+    tmp_path: Path, secret: str, exit_code: int, request: pytest.FixtureRequest
+):
+    """Any process of the machine can write into the store."""
+    from torch._C._distributed_c10d import TCPStore
+
+    request.addfinalizer(lambda: use_secret(""))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    use_secret(secret)
+    store.set("message/0", signed("message/0", json.dumps({"exit": 7})))
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    done = run_python(["-m", "runner"], cwd=tmp_path, env={**os.environ, **rank, "RUNNER_SECRET": "ours"})
+    assert done.returncode == exit_code, done.stderr
+    assert ("PermissionError: message/0 in the store of the ranks" in done.stderr) == (secret == "theirs")
+
+
+def test_a_failure_that_no_rank_wrote_is_none():
+    from torch._C._distributed_c10d import HashStore
+
+    from runner import rendezvous
+
+    store = HashStore()
+    rendezvous.begin_job(1)
+    store.set("job/1/failure", json.dumps([1, "a lie"]))
+    assert rendezvous.find_failure(store) is None
+    assert str(rendezvous.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
+    assert str(rendezvous.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
+
+
+def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUNNER_SECRET", "")
+    Ranks()
+    assert "RUNNER_SECRET" not in os.environ
 
 
 def test_without_torchrun_nothing_is_kept_over_restarts():

@@ -22,8 +22,8 @@ class CheckpointSaver(Callback):
     """Saves checkpoints at an interval and at the end of training, and keeps the newest and the best.
 
     Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
-    The run's last is written at FIT_END, with the final metrics; Ctrl-C and SIGTERM leave one of the batch at which
-    they stopped training, an error one of the batch before it unless weights, buffers or metrics are of neither. Where
+    The run's last is written at FIT_END, with the final metrics; a signal leaves one of the batch at which it stopped
+    training, an error one of the batch before it unless weights, buffers or metrics are of neither. Where
     a callback fails at the end of an epoch it is of the last batch, and a resumed run tells who had not heard of it.
     When the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an
     error. None is written where the loss of its batch or a weight is NaN or infinite: `latest` and `best` stay as they
@@ -118,9 +118,11 @@ class CheckpointSaver(Callback):
 
         # After a signal all ranks have stopped after one batch; after an error others may be anywhere, or gone.
         agreed = state.error is not None and (state.ended_between_batches or is_known_alone(state))
-        if agreed and self._tried_at.batch != state.timestamp.batch:
-            self._save(state, logger)
-        self._wait()
+        try:
+            if agreed and self._tried_at.batch != state.timestamp.batch:
+                self._save(state, logger)
+        finally:
+            self._wait()
 
     def state_dict(self) -> dict[str, Any]:
         return self._checkpoints.state_dict()

@@ -58,10 +58,14 @@ def init_process_group(device: torch.device) -> bool:
     return True
 
 
-def destroy_process_group() -> None:
-    """Leave the other ranks. What DDP left behind goes first: its threads must not outlive the group."""
+def destroy_process_group(error: BaseException | None = None) -> None:
+    """Leave the other ranks. What DDP left behind goes first: its threads must not outlive the group.
+
+    Args:
+        error: that the run ends with. Where the device has failed, nothing waits for it as NCCL would.
+    """
     gc.collect()
-    if dist.is_initialized():
+    if dist.is_initialized() and not isinstance(error, torch.AcceleratorError):
         dist.destroy_process_group()
 
 

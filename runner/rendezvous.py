@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -11,15 +12,19 @@ import uuid
 from contextlib import suppress
 from datetime import timedelta
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from runner.interrupt import RankFailed
 from runner.launch_secret import signed, verified
 
+log = logging.getLogger("runner")
+
 TIMEOUT = timedelta(minutes=30)
 LOCALHOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks at the store
+OF_THE_DEVICE = (torch.AcceleratorError, torch.OutOfMemoryError)
 SETTLE = 1.0  # seconds after which nobody else is known to have failed first
 
 stopping = threading.Event()
@@ -106,19 +111,26 @@ def group_store() -> Store:
 def first_failure(error: BaseException) -> BaseException:
     """Return why the ranks fail: `error`, or a RankFailed where that only follows from another's; tell the others.
 
-    What follows from another's failure is a RuntimeError, by which torch says that a rank has left. Signals are agreed
-    upon, and no failure. Any rank.
+    What follows from another's failure is a RuntimeError, by which torch says that a rank has left; not one of this
+    rank's own device. Signals are agreed upon, and no failure. Any rank.
     """
+    is_news = not stopping.is_set()
     stopping.set()
     if _round is None or _world_size() == 1 or not isinstance(error, Exception) or isinstance(error, RankFailed):
         return error
+    follows = isinstance(error, RuntimeError) and not isinstance(
+        error, (torch.AcceleratorError, torch.OutOfMemoryError)
+    )
+    if isinstance(error, torch.AcceleratorError) and is_news:
+        # Told now, for NCCL's watchdogs may end this process, and those that wait for it, at any moment.
+        log.error("rank %d cannot go on, as its device failed", _rank(), exc_info=error)
     try:
-        if isinstance(error, RuntimeError):
+        if follows:
             _await_failure(_round)
         first = report_failure(_round, _rank(), "".join(traceback.format_exception(error)))
     except RuntimeError:  # the host of the store has ended
         return error
-    return first if isinstance(error, RuntimeError) and first.rank != _rank() else error
+    return first if follows and first.rank != _rank() else error
 
 
 def _await_failure(store: Store) -> None:

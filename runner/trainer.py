@@ -185,7 +185,7 @@ class Trainer:
             self.steps.close()
             if self._made_group:
                 self._bind(self.state.unwrapped_model)  # lets go of DDP, which must not outlive the group
-                distributed.destroy_process_group()
+                distributed.destroy_process_group(self.state.error)
 
     def __enter__(self) -> Trainer:
         return self

@@ -162,3 +162,17 @@ def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
 
     first, *_ = run_ranks(program, 3)
     assert first.stdout.split() == ["True", "True"]
+
+
+def test_a_group_is_not_left_in_order_once_the_device_has_failed(free_port: int):
+    """NCCL would wait for it; the process ends with the group."""
+    import torch
+    from torch import distributed
+
+    from runner.distributed import destroy_process_group
+
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port}", rank=0, world_size=1)
+    destroy_process_group(torch.AcceleratorError("the cause"))
+    assert distributed.is_initialized()
+    destroy_process_group(ValueError("another"))
+    assert not distributed.is_initialized()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+import pytest
+import torch
+from python_process import PATIENCE
+from torch._C._distributed_c10d import HashStore, TCPStore
+
+from runner import rendezvous
 
 SIGNS = ("rank 1 failed:", "ValueError: the cause")
 
@@ -125,3 +132,31 @@ def test_a_failure_belongs_to_its_job(run_ranks: Any):
         wait_for("done0", "done1")
 
     run_ranks(program, 2)
+
+
+def test_a_failure_that_no_rank_wrote_is_none():
+    store = HashStore()
+    rendezvous.begin_job(1)
+    store.set("job/1/failure", json.dumps([1, "a lie"]))
+    assert rendezvous.find_failure(store) is None
+    assert str(rendezvous.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
+    assert str(rendezvous.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
+
+
+@pytest.mark.parametrize("kind", ["AcceleratorError", "OutOfMemoryError"])
+def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
+    """It follows from no other rank's, for whose report it would wait, and NCCL may end the process meanwhile."""
+    store = HashStore()
+    monkeypatch.setattr(rendezvous, "_round", store)
+    monkeypatch.setattr(rendezvous, "SETTLE", PATIENCE)
+    began = time.monotonic()
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    rendezvous.begin_job(1)
+    error = getattr(torch, kind)("the cause")
+    assert rendezvous.first_failure(error) is error is rendezvous.first_failure(error)
+    assert time.monotonic() - began < PATIENCE
+    failure = rendezvous.find_failure(store)
+    assert failure is not None and failure.rank == 1 and failure.trace.endswith("Error: the cause")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == (["rank 1 cannot go on, as its device failed"] if kind == "AcceleratorError" else [])

@@ -86,20 +86,38 @@ class Result:
     def write(self, folder: Path) -> None:
         """Write it into a folder, replacing what is there at once; NaN and infinities are written as text.
 
+        Where no file can be made, as without a free inode, it is written over what is there.
+
         Raises:
             OSError: it cannot be written.
         """
         content = asdict(self)
         content["objective"] = _to_json(self.objective)
         content["metrics"] = {name: _to_json(value) for name, value in self.metrics.items()}
-        temporary = folder / f".{FILE}.{os.getpid()}.tmp"
+        text = json.dumps(content, indent=1)
+        temporary, path = folder / f".{FILE}.{os.getpid()}.tmp", folder / FILE
         try:
-            temporary.write_text(json.dumps(content, indent=1))
-            os.replace(temporary, folder / FILE)
+            temporary.write_text(text)
+            os.replace(temporary, path)
         except OSError:
             with suppress(OSError):
                 temporary.unlink()
-            raise
+            if not path.exists():
+                raise
+            _write_over(path, text.encode())
+
+
+def _write_over(path: Path, content: bytes) -> None:
+    """Replace a file's content in its place; it stays as it was where there is no room.
+
+    Raises:
+        OSError: there is none.
+    """
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, len(content))
+        file.write(content)
+        file.truncate()
 
 
 class Diverged(Exception):

@@ -6,17 +6,20 @@ import copy
 import logging
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from python_process import PATIENCE, wait_until
 from saver_runs import Model, fit, make_trainer, saved, target
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from callbacks import CheckpointSaver, InMemoryLogger
-from runner import Algorithm, Callback
+from runner import Algorithm, Callback, is_complete
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -272,3 +275,41 @@ def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
     assert [one.returncode for one in ranks] == [1, 1]
     assert "ValueError: of rank 1" in ranks[0].stderr
     assert {path.name for path in tmp_path.glob("run/checkpoints/ep*")} == expected
+
+
+def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_path):
+    closing = threading.Event()
+
+    class Slow(CheckpointSaver):
+        waits = 0
+
+        def _wait(self):
+            self.waits += 1
+            super()._wait()
+
+        def _write(self, snapshot, name):
+            if name == "ep1-ba4":
+                before = self.waits
+                closing.wait(PATIENCE)
+                wait_until(lambda: self.waits == before + 1)  # for this very write
+                handler, main = signal.getsignal(signal.SIGINT), threading.main_thread().ident
+                assert main is not None
+                # The second interrupts what waits. One that comes just before it does so is heard with the next.
+                while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
+                    signal.pthread_kill(main, signal.SIGINT)
+                    time.sleep(0.5)
+            super()._write(snapshot, name)
+
+    class Fails(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 5:
+                raise ValueError("a failure in training")
+
+        def close(self, state, logger):
+            closing.set()
+
+    saver = Slow(asynchronous=True)
+    with pytest.raises(ValueError, match="a failure in training") as failure:
+        fit(tmp_path, saver, callbacks=[Fails(), saver])
+    assert is_complete(tmp_path / "checkpoints" / "ep1-ba4")
+    assert any("slow.close raised KeyboardInterrupt" in note for note in failure.value.__notes__)

@@ -319,19 +319,6 @@ def test_a_rank_does_what_its_launch_sends_and_nothing_else(
     assert ("PermissionError: message/0 in the store of the ranks" in done.stderr) == (secret == "theirs")
 
 
-def test_a_failure_that_no_rank_wrote_is_none():
-    from torch._C._distributed_c10d import HashStore
-
-    from runner import rendezvous
-
-    store = HashStore()
-    rendezvous.begin_job(1)
-    store.set("job/1/failure", json.dumps([1, "a lie"]))
-    assert rendezvous.find_failure(store) is None
-    assert str(rendezvous.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
-    assert str(rendezvous.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
-
-
 def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUNNER_SECRET", "")
     Ranks()

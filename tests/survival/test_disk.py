@@ -13,13 +13,15 @@ import pytest
 from outcomes import KILLED, assert_equal, read
 from sessions import fit, fit_in_trouble
 
+from runner.records.result import Result, read_result
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
+    """A disk of one megabyte and of 64 files."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "tmpfs", str(folder)]
     if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no disk can be mounted here: that takes Linux, root, and the right to do so")
     try:
@@ -53,3 +55,22 @@ def test_training_goes_on_and_saves_again_when_it_can(
 
     sessions.run(fit, run_dir=run)
     assert_equal(run, read(tmp_path / "whole"))
+
+
+def test_what_came_of_a_run_is_said_though_no_file_can_be_made(disk: Path):
+    result = Result("RUNNING", "run", "", [])
+    result.write(disk)
+    fill(disk)
+    result.status, result.error = "FAILED", "a trace\n" * 100
+    result.write(disk)
+    assert read_result(disk) == result
+    result.status, result.error = "FINISHED", None
+    result.write(disk)
+    assert read_result(disk) == result and not [*disk.glob(".*")]
+
+
+def fill(disk: Path) -> None:
+    """Take all files that a disk can hold."""
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(64):
+            (disk / f"{number}.taken").touch()

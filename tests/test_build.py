@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import copy
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
+from packaging.requirements import Requirement
 
 from runner import Callback, build
 from runner.composed import targets
@@ -230,3 +233,17 @@ def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
 def test_targets_are_found_in_lists_and_inside_one_another():
     config = {"a": {"_target_": "A", "b": {"_target_": "B"}}, "c": [{"_target_": "C"}, 3], "d": "x"}
     assert [(path, one["_target_"]) for path, one in targets(config)] == [("a", "A"), ("a.b", "B"), ("c[0]", "C")]
+
+
+def test_what_runs_commands_is_no_target_however_it_is_reached(config: Any, tmp_path: Path):
+    config["callbacks"]["first"] = {"_target_": "logging.os.system", "_args_": [f"touch {tmp_path}/ran"]}
+    with pytest.raises(InstantiationException, match=r"'os\.system' \(resolved from 'logging\.os\.system'\)"):
+        build.make_parts(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_hydra_is_asked_for_that_runs_them():
+    """1.3.5 knows `os.system` by that name alone."""
+    needed = tomllib.loads((CONF.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    (hydra,) = (one for one in map(Requirement, needed) if one.name == "hydra-core")
+    assert "1.3.6" in hydra.specifier and "1.3.5" not in hydra.specifier

@@ -77,7 +77,7 @@ class CheckpointFolder:
 
     def forget_missing(self) -> None:
         """Count out what is not there, as after a resume into another folder."""
-        self.saved = [name for name in self.saved if (self.path / name).exists()]
+        self.saved = [name for name in self.saved if self._holds(name)]
         self.best = [one for one in self.best if one[1] in self.saved]
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,9 +85,13 @@ class CheckpointFolder:
         return {"saved": list(self.saved), "best": [list(one) for one in self.best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
-        self.saved = list(state["saved"])
-        self.best = [(score, name) for score, name in state["best"]]
+        """Take back what `state_dict` returned, as far as it can be so: somebody else may have made the checkpoint."""
+        self.saved = [name for name in state["saved"] if is_name(name)]
+        self.best = [(float(score), name) for score, name in state["best"] if name in self.saved]
+
+    def _holds(self, name: str) -> bool:
+        """Whether a checkpoint of that name, complete or torn, lies in this very folder."""
+        return not (self.path / name).is_symlink() and (self.path / name / "manifest.json").is_file()
 
     def _link(self, link: str, name: str) -> None:
         # Made aside and renamed: whoever follows the link finds the old checkpoint or the new one.
@@ -101,7 +105,7 @@ class CheckpointFolder:
         newest = self.saved if self.keep == -1 else self.saved[-self.keep :]
         kept = {*newest, *(name for _, name in self.best)}
         for name in self.saved:
-            if name not in kept and (self.path / name).exists():
+            if name not in kept and self._holds(name):
                 discard(self.path / name)
         self.saved = [name for name in self.saved if name in kept]
 
@@ -115,6 +119,17 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
         for link in ("latest", "best"):
             (self.path / f".{link}.link").unlink(missing_ok=True)
+
+
+def is_name(name: object) -> bool:
+    """Whether a checkpoint can have a name: no path, nothing hidden, none of the links."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and "/" not in name
+        and not name.startswith(".")
+        and name not in ("", "latest", "best")
+    )
 
 
 def check_names(folder: str, filename: str) -> None:
@@ -131,7 +146,7 @@ def check_names(folder: str, filename: str) -> None:
     except (KeyError, IndexError, ValueError):
         fields = ", ".join(f"{{{field}}}" for field in Timestamp._fields)
         raise ValueError(f"filename={filename!r}: may hold {fields} and nothing else in braces") from None
-    if not name or name.startswith(".") or "/" in name or name in ("latest", "best") or name == filename:
+    if not is_name(name) or name == filename:
         raise ValueError(
             f"filename={filename!r}: must be the name of a folder that tells checkpoints apart, such as "
             "'ep{epoch}-ba{batch}'; not hidden, and without '/'"

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,6 +90,8 @@ def verify(path: str | Path) -> str | None:
             return f"it has format {manifest['format']}, of a later version of this project"
         files = manifest["files"]
         for name, facts in {"model.pt": files["model.pt"], **files}.items():
+            if Path(name).name != name or not stat.S_ISREG((path / name).stat().st_mode):
+                return f"its manifest names {name!r}, which is no file in its folder"
             if (path / name).stat().st_size != facts["size"]:
                 return f"{name} has another size than its manifest says"
             with (path / name).open("rb") as file:

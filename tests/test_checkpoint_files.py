@@ -45,6 +45,17 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def test_a_manifest_names_files_of_its_folder_alone(tmp_path: Path):
+    write_checkpoint(snapshot(), tmp_path / "one")
+    text = (tmp_path / "one" / "manifest.json").read_text()
+    (tmp_path / "one" / "link").symlink_to("/dev/zero")  # which ends for nobody who reads it
+    for name in ("/dev/zero", "../one/model.pt", "link", ".."):
+        manifest = json.loads(text)
+        manifest["files"][name] = {"size": 0, "sha256": ""}
+        (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest))
+        assert verify(tmp_path / "one") == f"its manifest names {name!r}, which is no file in its folder"
+
+
 def value_of(path: Path) -> float:
     return float(read_file(path, "model.pt")["weight"][0])
 

@@ -103,6 +103,7 @@ def test_weights_only(tmp_path):
         {"filename": "last"},
         {"filename": "a/{batch}"},
         {"filename": ".{batch}"},
+        {"filename": "a{batch:c}b"},
         {"keep": 0},
         {"mode": "less"},
         {"keep_best": 0},

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from saver_runs import fit, make_trainer, saved, target
 
 from callbacks import CheckpointSaver
+from runner import is_complete
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -36,3 +44,35 @@ def test_a_resumed_run_replaces_what_it_comes_past_again(tmp_path):
     fit(tmp_path, CheckpointSaver(keep=-1), resume_path=tmp_path / "checkpoints" / "ep2-ba8")
     assert saved(tmp_path) == {"ep1-ba4", "ep2-ba8", "ep3-ba12", "ep4-ba16"}
     assert (tmp_path / "checkpoints" / "ep3-ba12").stat().st_ino != before
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what training goes on from as somebody who passes a checkpoint on may: it is complete, hashes and all."""
+    saved = torch.load(checkpoint / "state.pt", weights_only=True)
+    change(saved["callbacks"]["checkpoint_saver"])
+    torch.save(saved, checkpoint / "state.pt")
+    content = (checkpoint / "state.pt").read_bytes()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"]["state.pt"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_has_nothing_removed_but_checkpoints_beside_it(tmp_path):
+    with make_trainer(tmp_path / "run", CheckpointSaver(keep=-1)) as first:
+        first.fit("2ep")
+    checkpoints, precious = tmp_path / "run" / "checkpoints", tmp_path / "precious"
+    shutil.copytree(checkpoints / "ep1-ba4", precious)  # another run's, manifest and all
+    (checkpoints / "notes").mkdir()
+    (checkpoints / "link").symlink_to(precious)
+    names: list[Any] = [str(precious), "../../precious", "..", ".", "", "link", "notes", "latest", "a\0b", 7, None]
+
+    def point_outside(saver: dict[str, Any]) -> None:
+        saver["saved"] = [*names, *saver["saved"]]
+        saver["best"] = [[-1.0, str(precious)], [0.0, "../../precious"]]
+
+    rewrite(checkpoints / "ep2-ba8", point_outside)
+    fit(tmp_path / "run", CheckpointSaver(keep=1, monitor="loss", keep_best=9), resume_path=checkpoints / "ep2-ba8")
+    assert is_complete(precious) and (checkpoints / "notes").is_dir() and (checkpoints / "link").is_symlink()
+    left = {path.name for path in checkpoints.iterdir()} - {"notes", "link", "latest", "best"}
+    assert left == {"ep3-ba12", "ep4-ba16"}  # its own are pruned as ever
+    assert target(tmp_path / "run", "best") in left

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 log = logging.getLogger("runner")
 
@@ -22,19 +20,3 @@ def disk_errors_reported(writer: str) -> Iterator[None]:
         yield
     except OSError as error:
         log.warning("%s cannot write (%s): training goes on without it", writer, error)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all; its folder is made.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from callbacks._mlflow_limits import Deleted, explain
 from callbacks._mlflow_origin import origin_tags
-from callbacks._mlflow_spool import Sent, Spool, now_ms, read_entries, read_json, read_sent, try_lock, write_sent
+from callbacks._mlflow_spool import SPOOL, Sent, Spool, now_ms, read_entries, read_sent, try_lock, write_sent
+from runner.addresses import without_credentials
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -29,28 +30,31 @@ FILES = {"artifact", "text", "table", "images"}  # entries that go to the store 
 Report = Callable[[dict[str, Any]], None]
 
 
+def print_trace() -> None:
+    """Print the trace of the exception that is being handled, without credentials."""
+    print(without_credentials(traceback.format_exc()), file=sys.stderr, flush=True)
+
+
 class Delivery:
     """Sends what a spool holds, step by step, and the run's final status.
 
     Args:
         run_dir: the run's folder.
+        order: where it goes; an address with its credentials.
         report: takes what the trainer is to know.
         live: whether its trainer is this process's parent; otherwise the spool was left by an earlier one.
         wanted: whether the run is restored where it was deleted; otherwise it is then left alone.
-
-    Raises:
-        FileNotFoundError: the folder holds no spool.
-        ValueError: its `run.json` cannot be read.
     """
 
-    def __init__(self, run_dir: Path, report: Report, live: bool, wanted: bool = True) -> None:
+    def __init__(
+        self, run_dir: Path, order: Mapping[str, Any], report: Report, live: bool, wanted: bool = True
+    ) -> None:
         self.finished = False
         self.complete = False
+        self._run_dir = run_dir
         self._folder = run_dir / "mlflow"
-        self._spool = self._folder / "spool.jsonl"
-        self._order = read_json(self._folder / "run.json")
-        if not self._order:
-            raise FileNotFoundError(f"{run_dir} holds no mlflow/run.json: nothing was logged to MLflow there")
+        self._spool = self._folder / SPOOL
+        self._order = order
         self._report: Report = lambda news: report({"run": str(run_dir), **news})
         self.unsent = Path(self._order["unsent"])
         self._live = live
@@ -84,7 +88,7 @@ class Delivery:
             self._failures = 0
             self._next_step = time.monotonic() + (0.0 if more else SEND_INTERVAL)
         except Exception as error:
-            traceback.print_exc()
+            print_trace()
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
             self._report({"error": explain(error, self._order["tracking_uri"])})
@@ -151,7 +155,8 @@ class Delivery:
             if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
                 sent = Sent(order["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)
-            self._sent, self._sink = sent, RunSink(client, run, self._refuse, partial(self._tell, "renamed"))
+            renamed = partial(self._tell, "renamed")
+            self._sent, self._sink = sent, RunSink(client, run, self._refuse, renamed, self._run_dir)
             self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "lines": sent.lines})
         return self._sink, self._sent
 
@@ -163,8 +168,6 @@ class Delivery:
             self._stop_watching()
             self._send_load(sink)
         sink.send(entry)
-        if "images" in entry:
-            Path(entry["file"]).unlink(missing_ok=True)
         if "start" in entry and self._live:
             self._watch(sink.run)
 
@@ -177,7 +180,7 @@ class Delivery:
             except Deleted:
                 raise
             except Exception as error:
-                traceback.print_exc()
+                print_trace()
                 self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
                 self._next_files = time.monotonic() + LONGEST_PAUSE
         sent.postponed.append(sent.offset)  # in their order: a later table replaces an earlier one
@@ -237,5 +240,6 @@ class Delivery:
         self._tell("refused", text)
 
     def _tell(self, kind: str, text: str) -> None:
+        text = without_credentials(text)
         print(text, file=sys.stderr, flush=True)
         self._report({kind: text})

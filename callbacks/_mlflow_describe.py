@@ -6,23 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from callbacks._mlflow_spool import without_password
-
 if TYPE_CHECKING:
     from runner import State
 
 
 # How a run was asked for: runs that differ in nothing else are the same experiment.
 ASKED = (
-    *("run_name", "resume", "rerun", "allow_targets", "skip_finished", "allow_divergence"),
+    *("run_name", "resume", "rerun", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
     *("explain", "predict", "prove", "compare"),
 )
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a run: what it is, so that comparing runs shows only what makes them differ; no passwords."""
-    described = flatten({key: value for key, value in config.items() if key not in ASKED})
-    return {key: without_password(value) for key, value in described.items()}
+    """The parameters of a run: what it is, so that comparing runs shows only what makes them differ."""
+    return flatten({key: value for key, value in config.items() if key not in ASKED})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -8,7 +8,7 @@ import re
 import mlflow.exceptions
 import requests
 
-from callbacks._mlflow_spool import without_password
+from runner.addresses import without_credentials
 
 METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags
@@ -65,7 +65,7 @@ def explain(error: Exception, tracking_uri: str) -> str:
     chain: list[BaseException] = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
-    store = without_password(tracking_uri)
+    store = without_credentials(tracking_uri)
     if any(isinstance(one, requests.ConnectionError) for one in chain):
         reasons = [one.strerror for one in chain if isinstance(one, OSError) and one.strerror]
         return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
@@ -73,4 +73,4 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} does not answer"
     if isinstance(error, Deleted):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(without_password(str(error)).split())[:500]}"
+    return f"{type(error).__name__}: {' '.join(without_credentials(str(error)).split())[:500]}"

@@ -11,9 +11,9 @@ import requests
 from mlflow import MlflowClient
 
 from callbacks._mlflow_limits import explain
-from callbacks._mlflow_spool import read_json
-from callbacks._mlflow_target import SQLITE
+from callbacks._mlflow_order import SQLITE
 from callbacks._mlflow_writer import configure
+from runner.whole_file import read_object
 
 
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
@@ -41,7 +41,7 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
         raise ValueError(f"MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` brings it back")
     name = run.data.tags.get("runner.run_dir")
     with suppress(OSError):  # the folder may be in somebody else's home
-        if name is not None and read_json(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
+        if name is not None and read_object(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
             return Path(name)
     if downloads is None:
         where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"

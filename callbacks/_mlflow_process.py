@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,19 +116,19 @@ class WriterProcess:
         """Whether it still runs, as a child of this very process."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def deliver(self, run_dir: Path) -> Progress:
-        """Have it send the spool of a run from now on."""
+    def deliver(self, run_dir: Path, order: Mapping[str, Any]) -> Progress:
+        """Have it send the spool of a run from now on, to where an order with all credentials says."""
         progress = self._runs[str(run_dir)] = Progress(run_dir)
-        self._tell(progress, "deliver")
+        self._tell(progress, {"deliver": str(run_dir), "order": dict(order)})
         return progress
 
     def finish(self, progress: Progress) -> None:
         """Have it send the rest at once: nothing will be added to the run's spool."""
-        self._tell(progress, "finish")
+        self._tell(progress, {"finish": str(progress.run_dir)})
 
-    def _tell(self, progress: Progress, order: str) -> None:
+    def _tell(self, progress: Progress, wish: Mapping[str, Any]) -> None:
         try:
-            self._process.stdin.write(json.dumps({order: str(progress.run_dir)}) + "\n")  # type: ignore[union-attr]
+            self._process.stdin.write(json.dumps(wish) + "\n")  # type: ignore[union-attr]
         except (OSError, ValueError):  # broken, or closed by the thread that listens
             self._lose(progress)
 

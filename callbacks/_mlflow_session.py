@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import threading
 import traceback
 import uuid
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from callbacks._mlflow_order import known_before, make_order, write_order
 from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
-from callbacks._mlflow_spool import Sent, Spool, now_ms, read_json, read_sent, write_json, write_sent
-from callbacks._mlflow_target import make_order
+from callbacks._mlflow_spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
+from runner.addresses import hidden_everywhere
 
 log = logging.getLogger("runner")
 
@@ -31,13 +33,14 @@ class Session:
     """
 
     def __init__(self, run_dir: Path, **target: Any) -> None:
-        self._run_dir = run_dir
+        self._run_dir = run_dir.resolve()
         self._target = target
         self._held: list[dict[str, Any]] = []
         self._begun = False
         self._beginning = threading.Lock()
         self._warned = False
         self._known_id: str | None = None
+        self._order: dict[str, Any] = {}
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
         self._progress: Progress | None = None
@@ -65,16 +68,24 @@ class Session:
         return self._progress and self._progress.experiment_id
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the run and the folder that it is of; nothing before the id is known."""
-        return {"run_id": self.run_id, "run_dir": str(self._run_dir)} if self.run_id else {}
+        """Return the ids of the run and of its spool, and the folder that it is of; nothing before they are known.
+
+        What was logged before is on the disk by then: a power cut takes no more of it than of training.
+        """
+        with contextlib.suppress(OSError):  # of a disk that is gone other lines tell
+            if self._spool is not None:
+                self._spool.sync()
+        known = {"run_id": self.run_id, "spool": self._order.get("spool"), "run_dir": str(self._run_dir)}
+        return known if self.run_id else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with that run where its folder no longer knows it; another folder is another run. Before `begin`."""
-        if state["run_dir"] == str(self._run_dir):
-            self._known_id = state["run_id"]
+        if state.get("run_dir") == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
+            self._known_id, self._order = state["run_id"], {"spool": state["spool"]}
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Record entries of any kind."""
+        """Record entries of any kind, without credentials in what they say."""
+        entries = tuple(map(hidden_everywhere, entries))
         if not self._begun:
             self._held += entries
         elif self._spool is not None:
@@ -107,7 +118,7 @@ class Session:
         self.begin()
         if self._spool is None:
             return
-        file = self._spool.path.parent / "images" / f"{uuid.uuid4().hex}.npy"
+        file = self._spool.path.parent / IMAGES / f"{uuid.uuid4().hex}.npy"
         try:
             file.parent.mkdir(exist_ok=True)
             np.save(file, np.asarray(images, dtype=np.uint8))
@@ -115,7 +126,21 @@ class Session:
             self._warn(f"images are lost ({error})")
         else:
             texts = None if captions is None else list(captions)
-            self.append({"images": name, "file": str(file), "captions": texts, "s": step, "t": now_ms()})
+            self.append({"images": name, "file": file.name, "captions": texts, "s": step, "t": now_ms()})
+
+    def append_artifact(self, path: Path, folder: str | None) -> None:
+        """Record a file or a folder; one from outside of the run's folder is copied, as no writer looks there."""
+        path = path.resolve()
+        if not path.is_relative_to(self._run_dir):
+            copy = self._run_dir / "mlflow" / FILES / uuid.uuid4().hex / path.name
+            try:
+                copy.parent.mkdir(parents=True)
+                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
+            except (OSError, shutil.Error) as error:
+                self._warn(f"{path} is not recorded ({error})")
+                return
+            path = copy
+        self.append({"artifact": str(path.relative_to(self._run_dir)), "folder": folder})
 
     def end(self, error: BaseException | None, timeout: float) -> None:
         """Close the run with the status that what ended it means, None: nothing did, and with its trace."""
@@ -155,18 +180,19 @@ class Session:
         spool = Spool(folder)
         if not spool.exclusive:
             self._warn(f"another process logs to {folder} at this moment; both end up in one run")
-        before = read_json(folder / "run.json")
-        if not before and self._known_id is not None:
+        before = known_before(folder)
+        if "spool" not in before and self._known_id is not None:
+            before = {**before, **self._order}
             write_sent(folder, Sent(target["tracking_uri"], self._known_id))
-        order = make_order(self._run_dir, before, **target)
-        write_json(folder / "run.json", order)
+        order = self._order = make_order(self._run_dir, before, **target)
+        write_order(folder, order)
         unsent = Path(order["unsent"])
         with contextlib.suppress(OSError):  # beside a store that cannot be written, of which the writer will tell
             unsent.parent.mkdir(parents=True, exist_ok=True)
             unsent.write_text(str(self._run_dir))
         self._known_id = read_sent(folder, order["tracking_uri"]).run_id
         self._spool = spool
-        spool.append({"start": now_ms()})
+        spool.append({"start": now_ms(), "spool": order["spool"]})
         self._deliver()
 
     def _deliver(self) -> None:
@@ -175,7 +201,7 @@ class Session:
         except OSError as error:
             self._warn(f"the process that sends to it cannot be started ({error}): {how_to_send(self._run_dir)}")
         else:
-            self._progress = self._writer.deliver(self._run_dir)
+            self._progress = self._writer.deliver(self._run_dir, self._order)
 
     def _warn(self, text: str) -> None:
         if not self._warned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from callbacks._mlflow_limits import (
     run_deleted,
     shorten,
 )
+from callbacks._mlflow_spool import FILES, IMAGES
 
 
 class RunSink:
@@ -38,10 +40,16 @@ class RunSink:
         run: the run.
         refused: told about an entry that MLflow will never take, and that is therefore left out.
         renamed: told about a name that MLflow does not take, and what it is there.
+        run_dir: the run's folder, resolved; no file from anywhere else is read, sent or removed.
     """
 
     def __init__(
-        self, client: MlflowClient, run: Run, refused: Callable[[str], None], renamed: Callable[[str], None]
+        self,
+        client: MlflowClient,
+        run: Run,
+        refused: Callable[[str], None],
+        renamed: Callable[[str], None],
+        run_dir: Path,
     ) -> None:
         self.run = run
         self.run_id = run.info.run_id
@@ -49,13 +57,14 @@ class RunSink:
         self._refused = refused
         self._renamed = renamed
         self._keys: dict[tuple[str, Callable[[str], str]], str] = {}
+        self._run_dir = run_dir.resolve()
         self._params = dict(run.data.params)
         self._tables: list[dict[str, str]] = json.loads(run.data.tags.get("mlflow.loggedArtifacts", "[]"))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "start": self._start,
             "params": self._log_params,
             "tags": self._log_tags,
-            "artifact": lambda entry: client.log_artifact(self.run_id, entry["artifact"], entry["folder"]),
+            "artifact": self._log_artifact,
             "text": lambda entry: client.log_text(self.run_id, entry["text"], entry["file"]),
             "table": self._log_table,
             "images": self._log_images,
@@ -150,10 +159,30 @@ class RunSink:
             self._tables.append({"path": file, "type": "table"})
             self._client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps(self._tables))
 
+    def _log_artifact(self, entry: dict[str, Any]) -> None:
+        path = self._own_file(entry["artifact"])
+        self._client.log_artifact(self.run_id, str(path), entry["folder"])
+        if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
+            shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
+
+    def _own_file(self, name: str) -> Path:
+        """Return a file or folder of the run's folder; the spool that names it may be somebody else's.
+
+        Raises:
+            ValueError: it leads out of the folder, or is nothing that can be sent.
+        """
+        path = self._run_dir / name
+        for one in (path, *path.rglob("*")):
+            if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:
+                raise ValueError(f"{one} is not in the run's folder {self._run_dir}")
+            if one.exists() and not (one.is_file() or one.is_dir()):
+                raise ValueError(f"{one} is no file")
+        return path
+
     def _log_images(self, entry: dict[str, Any]) -> None:
         from callbacks._mlflow_images import read_images, save_image
 
-        file = Path(entry["file"])
+        file = self._own_file(f"mlflow/{IMAGES}/{Path(entry['file']).name}")
         images = read_images(file, entry["captions"])
         with tempfile.TemporaryDirectory() as folder:
             for index, image in enumerate(images):
@@ -161,6 +190,7 @@ class RunSink:
                 save_image(image, Path(folder), key, entry["s"], entry["t"], f"{file.stem}-{index}")
             self._client.log_artifacts(self.run_id, folder, "images")
         self._client.set_tag(self.run_id, "mlflow.loggedImages", "True")
+        file.unlink(missing_ok=True)
 
     def _log_input(self, entry: dict[str, Any]) -> None:
         described = entry["input"]

@@ -18,8 +18,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
+from runner.addresses import without_credentials
+from runner.whole_file import read_object, write_whole
+
+SPOOL = "spool.jsonl"
+IMAGES, FILES = "images", "files"  # folders of what is sent, and removed then
 CHUNK = 1 << 20  # bytes of spool that are read, sent and marked as sent together
 LOSS = "loss/train/total"  # by which a batch that is trained again is compared
 SAME_LOSS = 1e-3  # as a share of it: on a GPU, or on other ranks, the same batch gives another rounding
@@ -39,43 +44,36 @@ class Sent:
     """Offsets before it of entries with files, which the store of artifacts did not take."""
 
 
+def is_id(value: object) -> TypeGuard[str]:
+    """Whether something is the id of a run or of a spool, and nothing that could mean more."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+
+
 def now_ms() -> int:
     """Milliseconds since 1970, as MLflow counts."""
     return time.time_ns() // 1_000_000
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty when there is no file."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-
-
-def without_password(uri: str) -> str:
-    """The address as it may be shown."""
-    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", uri)
-
-
-def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
-    """Replace a file at once, readable by its owner only: an address of a store may hold a password."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        json.dump(value, file)
-    os.replace(temporary, path)
-
-
 def open_log(run_dir: Path) -> IO[str]:
-    """Where the traces of a run's deliveries go, for its owner only: an address in them may hold a password."""
+    """Where the traces of a run's deliveries go, for its owner only: libraries may name an address in full."""
     path = run_dir / "mlflow" / "writer.log"
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a")
 
 
 def read_sent(folder: Path, tracking_uri: str) -> Sent:
-    """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store."""
-    saved = read_json(folder / "sent.json")
-    same = without_password(saved.get("tracking_uri", "")) == without_password(tracking_uri)
-    return Sent(**saved) if same else Sent(tracking_uri)
+    """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store.
+
+    Nothing either where `sent.json` is torn: the run is found again by its spool, and a store knows what it has.
+    """
+    saved = read_object(folder / "sent.json")
+    is_same = saved.get("tracking_uri") == without_credentials(tracking_uri)
+    try:
+        sent, size = Sent(**{**saved, "tracking_uri": tracking_uri}), (folder / SPOOL).stat().st_size
+        numbers = [sent.lines, sent.offset, *sent.postponed]
+        is_whole = all(type(one) is int and 0 <= one <= size for one in numbers)
+    except (OSError, TypeError):
+        return Sent(tracking_uri)
+    return sent if is_same and is_whole else Sent(tracking_uri)
 
 
 # Made once: json.dumps makes an encoder at each call that asks for other separators.
@@ -84,8 +82,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 def write_sent(folder: Path, sent: Sent) -> None:
     """Keep what was sent, so that another writer can go on from there, and that others find the run by its id."""
-    shown = {"tracking_uri": without_password(sent.tracking_uri)}
-    write_json(folder / "sent.json", asdict(sent) | shown, mode=0o644)
+    shown = {"tracking_uri": without_credentials(sent.tracking_uri)}
+    write_whole(folder / "sent.json", json.dumps(asdict(sent) | shown))
 
 
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:
@@ -136,7 +134,7 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "spool.jsonl"
+        self.path = folder / SPOOL
         self._alive = try_lock(folder / "trainer.lock")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
@@ -192,6 +190,14 @@ class Spool:
                 entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
         if entries:
             self._write(b"".join([encode_line(entry, _encode) for entry in entries]))
+
+    def sync(self) -> None:
+        """Have what was added so far survive a power cut.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        os.fsync(self._fd)
 
     def close(self) -> None:
         """Close it and say so to other processes."""

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
 from callbacks._mlflow_limits import TAG_LENGTH, Deleted, run_deleted, shorten
+from callbacks._mlflow_spool import is_id
 
 LOCK_TIMEOUT = 60.0  # seconds
 
@@ -148,13 +149,13 @@ def open_run(
     """
     client = open_store(order["tracking_uri"])
     run = None
-    if run_id is not None:
+    if is_id(run_id):
         try:
             run = client.get_run(run_id)
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-    if run is None:
+    if run is None or run.data.tags.get("runner.spool") != order["spool"]:  # of which somebody else has the id
         experiment_id = open_experiment(client, order)
         found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{order['spool']}'", max_results=1)
         if not found:

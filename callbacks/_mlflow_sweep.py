@@ -33,7 +33,8 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
     session.append({"tags": tags})
     for name, (columns, rows) in summary.tables.items():
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
-    session.append(*({"artifact": str(path), "folder": "sweep"} for path in summary.files))
+    for path in summary.files:
+        session.append_artifact(path, "sweep")
     # A sweep that is given again has finished more jobs than before, or the same.
     session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
     session.close(summary.status, timeout)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
-import sys
-import uuid
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from callbacks._extra import require
-from callbacks._mlflow_spool import now_ms, read_json, without_password
+from callbacks._mlflow_order import SQLITE, read_order
+from runner.addresses import HIDDEN, without_credentials
 
-SQLITE = "sqlite:///"
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
 """What MLflow's addresses begin with, before a `+driver`; plugins of its have others."""
 
@@ -37,7 +32,7 @@ def check_address(uri: str) -> None:
     Raises:
         ValueError: it is of another scheme, or names no server.
     """
-    shown = f"tracking_uri={without_password(uri)!r}"
+    shown = f"tracking_uri={without_credentials(uri)!r}"
     try:
         parts = urlsplit(uri)
         host, _ = parts.hostname, parts.port
@@ -68,70 +63,21 @@ def check_arguments(close_timeout: float, system_metrics_interval: float) -> Non
 
 def uri_of_run(uri: str, run_dir: Path) -> str:
     """The address of the store that a run goes to: in place of the default one, that which a resumed run is in."""
-    order = run_dir / "mlflow" / "run.json"
-    before = read_json(order).get("tracking_uri", "") if order.is_file() else ""
+    order = read_order(run_dir / "mlflow")  # nobody else's
+    before = "" if order is None else order["tracking_uri"]
     exists = before.startswith(SQLITE) and Path(before.removeprefix(SQLITE)).is_file()
     is_default = "MLFLOW_TRACKING_URI" not in os.environ and uri == resolve_uri(None)
     return before if exists and is_default else uri
 
 
-def typed_command() -> list[str]:
-    """What the user typed, the interpreter first; in a job that joblib runs, of the sweep."""
-    if "loky" not in " ".join(sys.orig_argv[1:3]):
-        return sys.orig_argv
-    program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]
-    return [sys.orig_argv[0], *program, *sys.argv[1:]]
-
-
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
     """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
     if uri.startswith(("http://", "https://")):
-        uri = re.sub(r"(?<=://)[^/@]*@", "", uri)  # a browser asks by itself
+        uri = re.sub(rf"{re.escape(HIDDEN)}@|\?.*", "", without_credentials(uri))  # a browser asks by itself
         known = experiment_id is not None and run_id is not None
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
-    uri = without_password(uri)
+    uri = without_credentials(uri)
     path = Path(uri.removeprefix(SQLITE))
     if uri.startswith(SQLITE) and path.is_relative_to(Path.cwd()):
         uri = f"{SQLITE}{path.relative_to(Path.cwd())}"
     return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-
-
-def register_of(tracking_uri: str) -> Path:
-    """The folder with an entry for each run that the store does not hold as a whole."""
-    if tracking_uri.startswith(SQLITE):
-        return Path(tracking_uri.removeprefix(SQLITE)).parent / ".mlflow_unsent"
-    return Path.cwd() / "outputs" / ".mlflow_unsent"
-
-
-def make_order(
-    run_dir: Path,
-    before: Mapping[str, Any],
-    *,
-    tracking_uri: str,
-    experiment_name: str,
-    run_name: str,
-    system_metrics_interval: float | None,
-) -> dict[str, Any]:
-    """What the writer needs to know to send a run's spool, also without the trainer.
-
-    Args:
-        run_dir: the run's folder.
-        before: the order of an earlier session of the same run; empty for a new one.
-        tracking_uri: the store's address.
-        experiment_name: the experiment's name.
-        run_name: of the run, when it is made.
-        system_metrics_interval: seconds between two samples of the machine's load; None: no samples.
-    """
-    database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
-    return {
-        "spool": before.get("spool", uuid.uuid4().hex),
-        "start_time": before.get("start_time", now_ms()),
-        "run_name": before.get("run_name", run_name),
-        "tracking_uri": tracking_uri,
-        "experiment_name": experiment_name,
-        "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
-        "system_metrics_interval": system_metrics_interval,
-        "command": typed_command(),
-        "cwd": str(Path.cwd()),
-        "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
-    }

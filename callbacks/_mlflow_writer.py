@@ -11,14 +11,16 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_delivery import Delivery, Report
-from callbacks._mlflow_spool import open_log, try_lock
+from callbacks._mlflow_delivery import Delivery, Report, print_trace
+from callbacks._mlflow_order import read_order, with_credentials
+from callbacks._mlflow_spool import SPOOL, open_log, try_lock
 from callbacks._mlflow_target import resolve_uri
+
+Orders = queue.SimpleQueue[dict[str, Any] | None]
 
 POLL = 0.2  # seconds between two looks at the spools
 LINGER = 6.0  # seconds to finish in when the trainer has ended; a process that stays longer looks like one forgotten
@@ -42,7 +44,7 @@ def serve() -> None:
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no report
-    orders: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
+    orders: Orders = queue.SimpleQueue()
     ended = threading.Event()
     threading.Thread(target=_read_orders, args=(orders, ended), daemon=True).start()
     threading.Thread(target=_leave_in_time, args=(trainer, ended), daemon=True).start()
@@ -66,8 +68,9 @@ class Service:
         self._active: dict[str, Delivery] = {}
         self._backlog: deque[Path] = deque()
         self._known: set[str] = set()
+        self._addresses: list[str] = []
 
-    def run(self, orders: queue.SimpleQueue[dict[str, str] | None], trainer: int) -> None:
+    def run(self, orders: Orders, trainer: int) -> None:
         """Work until the trainer has ended and nothing is left to do, or time is up.
 
         Args:
@@ -88,7 +91,7 @@ class Service:
         for delivery in self._active.values():
             delivery.stop()
 
-    def _take(self, orders: queue.SimpleQueue[dict[str, str] | None]) -> bool:
+    def _take(self, orders: Orders) -> bool:
         """Take an order, if there is one; False when it is that the trainer has ended."""
         busy = any(delivery.due for delivery in self._active.values()) or (self._backlog and not self._active)
         try:
@@ -98,22 +101,23 @@ class Service:
         if order is None:
             return False
         if "deliver" in order:
-            self._deliver(order["deliver"])
+            self._deliver(order["deliver"], order["order"])
         elif order["finish"] in self._active:
             self._active[order["finish"]].finish()
         else:
             self._report({"run": order["finish"], "stopped": True})
         return True
 
-    def _deliver(self, run_dir: str) -> None:
+    def _deliver(self, run_dir: str, order: dict[str, Any]) -> None:
         try:
             with open_log(Path(run_dir)) as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            delivery = self._active[run_dir] = Delivery(Path(run_dir), self._report, live=True)
+            delivery = self._active[run_dir] = Delivery(Path(run_dir), order, self._report, live=True)
         except (OSError, ValueError) as error:
             self._report({"run": run_dir, "error": str(error), "stopped": True})
             return
+        self._addresses.append(order["tracking_uri"])
         left = sorted(entry for entry in delivery.unsent.parent.glob("*") if entry.name not in self._known)
         self._known.update(entry.name for entry in (delivery.unsent, *left))
         self._backlog.extend(entry for entry in left if entry != delivery.unsent)
@@ -126,16 +130,19 @@ class Service:
             self._send_leftover(self._backlog.popleft())
 
     def _send_leftover(self, entry: Path) -> None:
-        """Take on a run that an earlier writer could not finish, unless its trainer lives."""
+        """Take on a run of this user's that an earlier writer could not finish, unless its trainer lives."""
         try:
             run_dir = Path(entry.read_text())
-            if not (run_dir / "mlflow" / "run.json").exists():  # the run was deleted
+            if not (run_dir / "mlflow" / SPOOL).exists():  # the run was deleted
                 entry.unlink()
-            elif alive := try_lock(run_dir / "mlflow" / "trainer.lock"):
+                return
+            order = read_order(run_dir / "mlflow")
+            order = order and with_credentials(order, self._addresses)
+            if order and (alive := try_lock(run_dir / "mlflow" / "trainer.lock")):
                 alive.close()
-                self._active[str(run_dir)] = Delivery(run_dir, lambda _: None, live=False, wanted=False)
+                self._active[str(run_dir)] = Delivery(run_dir, order, lambda _: None, live=False, wanted=False)
         except (OSError, ValueError):
-            traceback.print_exc()
+            print_trace()
 
 
 def configure() -> None:
@@ -144,7 +151,7 @@ def configure() -> None:
         os.environ.setdefault(name, value)
 
 
-def _read_orders(orders: queue.SimpleQueue[dict[str, str] | None], ended: threading.Event) -> None:
+def _read_orders(orders: Orders, ended: threading.Event) -> None:
     for line in sys.stdin:
         orders.put(json.loads(line))
     orders.put(None)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported, write_whole
+from callbacks._disk import disk_errors_reported
 from runner.checks import check_whole
+from runner.whole_file import write_whole
 
 if TYPE_CHECKING:
     from runner import State

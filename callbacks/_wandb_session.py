@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_spool import without_password
-
 log = logging.getLogger("runner")
 
 INTERRUPTED_TIMEOUT = 2.0  # seconds: who interrupts wants the process gone
@@ -135,12 +133,3 @@ class _Run:
     def finish(self, exit_code: int) -> None:
         """End the run."""
         self._run.finish(exit_code=exit_code)
-
-
-def without_passwords(value: Any) -> Any:
-    """Return a nested value with the passwords taken out of its addresses."""
-    if isinstance(value, Mapping):
-        return {str(key): without_passwords(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_passwords(item) for item in value]
-    return without_password(value) if isinstance(value, str) else value

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from callbacks._cost_table import COLUMNS, make_rows, print_rows
-from callbacks._disk import disk_errors_reported, write_whole
+from callbacks._disk import disk_errors_reported
 from callbacks._timeline import Call, draw
 from runner import Callback, Event
 from runner.checks import check_whole
+from runner.whole_file import write_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

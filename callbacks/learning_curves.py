@@ -7,8 +7,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported, write_whole
+from callbacks._disk import disk_errors_reported
 from runner import LoggerDestination, Record
+from runner.whole_file import write_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

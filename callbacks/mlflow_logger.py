@@ -134,7 +134,8 @@ class MLflowLogger(LoggerDestination):
             self._session.append_images(images, name, step, captions)
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
-        self._append({"artifact": str(Path(path).resolve()), "folder": name})
+        if self._session is not None:
+            self._session.append_artifact(Path(path), name)
 
     def log_sweep(self, summary: SweepSummary) -> None:
         self._session = self._session or self._open(summary.folder, summary.name, None)
@@ -148,7 +149,7 @@ class MLflowLogger(LoggerDestination):
     def sync(self, run_dir: Path | None) -> bool:
         from callbacks._mlflow_sync import sync
 
-        return sync(self.tracking_uri, run_dir)
+        return sync(self.tracking_uri, self.experiment_name, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._session is None else self._session.state_dict()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callbacks._extra import require
-from callbacks._wandb_session import Session, without_passwords
+from callbacks._wandb_session import Session
 from runner import LoggerDestination
+from runner.addresses import hidden_everywhere
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -79,16 +80,16 @@ class WandBLogger(LoggerDestination):
             project=self.project,
             id=self.run_id,
             dir=str(Path(state.run_dir).resolve()),
-            config=without_passwords(state.config),
+            config=hidden_everywhere(state.config),
         )
 
     eval_standalone_start = predict_start = fit_start
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        self._session.do("set_config", without_passwords(hyperparameters))
+        self._session.do("set_config", hidden_everywhere(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        self._session.do("set_config", {"tags": without_passwords(tags)})
+        self._session.do("set_config", {"tags": hidden_everywhere(tags)})
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:

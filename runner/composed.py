@@ -11,7 +11,8 @@ from runner.signatures import nearest
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "skip_finished", "allow_divergence"),
+    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
+    "allow_divergence",
     *("explain", "predict", "prove", "compare"),
 )
 """Keys that say what to do now, and not what is trained."""
@@ -128,6 +129,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={config[key]!r}: must be true or false")
     for key, what in (
         ("allow_targets", "classes, such as [my_module.MyModel]"),
+        ("allow_addresses", "addresses or paths, such as [http://host:5000]"),
         ("resume_allow", "keys, such as [seed]"),
     ):
         allowed = config[key]

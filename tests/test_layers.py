@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A file in runner/ or a folder of it, and its layer: an import only points to the same layer or down.
 LAYERS = {
-    0: {"checks", "event", "foreign_hooks", "time"},
-    0: {"checks", "event", "launch_secret", "time"},
+    0: {"checks", "event", "foreign_hooks", "launch_secret", "time"},
     1: {
         "batch",
         "dataloader",
@@ -31,6 +30,7 @@ LAYERS = {
         "evaluator",
         "hook_checks",
         "hooks",
+        "addresses",
         "interrupt",
         "logger",
         "loss",
@@ -51,6 +51,8 @@ LAYERS = {
         "torchvision_import",
         "file_lock",
         "hf_import",
+        "signing",
+        "whole_file",
     },
     2: {"engine"},
     3: {"arguments", "checkpoint", "checkpoint_files", "data", "digest", "evaluation", "loop", "models", "trainer"},
@@ -81,6 +83,7 @@ MAX_ENGINE_CODE_LINES = 3000  # layers 0 to 3 without what there is to choose; n
 CHOICES = {"data", "models", "optim", "schedulers"}  # to which CONTRIBUTING says how to add
 # The others train nothing.
 NO_ENGINE = {
+    "addresses",
     "checks",
     "digest",
     "file_lock",
@@ -88,8 +91,10 @@ NO_ENGINE = {
     "launch_secret",
     "terminal",
     "hf_import",
+    "signing",
     "torchmetrics_import",
     "torchvision_import",
+    "whole_file",
     *CHOICES,
 }
 

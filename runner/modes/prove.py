@@ -228,6 +228,7 @@ class Proof:
         allowed = ",".join(map(_quote, self._allowed))
         arguments = [f"{key}={_quote(source)}", f"hydra.run.dir={_quote(run)}", f"allow_targets=[{allowed}]"]
         arguments.append("allow_divergence=true")  # what is proved is that runs are equal
+        arguments.append("allow_addresses=['*']")  # it is this user's own experiment, signed or not
         return Session(arguments, run, self._log(name), self.asked["patience"])
 
     def _check_end(self, session: Session, name: str) -> None:

@@ -24,8 +24,10 @@ import yaml
 
 from runner.processes.launch import Job
 from runner.records.kept_code import CODE, write_code
-from runner.records.trust import SIGNED, sign, signed_code
+from runner.records.secrets import is_secret, without_secrets
+from runner.records.trust import SIGNED, signed_code
 from runner.records.uncommitted import git_commit, loose_modules, patch
+from runner.signing import sign
 from runner.terminal import show_path
 
 log = logging.getLogger("runner")
@@ -67,8 +69,14 @@ def write_record(
         "overrides.yaml": yaml.safe_dump(arguments).encode(),
         "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1).encode(),
     }
-    if changes := patch():
+    changes, secrets = without_secrets(patch())
+    if secrets:
+        log.warning("git.patch leaves out what may hold secrets: %s", ", ".join(secrets))
+    if changes:
         files["git.patch"] = changes
+    if secrets := [name for name, content in code.items() if is_secret(name, content)]:
+        log.warning("code/ leaves out what may hold secrets: %s", ", ".join(secrets))
+        code = {name: content for name, content in code.items() if name not in secrets}
     signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
     if signature is not None:
         files["signature"] = signature.encode()
@@ -94,7 +102,8 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
         # Of earlier sessions; checkpoints of another future, which lie there too, stay here.
         files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
         for path in files:
-            if path.is_file():
+            # A link may have been laid by whoever made the run before.
+            if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
                 logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
 
 
@@ -123,7 +132,7 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     folder.mkdir(parents=True)
     for name in FILES:
         with suppress(FileNotFoundError):
-            shutil.copy2(run_dir / name, folder / name)
+            shutil.copy2(run_dir / name, folder / name, follow_symlinks=False)
     with suppress(FileNotFoundError):
         shutil.copytree(run_dir / CODE, folder / CODE, symlinks=True)
     return folder

@@ -33,8 +33,8 @@ from runner.records.recompose import (
 )
 from runner.records.record import differences
 from runner.records.result import read_result
-from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run
-from runner.records.trust import check_targets, is_own
+from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run, run_folder_of
+from runner.records.trust import check_addresses, check_links, check_targets, is_own
 from runner.terminal import show_path
 
 
@@ -99,6 +99,8 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     if key == "rerun":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise ValueError(f"rerun={given!r}: {reason}; give a run's folder or its MLflow id")
+    if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        check_links(run_dir)
     return None
 
 
@@ -164,6 +166,7 @@ def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
 
 def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str]) -> SavedRun:
     """Return the run whose record lies in a folder, once it is known that it may be used; tell what differs now."""
+    check_links(folder)
     config = _read_yaml(folder / "config.yaml")
     overrides = _read_yaml(folder / "overrides.yaml") or []
     environment = _read_yaml(folder / "environment.json") or {}
@@ -184,7 +187,10 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     with composing():
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
-        check_targets(folder, [config, OmegaConf.to_container(composed)], _allowed(arguments))
+        made = [config, OmegaConf.to_container(composed)]
+        check_targets(folder, made, _allowed("allow_targets", arguments))
+        typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+        check_addresses(folder, made, _allowed("allow_addresses", arguments), typed)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
@@ -223,8 +229,8 @@ def _is_plain(override: str) -> bool:
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
 
 
-def _allowed(arguments: Sequence[str]) -> list[str]:
-    found = [one for one in arguments if key_of(one) == "allow_targets"]
+def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
+    found = [one for one in arguments if key_of(one) == key]
     value = OverridesParser.create().parse_override(found[-1]).value() if found else []
     return [str(one) for one in (value if isinstance(value, list) else [value])]
 

@@ -6,20 +6,17 @@ project, and what its reader allows.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import logging
+import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from runner.composed import targets
 from runner.records.kept_code import read_code
+from runner.signing import is_signed
 from runner.wrong_config import CONF
 
 SIGNED = ("config.yaml", "overrides.yaml")
@@ -30,18 +27,10 @@ _HARMLESS = re.compile(
 )
 """Classes that a record may name besides those that stand in `conf/`; not all of torch, which can also run files."""
 
-log = logging.getLogger("runner")
-
-
-def sign(contents: Sequence[bytes]) -> str | None:
-    """Return the signature of this user under the files named in `SIGNED`; None, with a warning, without a key."""
-    try:
-        key = _user_key()
-    except (OSError, RuntimeError) as error:
-        log.warning("the record is not signed, so resume= and rerun= will ask for classes of your own: %s", error)
-        return None
-    lengths = b"".join(len(one).to_bytes(8) for one in contents)
-    return hmac.new(key, lengths + b"".join(contents), hashlib.sha256).hexdigest()
+_COMMANDS = ("_cmd",)
+"""Ends of keys whose values are run."""
+_ADDRESSES = ("tracking_uri", "entity")
+"""Keys that say where data goes in words that may look like no address."""
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
@@ -51,12 +40,13 @@ def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
 
 def is_own(folder: Path) -> bool:
     """Whether this user made the record in a folder, and nobody has changed it since."""
+    if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # a pipe would never end
+        return False
     try:
         given = (folder / "signature").read_bytes()
-        signature = sign([*((folder / name).read_bytes() for name in SIGNED), *signed_code(read_code(folder))])
+        return is_signed(given, [*((folder / name).read_bytes() for name in SIGNED), *signed_code(read_code(folder))])
     except OSError:
         return False
-    return signature is not None and hmac.compare_digest(given, signature.encode())
 
 
 def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
@@ -76,17 +66,100 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
     # An interpolation is resolved when objects are made, and could bring a target of its own; a record has none.
     names |= {one for one in _strings(configs[0]) if "${" in one}
-    unknown = sorted(
-        one
-        for one in names - shipped
-        if not _HARMLESS.fullmatch(one) and not any(fnmatchcase(one, pattern) for pattern in allowed)
-    )
+    names |= {str(one) for config in configs for path, one in _leaves(config) if path.endswith(_COMMANDS) and one}
+    unknown = sorted(one for one in names - shipped if not _HARMLESS.fullmatch(one) and not _is_allowed(one, allowed))
     if unknown:
         raise ValueError(
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses what is not "
             f"of this project: {', '.join(unknown)}. That would run with your rights: read the file, and if you trust "
-            f"it, add 'allow_targets=[{','.join(unknown)}]'"
+            f"it, add '{_allowing('allow_targets', unknown)}'"
         )
+
+
+def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str], typed: Sequence[str]) -> None:
+    """Raise where a record that this user did not make says where data goes, or where files lie, outside of its folder.
+
+    Args:
+        folder: of the record.
+        configs: all that will be made of it, in plain containers.
+        allowed: addresses and paths, as far as `*` goes patterns, that the user allows.
+        typed: keys that were typed now, in place of what the record says.
+
+    Raises:
+        ValueError: all that is not allowed, in full, and how to allow it.
+    """
+    if is_own(folder):
+        return
+    shipped = {match for file in CONF.rglob("*.yaml") for match in re.findall(r": *(\S+://\S+)", file.read_text())}
+    unknown = sorted(
+        {
+            f"{value}"
+            for config in configs
+            for path, value in _leaves(config)
+            if _leads_out(path, value)
+            and value not in shipped
+            and not any(f"{path}.".startswith(f"{one}.") for one in typed)
+            and not _is_allowed(value, allowed)
+        }
+    )
+    if unknown:
+        raise ValueError(
+            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
+            f"read from or write to: {', '.join(unknown)}. If you trust that, add "
+            f"'{_allowing('allow_addresses', unknown)}'"
+        )
+
+
+def check_links(folder: Path) -> None:
+    """Raise where the folder of a run that this user did not make holds anything but files, folders and links inside.
+
+    Raises:
+        ValueError: writing to it could write elsewhere, and reading it read elsewhere, or never end.
+    """
+    if is_own(folder):
+        return
+    inside = folder.resolve()
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                reason = f"is a link to {os.readlink(path)!r}, which is not in the run's folder"
+            elif not path.is_symlink() and not (path.is_file() or path.is_dir()):
+                reason = "is neither a file nor a folder"
+            else:
+                continue
+            raise ValueError(
+                f"{path}: {reason}, and this run was made by someone else, or on another machine: remove it"
+            )
+
+
+def _leads_out(path: str, value: Any) -> bool:
+    """Whether a value of a config is an address or a path that does not stay in a folder."""
+    if path.rpartition(".")[2] in _ADDRESSES:
+        return value is not None
+    is_path = isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
+    return is_path or (isinstance(value, str) and "://" in value)
+
+
+def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
+    return any(str(value) == one or fnmatchcase(str(value), one) for one in allowed)
+
+
+def _allowing(key: str, values: Sequence[str]) -> str:
+    """Return the override that allows values, quoted where Hydra's grammar wants it."""
+    plain = re.compile(r"[\w.*]+")
+    return f"{key}=[{','.join(one if plain.fullmatch(one) else json.dumps(one) for one in values)}]"
+
+
+def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values that are no containers, with their dotted paths; those of a list have the list's."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(config, list):
+        for value in config:
+            yield from _leaves(value, path)
+    else:
+        yield path, config
 
 
 def _strings(config: Any) -> Iterator[str]:
@@ -97,25 +170,3 @@ def _strings(config: Any) -> Iterator[str]:
             yield from _strings(one)
     elif isinstance(config, str):
         yield config
-
-
-def _user_key() -> bytes:
-    """Return the secret of this user, made at the first call.
-
-    Raises:
-        OSError, RuntimeError: there is no home folder that can be written to.
-    """
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    path = Path(base) / "experiment-runner" / "key"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".key.{os.getpid()}")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
-        with suppress(FileExistsError):  # of another process, a moment ago
-            os.link(partial, path)
-        partial.unlink()
-    key = path.read_bytes()
-    if len(key) < 32:
-        raise OSError(f"{path} holds no key; remove it")
-    return key

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
 # Of what makes a sweep another one.
 _NO_PART = (
-    *("resume_allow", "allow_targets", "skip_finished", "allow_divergence"),
+    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
     *("explain", "predict", "prove", "compare"),
 )
 _KEPT = ("train", "eval", "predict")  # modes that leave folders

@@ -21,8 +21,9 @@ from torch import nn
 
 from callbacks import InMemoryLogger, MLflowLogger
 from callbacks._mlflow_describe import flatten
+from callbacks._mlflow_order import read_order, typed_command
 from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_target import typed_command, ui_command
+from callbacks._mlflow_target import ui_command
 from runner import ClassificationModel, Trainer
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
@@ -121,7 +122,9 @@ def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> 
     for run_dir in ("r", "new"):
         with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), run_dir, config={"lr": 1}):
             raise ValueError("refused")
-    shared_writer().finish(shared_writer().deliver(Path("r")))  # has it take up whatever there might be
+    order = read_order(Path("r/mlflow"))
+    assert order is not None
+    shared_writer().finish(shared_writer().deliver(Path("r"), order))  # has it take up whatever there might be
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from python_process import PATIENCE, start_python, wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_spool import read_json, write_json
+from runner.whole_file import read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
@@ -67,8 +68,8 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
         os.kill(shared_writer().pid, signal.SIGKILL)
         # As if it had been killed after MLflow had taken the points and before it had noted this.
         wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
-        sent = read_json(folder / "r" / "mlflow" / "sent.json")
-        write_json(folder / "r" / "mlflow" / "sent.json", sent | {"offset": 0, "lines": 0})
+        sent = read_object(folder / "r" / "mlflow" / "sent.json")
+        write_whole(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0, "lines": 0}))
         log_steps(state, logger, range(200, 251))
     assert points("loss") == [(step, float(step)) for step in range(1, 251)]
     assert query("select status from runs") == [("FINISHED",)]

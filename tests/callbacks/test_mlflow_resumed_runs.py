@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -13,8 +12,10 @@ from mlflow_runs import change, log_steps, logging_to, points, query
 from python_process import wait_until
 
 from callbacks import MLflowLogger
-from callbacks._mlflow_spool import Sent, read_json, read_sent, write_sent
+from callbacks._mlflow_order import write_order
+from callbacks._mlflow_spool import Sent, read_sent, write_sent
 from runner import Timestamp
+from runner.whole_file import read_object
 
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
@@ -66,7 +67,7 @@ def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
     with logging_to(MLflowLogger(), "outputs/r"):
         pass
     mlflow_folder = folder / "outputs" / "r" / "mlflow"
-    run_id, uri = read_json(mlflow_folder / "sent.json")["run_id"], MLflowLogger().tracking_uri
+    run_id, uri = read_object(mlflow_folder / "sent.json")["run_id"], MLflowLogger().tracking_uri
     assert (mlflow_folder / "sent.json").stat().st_mode == (mlflow_folder / "spool.jsonl").stat().st_mode
     assert find_run(run_id, uri, None) == folder / "outputs" / "r"
     shutil.rmtree(mlflow_folder)
@@ -78,6 +79,7 @@ def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
 
 
 def test_what_others_may_read_holds_no_password(tmp_path: Path) -> None:
+    (tmp_path / "spool.jsonl").write_text("a line\n")
     write_sent(tmp_path, Sent("http://me:secret@host", "abc", 7))
     assert "secret" not in (tmp_path / "sent.json").read_text()
     assert read_sent(tmp_path, "http://me:changed@host").offset == 7
@@ -133,13 +135,17 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store, run = tmp_path / "first.db", tmp_path / "run"
-    (run / "mlflow").mkdir(parents=True)
-    (run / "mlflow" / "run.json").write_text(json.dumps({"tracking_uri": f"sqlite:///{store}"}))
+    write_order(run / "mlflow", {"tracking_uri": f"sqlite:///{store}"})
     default = resolve_uri(None)
     assert uri_of_run(default, run) == default  # that store is gone
     store.touch()
     assert uri_of_run(default, run) == f"sqlite:///{store}"
     assert uri_of_run("http://server", run) == "http://server"  # which was asked for
     assert uri_of_run(default, tmp_path / "another") == default
+    signed = (run / "mlflow" / "run.json").read_text()
+    (run / "mlflow" / "run.json").write_text(signed.replace("first", "fir5t"))  # by somebody else
+    (tmp_path / "fir5t.db").touch()
+    assert uri_of_run(default, run) == default
+    (run / "mlflow" / "run.json").write_text(signed)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///outputs/mlflow.db")
     assert uri_of_run(resolve_uri(None), run) == resolve_uri(None)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
 from tiers import one_in
 
 from runner.records.record import write_record
-from runner.records.saved_run import _is_plain, find_saved_run
+from runner.records.saved_run import _allowed, _is_plain, find_saved_run
+from runner.records.trust import check_addresses
 
 # Records of somebody else: config and overrides, and what the refusal must name.
 ATTACKS: dict[str, tuple[Any, list[str], str]] = {
@@ -107,6 +109,78 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
     with pytest.raises(ValueError, match=r"own\.Evil"):
         find_saved_run([f"rerun={run_dir}"])
     assert not evil.exists()
+
+
+# What a foreign config may say, and what the refusal must show of it in full.
+ADDRESSES: dict[str, tuple[Any, str]] = {
+    "a server": (
+        {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
+        "http://evil.example:5000/x?y=1",
+    ),
+    "a word for one": ({"callbacks": {"m": {"tracking_uri": "databricks"}}}, "databricks"),
+    "somebody's team": ({"callbacks": {"w": {"entity": "evil"}}}, "evil"),
+    "a store": ({"callbacks": {"m": {"tracking_uri": "sqlite:////home/me/x.db"}}}, "sqlite:////home/me/x.db"),
+    "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
+    "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
+    "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
+    "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path: Path):
+    config, shown = ADDRESSES[address]
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        check_addresses(folder, [config], [], [])
+    assert shown in str(raised.value)
+    allowing = re.search(r"add '(allow_addresses=.*)'$", str(raised.value))
+    assert allowing is not None
+    check_addresses(folder, [config], _allowed("allow_addresses", [allowing[1]]), [])  # as it was told
+    check_addresses(folder, [config], ["*"], [])
+    for typed in config:
+        check_addresses(folder, [config], [], [typed])
+
+
+def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):
+    config = {"callbacks": {"mlflow_logger": {"tracking_uri": "http://evil.example"}}}
+    folder = foreign_run(tmp_path / "run", config, ["callbacks.mlflow_logger.tracking_uri=http://evil.example"])
+    key = "callbacks.mlflow_logger.tracking_uri"
+    for typed in (f"{key}=http://mine", "~callbacks.mlflow_logger"):
+        assert find_saved_run([f"resume={folder}", typed]) is not None
+    with pytest.raises(ValueError, match=r"http://evil\.example"):
+        find_saved_run([f"resume={folder}", "+callbacks=speed_monitor"])
+
+
+def test_somebody_else_s_commands_need_consent(tmp_path: Path):
+    harmless = {"_target_": "callbacks.MLPerfCallback", "cache_clear_cmd": None}
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'none', {'callbacks': {'m': harmless}}, [])}"]) is not None
+    command = "touch 'a b'"
+    config = {"callbacks": {"m": {**harmless, "cache_clear_cmd": command}}}
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match=re.escape(f"not of this project: {command}")):
+        find_saved_run([f"rerun={folder}"])
+    assert find_saved_run([f"rerun={folder}", f"allow_targets=[{json.dumps(command)}]"]) is not None
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Path):
+    folder, checkpoints = foreign_run(tmp_path / "run", {}, []), tmp_path / "run" / "checkpoints"
+    (checkpoints / "ep1").mkdir(parents=True)
+    (checkpoints / "latest").symlink_to("ep1")
+    if not has_record:
+        (folder / "config.yaml").unlink()
+    find_saved_run([f"resume={folder}"])
+    for make in (
+        lambda path: path.symlink_to(tmp_path / "secret"),
+        lambda path: path.symlink_to("../../.."),
+        os.mkfifo,  # which nobody ever ends to read
+    ):
+        for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
+            make(folder / name)
+            with pytest.raises(ValueError, match=re.escape(str(folder / name))):
+                find_saved_run([f"resume={folder}"])
+            (folder / name).unlink()
 
 
 class Evil:

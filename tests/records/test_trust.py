@@ -9,7 +9,8 @@ import pytest
 from python_process import PATIENCE
 
 from runner.records.record import write_record
-from runner.records.trust import SIGNED, is_own, sign
+from runner.records.trust import SIGNED, is_own
+from runner.signing import sign
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):
 
 
 def test_processes_that_start_together_agree_on_one_key(key: Path):
-    program = "from runner.records.trust import sign; print(sign([b'a']))"
+    program = "from runner.signing import sign; print(sign([b'a']))"
     children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
     assert len({child.communicate(timeout=PATIENCE)[0] for child in children}) == 1
 

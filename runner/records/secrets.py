@@ -1,0 +1,47 @@
+"""Secrets in the changes that no commit holds: they are left out of what is recorded and sent."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+NAMES = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", ".htpasswd"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*", "id_ecdsa*"),
+    *("id_ed25519*", "credentials", "credentials.*", "*credentials.json", "secrets.*", "*.secret", "*.token"),
+    *("service[-_]account*.json", "kubeconfig", "token.json"),
+)
+"""Files, by name in lower case, that hold secrets as a rule."""
+
+# Private keys, and tokens whose makers gave them a beginning by which they are known.
+_CONTENT = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"
+    rb"|\bhf_[A-Za-z0-9]{30}|\bsk-[\w-]{32}|\bxox[abprs]-[\w-]{10}|\bAIza[\w-]{35}|\bglpat-[\w-]{20}"
+)
+_FILE = re.compile(rb"^diff --git .*\n", re.MULTILINE)
+_PATH = re.compile(rb'^(?:\+\+\+|---|rename (?:from|to)|copy (?:from|to)) "?(?:[ab]/)?(.*?)"?\t?$', re.MULTILINE)
+
+
+def is_secret(path: str, content: bytes = b"") -> bool:
+    """Whether a file is likely to hold what nobody else may read, by its name or by what is in it."""
+    name = PurePosixPath(path).name.lower()
+    return any(fnmatchcase(name, one) for one in NAMES) or _CONTENT.search(content) is not None
+
+
+def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
+    """Return a patch of git's without the files that are likely to hold secrets, and their names."""
+    starts = [match.start() for match in _FILE.finditer(patch)]
+    kept, left_out = [patch[: starts[0]] if starts else patch], []
+    for start, end in pairwise([*starts, len(patch)]):
+        part = patch[start:end]
+        head = part.partition(b"\n@@")[0]
+        paths = [found.decode(errors="replace") for found in _PATH.findall(head) if found != b"/dev/null"]
+        # Of an empty or a binary file the first line alone has the name, as often twice.
+        paths = paths or [head.partition(b"\n")[0].decode(errors="replace").rpartition(" b/")[2].rstrip('"')]
+        if any(is_secret(path) for path in paths) or is_secret("", part):
+            left_out.append(paths[-1])
+        else:
+            kept.append(part)
+    return b"".join(kept), left_out

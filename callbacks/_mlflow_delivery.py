@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from callbacks._mlflow_limits import Deleted, explain
 from callbacks._mlflow_origin import origin_tags
 from callbacks._mlflow_spool import SPOOL, Sent, Spool, now_ms, read_entries, read_sent, try_lock, write_sent
-from runner.addresses import without_credentials
+from runner.addresses import without_those_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -30,9 +30,9 @@ FILES = {"artifact", "text", "table", "images"}  # entries that go to the store 
 Report = Callable[[dict[str, Any]], None]
 
 
-def print_trace() -> None:
-    """Print the trace of the exception that is being handled, without credentials."""
-    print(without_credentials(traceback.format_exc()), file=sys.stderr, flush=True)
+def print_trace(tracking_uri: str = "") -> None:
+    """Print the trace of the exception that is being handled, without credentials, those of an address above all."""
+    print(without_those_of(tracking_uri, traceback.format_exc()), file=sys.stderr, flush=True)
 
 
 class Delivery:
@@ -88,7 +88,7 @@ class Delivery:
             self._failures = 0
             self._next_step = time.monotonic() + (0.0 if more else SEND_INTERVAL)
         except Exception as error:
-            print_trace()
+            print_trace(self._order["tracking_uri"])
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
             self._report({"error": explain(error, self._order["tracking_uri"])})
@@ -180,7 +180,7 @@ class Delivery:
             except Deleted:
                 raise
             except Exception as error:
-                print_trace()
+                print_trace(self._order["tracking_uri"])
                 self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
                 self._next_files = time.monotonic() + LONGEST_PAUSE
         sent.postponed.append(sent.offset)  # in their order: a later table replaces an earlier one
@@ -240,6 +240,6 @@ class Delivery:
         self._tell("refused", text)
 
     def _tell(self, kind: str, text: str) -> None:
-        text = without_credentials(text)
+        text = without_those_of(self._order["tracking_uri"], text)
         print(text, file=sys.stderr, flush=True)
         self._report({kind: text})

@@ -8,7 +8,7 @@ import re
 import mlflow.exceptions
 import requests
 
-from runner.addresses import without_credentials
+from runner.addresses import without_credentials, without_those_of
 
 METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags
@@ -73,4 +73,4 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} does not answer"
     if isinstance(error, Deleted):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(without_credentials(str(error)).split())[:500]}"
+    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"

@@ -16,6 +16,7 @@ from callbacks._mlflow_order import known_before, make_order, write_order
 from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
 from callbacks._mlflow_spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.addresses import hidden_everywhere
+from runner.whole_file import write_whole
 
 log = logging.getLogger("runner")
 
@@ -188,8 +189,7 @@ class Session:
         write_order(folder, order)
         unsent = Path(order["unsent"])
         with contextlib.suppress(OSError):  # beside a store that cannot be written, of which the writer will tell
-            unsent.parent.mkdir(parents=True, exist_ok=True)
-            unsent.write_text(str(self._run_dir))
+            write_whole(unsent, str(self._run_dir))
         self._known_id = read_sent(folder, order["tracking_uri"]).run_id
         self._spool = spool
         spool.append({"start": now_ms(), "spool": order["spool"]})

@@ -23,9 +23,8 @@ class LearningCurves(LoggerDestination):
     """Draws losses, metrics and, where they are logged, learning rates, at FIT_END.
 
     The picture lies in the run's folder and is logged as an artifact in the folder 'plots'. Of each key at most 1024
-    points are kept, each the mean of equally many neighbours, so memory and checkpoints stay small however long the
-    run; a resumed run draws the whole of it. The training loss of single batches is drawn faintly behind its running
-    mean. A panel shows at most 12 keys.
+    points are kept, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed run draws
+    the whole of it. The loss of single batches is drawn faintly behind its running mean. A panel shows at most 12 keys.
 
     Args:
         filename: of the picture; its suffix says the format.

@@ -27,8 +27,7 @@ class MLflowLogger(LoggerDestination):
     `<run folder>/mlflow/spool.jsonl`; a process started beside the trainer sends it on, marks the run FAILED when the
     trainer is killed, and leaves what it could not send to the next run. A run that is refused before training begins
     leaves nothing. A resumed run continues its MLflow run: values of batches that are trained again are kept as they
-    were, and a parameter that has changed is a tag `param_changed.<key>`, because MLflow's parameters cannot change.
-    A sweep has one more run, with the table of its jobs.
+    were, and a parameter that has changed is a tag `param_changed.<key>`. A sweep has one more run, with a table.
 
     Args:
         tracking_uri: of a server or a database; None: `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` (SQLite)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import hydra
 
+from runner.addresses import without_credentials
 from runner.command_line import check_options, keys_first, merge_repeated, shadowed_packages
 from runner.job import Task, run
 from runner.processes.launch import Ranks, is_rank_zero, print_failure
@@ -56,7 +57,7 @@ def main() -> int:
     except WrongConfig as error:
         if wants_trace:
             traceback.print_exception(error.__cause__)
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_credentials(str(error))}", file=sys.stderr)
         code = 2
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 
@@ -18,6 +20,18 @@ def without_credentials(text: str) -> str:
     last `@` counts as one. What is hidden too much only reads worse.
     """
     return _ADDRESS.sub(lambda found: found[1] + _hide(found[2]), text) if "://" in text else text
+
+
+def without_those_of(address: str, text: str) -> str:
+    """Return a text without credentials, and without those of an address where they stand alone, as in parts of it."""
+    rest = address.partition("://")[2]
+    user, at, host = rest.rpartition("@")
+    query = (host if at else rest).partition("?")[2]
+    parts = [user, user.partition(":")[2], *re.split("[=&]", query)[1::2], query]
+    spelled = {spell(part) for part in parts for spell in (str, quote, unquote, partial(quote, safe=""))}
+    for one in sorted(spelled, key=len, reverse=True):
+        text = text.replace(one, HIDDEN) if len(one) > 3 else text  # less is found everywhere
+    return without_credentials(text)
 
 
 def hidden_everywhere(value: Any) -> Any:
@@ -41,4 +55,5 @@ def _hide(rest: str) -> str:
     before, mark, query = rest.partition("?")
     if not mark:
         return rest
-    return f"{before}?{re.sub('=[^&]*', f'={HIDDEN}', query) if '=' in query else HIDDEN}"
+    values = r"=[^&'\"]*" if "=" in query else r"^[^'\"]+"  # quotes around the address stay
+    return f"{before}?{re.sub(values, ('=' if '=' in query else '') + HIDDEN, query)}"

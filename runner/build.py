@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 
+from runner.addresses import hidden_everywhere
 from runner.composed import check_keys, section_of, targets
 from runner.signatures import check_signature, locate
 from runner.wrong_config import CONFIG_ERRORS, ConstructorFailed, WrongConfig
@@ -139,7 +140,9 @@ def make_model(config: Mapping[str, Any]) -> Any:
 
 def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
     """Return the Trainer of a config and the objects that were made of its groups, by the Trainer's arguments."""
-    return make("trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=dict(config), **parts)
+    return make(
+        "trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=hidden_everywhere(config), **parts
+    )
 
 
 def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:

@@ -31,6 +31,7 @@ from runner.records.record import write_record
 from runner.records.result import read_result
 from runner.signatures import nearest
 from runner.terminal import print_block, show_path
+from runner.whole_file import write_whole
 from runner.wrong_config import CONF, WrongConfig
 
 FILE = "prove.json"
@@ -167,7 +168,7 @@ class Proof:
         command = shlex.join([Path(sys.executable).name, "-m", "runner", *sys.argv[1:]])
         kills = [asdict(one) for one in self.struck]
         content = {**asdict(verdict), "kills": kills, "prove": self.asked, "command": command}
-        (self.folder / FILE).write_text(json.dumps(content, indent=1))
+        write_whole(self.folder / FILE, json.dumps(content, indent=1))
 
     def remove(self) -> None:
         """Remove all that was made."""

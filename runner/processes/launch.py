@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from runner.addresses import without_credentials
 from runner.interrupt import RankFailed
 from runner.launch_secret import VARIABLE, signed, use_secret, verified
 
@@ -154,9 +155,9 @@ class Job:
 def print_failure(error: BaseException) -> None:
     """Print the trace of a failure, on stderr: of the rank that failed first."""
     if isinstance(error, RankFailed):
-        print(error, file=sys.stderr, flush=True)
+        print(without_credentials(str(error)), file=sys.stderr, flush=True)
     else:
-        traceback.print_exception(error)
+        print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from runner.addresses import hidden_everywhere
 from runner.command_line import key_of
 from runner.composed import OF_THE_COMMAND
 from runner.signatures import nearest
@@ -64,7 +65,7 @@ class Change:
 
 def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> Iterator[Change]:
     """Yield where two configs differ, in the order of the first; keys that say what a command does are left out."""
-    if before == after:
+    if hidden_everywhere(before) == hidden_everywhere(after):  # a record holds no credentials
         return
     both = isinstance(before, Mapping) and isinstance(after, Mapping)
     if not both or before.get("_target_") != after.get("_target_"):
@@ -185,5 +186,7 @@ def _show(value: Any) -> str:
         return "(not there)"
     if isinstance(value, Mapping) and "_target_" in value:
         return str(value["_target_"])
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).splitlines()[0]
+    text = yaml.safe_dump(
+        hidden_everywhere(value), default_flow_style=True, width=10_000, sort_keys=False
+    ).splitlines()[0]
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from runner.addresses import hidden_everywhere
 from runner.processes.launch import Job
 from runner.records.kept_code import CODE, write_code
 from runner.records.secrets import is_secret, without_secrets
@@ -29,6 +30,7 @@ from runner.records.trust import SIGNED, signed_code
 from runner.records.uncommitted import git_commit, loose_modules, patch
 from runner.signing import sign
 from runner.terminal import show_path
+from runner.whole_file import write_whole
 
 log = logging.getLogger("runner")
 
@@ -65,8 +67,8 @@ def write_record(
             )
     code = loose_modules(config)
     files = {
-        "config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
-        "overrides.yaml": yaml.safe_dump(arguments).encode(),
+        "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
+        "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
         "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1).encode(),
     }
     changes, secrets = without_secrets(patch())
@@ -83,10 +85,8 @@ def write_record(
     for name in FILES:
         if name not in files:
             (run_dir / name).unlink(missing_ok=True)
-            continue
-        partial = run_dir / f".{name}.partial"
-        partial.write_bytes(files[name])
-        os.replace(partial, run_dir / name)
+        else:
+            write_whole(run_dir / name, files[name])
     return [*(run_dir / name for name in files), *write_code(run_dir, code)]
 
 
@@ -146,7 +146,7 @@ def environment() -> dict[str, Any]:
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join([Path(sys.executable).name, "-m", "runner", *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.executable).name, "-m", "runner", *hidden_everywhere(sys.argv[1:])]),
         "folder": os.getcwd(),
         "host": socket.gethostname(),
         "python": platform.python_version(),

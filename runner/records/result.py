@@ -10,15 +10,19 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from runner.addresses import hidden_everywhere
 from runner.composed import OF_THE_COMMAND
 from runner.processes.launch import Job, is_rank_zero
 from runner.signatures import nearest
+from runner.whole_file import write_whole
 from runner.wrong_config import WrongConfig
 
 if TYPE_CHECKING:
@@ -91,20 +95,16 @@ class Result:
         Raises:
             OSError: it cannot be written.
         """
-        content = asdict(self)
+        content = hidden_everywhere(asdict(self))
         content["objective"] = _to_json(self.objective)
         content["metrics"] = {name: _to_json(value) for name, value in self.metrics.items()}
         text = json.dumps(content, indent=1)
-        temporary, path = folder / f".{FILE}.{os.getpid()}.tmp", folder / FILE
         try:
-            temporary.write_text(text)
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            if not path.exists():
+            write_whole(folder / FILE, text)
+        except OSError:  # no room for another file, as where there is no inode left
+            if not (folder / FILE).exists():
                 raise
-            _write_over(path, text.encode())
+            _write_over(folder / FILE, text.encode())
 
 
 def _write_over(path: Path, content: bytes) -> None:
@@ -113,7 +113,7 @@ def _write_over(path: Path, content: bytes) -> None:
     Raises:
         OSError: there is none.
     """
-    with path.open("r+b") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, len(content))
         file.write(content)
@@ -188,7 +188,17 @@ def check_objective(state: State, objective: str | None) -> None:
 def identify(config: Mapping[str, Any]) -> str:
     """Return a short hash of what a resolved config trains: two runs of one identity give the same result."""
     parts = {key: value for key, value in config.items() if key not in _NO_PART}
-    return fingerprint(parts)
+    return fingerprint(hidden_everywhere(parts))
+
+
+def identity_in(folder: Path) -> str | None:
+    """Return the identity of the run in a folder: its result has it, or where that was torn, its config."""
+    if (found := read_result(folder)) is not None:
+        return found.identity
+    try:
+        return identify(yaml.safe_load((folder / "config.yaml").read_bytes()))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return None
 
 
 def fingerprint(value: Any) -> str:

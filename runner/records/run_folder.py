@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 
 from runner.file_lock import PATIENCE, take_lock
 from runner.processes.launch import is_rank_zero, kept_over_restarts
+from runner.whole_file import read_object, write_whole
 from runner.wrong_config import WrongConfig
 
 LOCK = ".lock"  # in the folder of a run, held while it trains
 SWEEP = "sweep.json"  # in a sweep's folder: what it is
-INDEX = ".index.json"  # beside the folders of sweeps: which of them is whose
+INDEX, INDEX_LOCK = ".index.json", ".index.lock"  # beside the folders of sweeps: which of them is whose
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoint_files`, which imports torch
@@ -89,18 +90,18 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
     root = Path(base).absolute()
     watch(root)
     root.mkdir(parents=True, exist_ok=True)
-    if (lock := lock_file(root / INDEX, PATIENCE)) is None:
+    if (lock := lock_file(root / INDEX_LOCK, PATIENCE)) is None:
         raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; end it, and start again")
-    with lock as file:
-        try:
-            known = {key: name for key, name in json.loads(file.read()).items() if (root / name).is_dir()}
-        except (ValueError, TypeError, AttributeError):  # new, or torn when a disk was full: it only saves work
-            known = {}
+    with lock:
+        # New, or torn: the folders of sweeps say themselves whose they are, the latest last.
+        listed = read_object(root / INDEX) or {
+            read_object(file).get("identity"): str(file.parent.relative_to(root))
+            for file in sorted(root.glob(f"*/*/{SWEEP}"), key=_changed_at)
+        }
+        known = {key: name for key, name in listed.items() if key and isinstance(name, str) and (root / name).is_dir()}
         if renew or identity not in known:
             known[identity] = str(Path(make_run_folder(base)).relative_to(root))
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(known, indent=1))
+        write_whole(root / INDEX, json.dumps(known, indent=1))
     return str(root / known[identity])
 
 
@@ -135,7 +136,7 @@ def remove_unused() -> None:
         folder = _made.pop()
         with suppress(OSError):
             left = os.listdir(folder)
-            if {*left} <= {"multirun.yaml", SWEEP, INDEX}:
+            if {*left} <= {"multirun.yaml", SWEEP, INDEX, INDEX_LOCK}:
                 for name in left:
                     (folder / name).unlink()
             folder.rmdir()

@@ -34,7 +34,7 @@ from runner.records.recompose import (
 from runner.records.record import differences
 from runner.records.result import read_result
 from runner.records.run_folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run, run_folder_of
-from runner.records.trust import check_addresses, check_links, check_targets, is_own
+from runner.records.trust import check_addresses, check_credentials, check_links, check_targets, is_own
 from runner.terminal import show_path
 
 
@@ -191,6 +191,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         check_targets(folder, made, _allowed("allow_targets", arguments))
         typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
         check_addresses(folder, made, _allowed("allow_addresses", arguments), typed)
+        check_credentials(folder, config, typed)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)

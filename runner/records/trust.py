@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from runner.addresses import has_hidden
 from runner.composed import targets
 from runner.records.kept_code import read_code
 from runner.signing import is_signed
@@ -98,7 +99,7 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
             for path, value in _leaves(config)
             if _leads_out(path, value)
             and value not in shipped
-            and not any(f"{path}.".startswith(f"{one}.") for one in typed)
+            and not _is_typed(path, typed)
             and not _is_allowed(value, allowed)
         }
     )
@@ -108,6 +109,23 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
             f"'{_allowing('allow_addresses', unknown)}'"
         )
+
+
+def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
+    """Raise where a record has an address without the credentials that it had.
+
+    Args:
+        folder: of the record.
+        config: its own.
+        typed: keys that were typed now, in place of what the record says.
+
+    Raises:
+        ValueError: the first such key, and what to do.
+    """
+    for path, value in _leaves(config):
+        if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
+            file = folder / "config.yaml"
+            raise ValueError(f"{path}={value!r}: {file} holds no credentials; type the whole address again")
 
 
 def check_links(folder: Path) -> None:
@@ -138,6 +156,10 @@ def _leads_out(path: str, value: Any) -> bool:
         return value is not None
     is_path = isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
     return is_path or (isinstance(value, str) and "://" in value)
+
+
+def _is_typed(path: str, typed: Sequence[str]) -> bool:
+    return any(f"{path}.".startswith(f"{one}.") for one in typed)
 
 
 def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:

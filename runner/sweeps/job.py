@@ -24,7 +24,7 @@ from runner.interrupt import end
 from runner.processes.launch import Job, print_failure
 from runner.processes.local_ranks import end_with, is_alive
 from runner.processes.threads import parallel_jobs
-from runner.records.result import Diverged, Result, identify, read_result
+from runner.records.result import Diverged, Result, identify, identity_in, read_result
 from runner.records.run_folder import LOCK, lock_file
 from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep
@@ -155,8 +155,7 @@ def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
         folder = sweep_folder / (result.name if number == 1 else f"{result.name}-{number}")
         if not folder.exists() and _make(folder, result):
             return folder, True
-        found = read_result(folder)
-        if found is not None and found.identity == result.identity:
+        if identity_in(folder) == result.identity:
             return folder, False
         number += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner.addresses import without_credentials
 from runner.destination import SweepSummary
 from runner.records.result import Result
 from runner.sweeps import sweep
@@ -21,6 +23,7 @@ from runner.sweeps.job import own_overrides, show_value, swept_values
 from runner.sweeps.plan import name_job_in, short_names
 from runner.sweeps.sweep import Sweep
 from runner.terminal import make_console, print_block, show_path
+from runner.whole_file import write_whole
 
 log = logging.getLogger("runner")
 
@@ -64,7 +67,7 @@ def end_sweep() -> int:
     for message in dict.fromkeys(one.error or "" for one in refused):
         first, *others = (one for one in refused if one.error == message)
         own = own_overrides(first.overrides, led.fixed)
-        print(f"error: {name_job_in(message, own, len(others))}", file=sys.stderr)
+        print(f"error: {without_credentials(name_job_in(message, own, len(others)))}", file=sys.stderr)
     statuses = {one.status for one in results}
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
@@ -162,10 +165,11 @@ def _sum_up(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
     table, means = tabulate(jobs), average(jobs)
     tables = {"jobs": table} | ({"means": means} if means is not None else {})
     files = [led.folder / "jobs.csv", led.folder / "jobs.json", led.folder / "comparison.png"]
-    with files[0].open("w", newline="") as file:
-        csv.writer(file).writerows([table[0], *table[1]])
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([table[0], *table[1]])
+    write_whole(files[0], text.getvalue())
     rows = [dict(zip(table[0], row, strict=True)) for row in table[1]]
-    files[1].write_text(json.dumps({"sweep": led.id, "name": led.name, "jobs": rows}, indent=1))
+    write_whole(files[1], json.dumps({"sweep": led.id, "name": led.name, "jobs": rows}, indent=1))
     if math.isfinite(jobs[0].loss):
         draw(jobs, objective_name(jobs), files[2])
     summary = SweepSummary(

@@ -25,6 +25,7 @@ from runner.records.result import Result, fingerprint, read_result
 from runner.records.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
 from runner.records.saved_run import is_id
 from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
+from runner.whole_file import read_object, write_whole
 from runner.wrong_config import WrongConfig, config_errors
 
 if TYPE_CHECKING:
@@ -73,9 +74,15 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Return the sweep that a folder is of."""
-        content = json.loads((Path(folder) / SWEEP).read_text())
-        return cls(folder=Path(folder), **content)
+        """Return the sweep that a folder is of.
+
+        Raises:
+            ValueError: it does not say so, or the file was torn.
+        """
+        try:
+            return cls(folder=Path(folder), **read_object(Path(folder) / SWEEP))
+        except TypeError:
+            raise ValueError(f"{Path(folder) / SWEEP}: is not what a sweep has written; remove it") from None
 
     def write(self) -> None:
         """Say in its folder what it is.
@@ -84,10 +91,12 @@ class Sweep:
             ValueError: the folder is another sweep's.
         """
         file = self.folder / SWEEP
-        if file.exists() and (found := Sweep.read(self.folder)).identity != self.identity:
-            raise ValueError(f"hydra.sweep.dir={str(self.folder)!r}: holds another sweep, {found.name}; choose another")
+        found = read_object(file)  # of one that is torn nothing is known: it is written again
+        if found.get("identity", self.identity) != self.identity:
+            name = found.get("name")
+            raise ValueError(f"hydra.sweep.dir={str(self.folder)!r}: holds another sweep, {name}; choose another")
         known = ("id", "name", "identity", "fixed", "launcher", "direction", "pid")
-        file.write_text(json.dumps({key: getattr(self, key) for key in known}, indent=1))
+        write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
 
     @property
     def is_broken(self) -> bool:

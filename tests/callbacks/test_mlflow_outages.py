@@ -203,8 +203,7 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
     assert not [word for one in (failed, synced) for word in (one.stdout + one.stderr).split() if "secret" in word]
     [folder] = run_folders(tmp_path)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert [path.name for path in files if path.stat().st_mode & 0o044 and b"secret" in path.read_bytes()] == []
-    assert "secret" not in (folder / "mlflow" / "sent.json").read_text()
+    assert [path.name for path in files if b"secret" in path.read_bytes()] == []
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,32 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
     (run / "mlflow" / "run.json").write_text(signed)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///outputs/mlflow.db")
     assert uri_of_run(resolve_uri(None), run) == resolve_uri(None)
+
+
+@pytest.mark.parametrize("torn", ["", '{"spool": "a', "[]"])
+def test_a_run_goes_on_where_what_is_noted_of_its_delivery_was_torn(folder: Path, torn: str, caplog: Any) -> None:
+    """The spool is the truth: it says which run it is of, and the store knows what it has."""
+    first = MLflowLogger()
+    with logging_to(first, "r") as (state, logger):
+        log_steps(state, logger, range(1, 6))
+    for name in ("run.json", "sent.json"):
+        (folder / "r" / "mlflow" / name).write_text(torn)
+    second = MLflowLogger()
+    with logging_to(second, "r") as (state, logger):
+        log_steps(state, logger, range(6, 11))
+    assert points("loss") == [(step, float(step)) for step in range(1, 11)]
+    assert second.run_id == first.run_id and query("select count(*) from runs") == [(1,)] and not caplog.records
+    assert read_object(folder / "r" / "mlflow" / "sent.json")["ended"] is True
+
+
+def test_a_checkpoint_is_past_nothing_that_a_power_cut_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination, synced = MLflowLogger(), []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file)))
+    with logging_to(destination, "r") as (state, logger):
+        log_steps(state, logger, range(1, 6))
+        logger.flush()
+        spool = (folder / "r" / "mlflow" / "spool.jsonl").stat().st_ino
+        assert spool not in synced
+        destination.state_dict()  # as a checkpoint has it
+        assert spool in synced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from python_process import PATIENCE
 
+from runner.records import run_folder
 from runner.records.run_folder import (
     LOCK,
     checkpoints_in,
@@ -130,3 +132,16 @@ def test_a_lone_checkpoint_has_no_run_s_folder(tmp_path: Path):
     assert run_folder_of(str(inside)) == run_folder_of(str(tmp_path / "run")) == tmp_path / "run"
     inside.rename(tmp_path / "copied")
     assert run_folder_of(str(tmp_path / "copied")) is None
+
+
+@pytest.mark.parametrize("torn", ["", '{"a": "', "[]", '{"a": 7}'])
+def test_the_list_of_sweeps_is_made_again_where_it_was_torn(torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
+    for identity, folder in folders.items():
+        (Path(folder) / run_folder.SWEEP).write_text(json.dumps({"identity": identity}))
+    (tmp_path / "sweeps" / run_folder.INDEX).write_text(torn)
+    found = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
+    if torn != '{"a": 7}':  # whole, and of no sweep that there is
+        assert found == folders
+    run_folder.remove_unused()

@@ -245,7 +245,7 @@ def test_an_index_that_another_process_does_not_give_back_is_not_waited_for(
 ):
     monkeypatch.setattr(run_folder, "PATIENCE", 0.3)
     (folder / "outputs" / "sweeps").mkdir(parents=True)
-    index = folder / "outputs" / "sweeps" / run_folder.INDEX
+    index = folder / "outputs" / "sweeps" / run_folder.INDEX_LOCK
     hold = "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); "
     with subprocess.Popen(
         [sys.executable, "-c", hold + "print(1, flush=True); time.sleep(30)", str(index)],
@@ -259,6 +259,20 @@ def test_an_index_that_another_process_does_not_give_back_is_not_waited_for(
         finally:
             other.kill()
     assert batches(folder) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_what_is_noted_of_it_was_torn(run_here: Any, folder: Path):
+    assert run_here("-m", "seed=0,1", *QUIET).code == 0
+    (sweep,) = sweeps(folder)
+    assert len(batches(folder)) > 0
+    for torn, file in ((b"", sweep / "sweep.json"), (b'{"id": "', sweep.parent.parent / run_folder.INDEX)):
+        file.write_bytes(torn)
+        (sweep / "digits-seed1" / "result.json").write_bytes(torn)
+        done = run_here("-m", "seed=0,1", *QUIET)
+        assert done.code == 0, done.err
+        assert sweeps(folder) == [sweep] and batches(folder) == []
+        assert statuses(sweep) == {"digits-seed0": "FINISHED", "digits-seed1": "FINISHED"}
 
 
 @pytest.mark.slow

@@ -239,5 +239,5 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
 def _read_yaml(path: Path) -> Any:
     if not path.is_file():
         return None
-    with path.open() as file:  # a file, not its text: errors name it
+    with path.open("rb") as file:  # a file, not its text: errors name it, also where it is no text
         return yaml.safe_load(file)

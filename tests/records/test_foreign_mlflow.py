@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from main_runs import query
 from runs import SHORT
 
 from callbacks._mlflow_order import read_order
 
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
-
-
-@pytest.fixture
-def asked() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server, and what was asked of it."""
-    paths: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def handle(self) -> None:
-            paths.append(self.rfile.readline(1000).decode(errors="replace"))
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", paths
-    server.shutdown()
-    server.server_close()
 
 
 def attack(run: Path, address: str, secret: Path, victim: Path) -> None:

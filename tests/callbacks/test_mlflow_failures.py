@@ -21,7 +21,6 @@ from callbacks._mlflow_spool import Spool, read_entries
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("nowhere://x", "nowhere"),
         ("http://127.0.0.1:{port}", "cannot be reached (Connection refused)"),
         ("sqlite:///file/mlflow.db", "file"),
     ],

@@ -287,7 +287,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
             self.waits += 1
             super()._wait()
 
-        def _write(self, snapshot, name):
+        def _write(self, snapshot, name, *rest):
             if name == "ep1-ba4":
                 before = self.waits
                 closing.wait(PATIENCE)
@@ -298,7 +298,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
                 while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.5)
-            super()._write(snapshot, name)
+            super()._write(snapshot, name, *rest)
 
     class Fails(Callback):
         def batch_start(self, state, logger):

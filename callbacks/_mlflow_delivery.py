@@ -13,7 +13,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from callbacks._mlflow_limits import Deleted, explain
 from callbacks._mlflow_origin import origin_tags
-from callbacks._mlflow_spool import SPOOL, Sent, Spool, now_ms, read_entries, read_sent, try_lock, write_sent
+from callbacks._mlflow_spool import (
+    SPOOL,
+    Sent,
+    Spool,
+    is_metrics,
+    now_ms,
+    read_entries,
+    read_sent,
+    try_lock,
+    write_sent,
+)
 from runner.addresses import without_those_of
 
 if TYPE_CHECKING:
@@ -114,7 +124,7 @@ class Delivery:
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink, sent = self._open()
         entries = list(read_entries(self._spool, sent.offset))
-        for together, group in groupby(entries, key=lambda pair: pair[0] is not None and "m" in pair[0]):
+        for together, group in groupby(entries, key=lambda pair: is_metrics(pair[0])):
             chunk = list(group)
             if together:
                 sink.send_metrics([entry for entry, _ in chunk if entry is not None])

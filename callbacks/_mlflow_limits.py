@@ -57,7 +57,8 @@ def is_refusal(error: Exception) -> bool:
         return error.response is not None and error.response.status_code in (400, 413, 422)
     if isinstance(error, requests.RequestException):  # some of which are ValueErrors
         return False
-    return isinstance(error, ValueError | TypeError | FileNotFoundError)
+    # Of an entry that is shaped otherwise than the trainer's.
+    return isinstance(error, ValueError | TypeError | LookupError | AttributeError | FileNotFoundError)
 
 
 def explain(error: Exception, tracking_uri: str) -> str:

@@ -69,7 +69,7 @@ class RunSink:
             "table": self._log_table,
             "images": self._log_images,
             "input": self._log_input,
-            "status": lambda entry: client.set_terminated(self.run_id, entry["status"], entry["t"]),
+            "status": self._end,
         }
 
     def send_metrics(self, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -130,6 +130,11 @@ class RunSink:
 
     def _start(self, entry: dict[str, Any]) -> None:
         self._client.update_run(self.run_id, status="RUNNING")
+
+    def _end(self, entry: dict[str, Any]) -> None:
+        if entry["status"] not in ("FINISHED", "FAILED", "KILLED"):
+            raise ValueError(f"status={entry['status']!r}: no run of the runner's ends so")
+        self._client.set_terminated(self.run_id, entry["status"], entry["t"])
 
     def _log_params(self, entry: dict[str, Any]) -> None:
         new, changed = {}, {}

@@ -103,6 +103,11 @@ def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iter
             yield (entry if isinstance(entry, dict) else None), end
 
 
+def is_metrics(entry: dict[str, Any] | None) -> bool:
+    """Whether an entry of a spool is of metrics, and shaped as they are written here."""
+    return entry is not None and isinstance(entry.get("m"), dict) and {type(entry.get(key)) for key in "st"} == {int}
+
+
 def try_lock(path: Path) -> IO[bytes] | None:
     """A file that is locked until it is closed or this process ends; None when another process holds the lock.
 
@@ -224,7 +229,7 @@ class Spool:
         for entry, end in read_entries(self.path, limit=None):
             if end > self._inherited:
                 break
-            if entry is not None and "m" in entry and entry["s"] >= first_step:
+            if entry is not None and is_metrics(entry) and entry["s"] >= first_step:
                 keys, loss = written.get(entry["s"], (frozenset(), None))
                 keys = keys.union(entry["m"])
                 written[entry["s"]] = shared.setdefault(keys, keys), entry["m"].get(LOSS, loss)

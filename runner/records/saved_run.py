@@ -173,9 +173,10 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is no record of a run")
     if config.get("mode", "train") != "train" and typed_value(arguments, "mode") != "sync":
+        used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
-            f"{key}={given!r}: this run was made by mode={config['mode']} and trained nothing; "
-            f"give the one that it used: {config.get('trainer', {}).get('load_path')}"
+            f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
+            f"give the one that it used: {used}"
         )
     for one in OF_THE_COMMAND:
         config.pop(one, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -179,3 +180,30 @@ def test_a_checkpoint_is_past_nothing_that_a_power_cut_takes(folder: Path, monke
         assert spool not in synced
         destination.state_dict()  # as a checkpoint has it
         assert spool in synced
+
+
+def test_entries_of_another_shape_are_left_out_and_the_others_arrive(folder: Path) -> None:
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(1, 6))
+    strange: list[Any] = [
+        {"m": 5, "s": 1, "t": 1},
+        {"m": {}, "s": "1", "t": 1},
+        {"params": 3},
+        {"tags": []},
+        {"images": 1},
+    ]
+    strange += [
+        {"status": "http://host", "t": 1},
+        {"table": {}},
+        {"input": 7},
+        {"artifact": None},
+        {"m": {"a": "b"}},
+        [],
+        3,
+    ]
+    with (folder / "r" / "mlflow" / "spool.jsonl").open("a") as spool:
+        spool.writelines(json.dumps(one) + "\n" for one in strange)
+    with logging_to(MLflowLogger(), "r") as (state, logger):
+        log_steps(state, logger, range(6, 11))
+    assert points("loss") == [(step, float(step)) for step in range(1, 11)]
+    assert query("select status from runs") == [("FINISHED",)]

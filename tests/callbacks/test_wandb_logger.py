@@ -131,7 +131,7 @@ def test_wandb_records_what_was_logged(tmp_path: Path):
         assert (np.asarray(Image.open(folder / "files" / name).convert("L")) == image[..., 0]).all()
     found = config_of(folder)
     assert found["lr"] == 0.1 and found["before"] == "fit" and found["tags"] == {"commit": "abc"}
-    assert found["store"] == "postgresql://me:***@host/db" and found["deep"] == {"er": [1, "http://me:***@host"]}
+    assert found["store"] == "postgresql://***@host/db" and found["deep"] == {"er": [1, "http://***@host"]}
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path):

@@ -60,20 +60,21 @@ class ScaledSteps(Steps):
         super().__init__(state, schedulers, reduces)
         assert state.scaler is not None
         self.scaler = state.scaler
+        self._unscaled: list[Optimizer] = []
         self._stepped: set[int] = set()
         self._hooks = [one.register_step_post_hook(self._has_stepped) for one in state.optimizers]
 
     def finish_gradients(self) -> None:
         super().finish_gradients()
-        for optimizer in self.state.optimizers:
+        self._unscaled = [one for one in self.state.optimizers if any(gradients_of(one))]
+        for optimizer in self._unscaled:
             self.scaler.unscale_(optimizer)
 
     def step(self) -> None:
         self._stepped.clear()
-        with_gradients = [one for one in self.state.optimizers if any(gradients_of(one))]
-        for optimizer in with_gradients:
+        for optimizer in self._unscaled:
             self.scaler.step(optimizer)  # reads one flag back from the device, as torch's own fp16 training does
-        if with_gradients:
+        if self._unscaled:
             self.scaler.update()
         for scheduler in self.schedulers:
             if id(scheduler.optimizer) in self._stepped:

@@ -257,6 +257,11 @@ class Trainer:
         model, self._interrupt = state.unwrapped_model, Interrupt()
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
         self.world_size = distributed.get_world_size()
+        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
+        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
+        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
+        unseen = model.training_step is not None or state.auto_microbatching or exact
+        self.reduces_in_backward = self.world_size == 1 or not unseen
         self.sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
         self.pulse = distributed.Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
@@ -280,11 +285,6 @@ class Trainer:
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
-        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
-        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
-        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
-        unseen = model.training_step is not None or state.auto_microbatching or exact
-        self.reduces_in_backward = self.world_size == 1 or not unseen
         self.steps = make_steps(state, batch_schedulers, not self.reduces_in_backward)
         self._bind(distributed.replicate(model, state.device))
 

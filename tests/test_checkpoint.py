@@ -257,6 +257,8 @@ def test_evaluation_after_load_is_the_evaluation_before(tmp_path: Path):
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path):
     class Holds(Callback):
+        def batch_end(self, state, logger): ...
+
         def state_dict(self):
             return {"path": tmp_path}
 
@@ -269,6 +271,8 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path):
 def test_numbers_of_numpy_can_be_resumed(tmp_path: Path):
     class Best(Callback):
         best = 0.0
+
+        def batch_end(self, state, logger): ...
 
         def state_dict(self):
             return {"best": numpy.float64(0.5), "at": numpy.int64(3)}

@@ -79,7 +79,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3000  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3100  # layers 0 to 3 without what there is to choose; no blank lines, comments, docstrings
 CHOICES = {"data", "models", "optim", "schedulers"}  # to which CONTRIBUTING says how to add
 # The others train nothing.
 NO_ENGINE = {

@@ -206,7 +206,7 @@ def test_arguments_are_checked(arguments: dict, message: str):
 
 def test_other_averages_are_refused_beside_it(make_trainer):
     class SWA(Algorithm):
-        pass
+        def batch_end(self, state, logger): ...
 
     with pytest.raises(ValueError, match="'EMA' and 'SWA'"):
         make_trainer(SWA(), EMA())

@@ -132,4 +132,4 @@ def test_what_has_nothing_to_do_is_refused_before_it_trains(task: str, tmp_path:
             trainer.fit()
         (note,) = caught.value.__notes__
         assert note.startswith(f"raised by '{key}'"), note
-        assert "batch 0 " in note
+        assert "in epoch 1, after 0 batches" in note

@@ -64,6 +64,8 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
     class Compare(LoggerDestination):
         ui_command = "compare --all"
 
+        def fit_end(self, state, logger): ...
+
     memory = InMemoryLogger()
     with make_trainer(tmp_path, loggers=[Compare(), memory]) as trainer:
         trainer.fit()

@@ -337,6 +337,8 @@ def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
         "    def __init__(self):\n"
         "        here = [one for one in psutil.Process().children() if one.cwd() == os.getcwd()]\n"
         "        print('counted', os.environ.get('WORLD_SIZE'), len(here))\n"
+        "    def batch_end(self, state, logger):\n"
+        "        pass\n"
     )
     arguments = (*SHORT, "mode=check", "callbacks=none", "+callbacks.counting._target_=own.Counting")
     inside = run_app(*arguments, "launch.nproc_per_node=2").stdout

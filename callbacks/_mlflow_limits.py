@@ -7,6 +7,7 @@ import re
 
 import mlflow.exceptions
 import requests
+from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
 from runner.addresses import without_credentials, without_those_of
 
@@ -42,6 +43,19 @@ def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
 def clean_path(name: str) -> str:
     """A name that MLflow accepts for images and tables."""
     return clean_key(name, r"[^/\w.\- ]")
+
+
+def checked_path(path: str) -> str:
+    """Return where a file is to lie among a run's artifacts.
+
+    Raises:
+        ValueError: it leads out of them.
+    """
+    try:
+        verify_artifact_path(path)
+    except mlflow.exceptions.MlflowException as error:
+        raise ValueError(error.message) from error
+    return path
 
 
 def shorten(value: str, length: int) -> str:

@@ -20,6 +20,7 @@ from callbacks._mlflow_limits import (
     PAIRS_PER_CALL,
     PARAM_LENGTH,
     TAG_LENGTH,
+    checked_path,
     clean_key,
     clean_path,
     is_refusal,
@@ -65,7 +66,7 @@ class RunSink:
             "params": self._log_params,
             "tags": self._log_tags,
             "artifact": self._log_artifact,
-            "text": lambda entry: client.log_text(self.run_id, entry["text"], entry["file"]),
+            "text": lambda entry: client.log_text(self.run_id, entry["text"], checked_path(entry["file"])),
             "table": self._log_table,
             "images": self._log_images,
             "input": self._log_input,
@@ -166,7 +167,7 @@ class RunSink:
 
     def _log_artifact(self, entry: dict[str, Any]) -> None:
         path = self._own_file(entry["artifact"])
-        self._client.log_artifact(self.run_id, str(path), entry["folder"])
+        self._client.log_artifact(self.run_id, str(path), entry["folder"] and checked_path(entry["folder"]))
         if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 

@@ -20,6 +20,8 @@ def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) 
     for weights in (snapshot["model.pt"], snapshot.get("state.pt", {}).get("model") or {}):
         for name in weights.keys() & trained:
             tensor = weights[name]
+            if tensor.is_meta:  # of a trial
+                continue
             # Two numbers and no copy; both are NaN where one element is.
             ends = (tensor if tensor.itemsize > 1 else tensor.float()).aminmax() if tensor.numel() else ()
             if not all(math.isfinite(one) for one in ends):

@@ -177,4 +177,5 @@ class CheckpointSaver(Callback):
 def _last_loss(state: State) -> float:
     """Return the loss of the last batch that was trained, 0 where it is not known. The intended host-device sync."""
     is_of_a_later_batch = state.error is not None and not state.ended_between_batches
-    return 0.0 if is_of_a_later_batch else float(getattr(state, "total_loss", 0.0))
+    is_known = not is_of_a_later_batch and state.device.type != "meta"
+    return float(getattr(state, "total_loss", 0.0)) if is_known else 0.0

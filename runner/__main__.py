@@ -42,7 +42,7 @@ def main() -> int:
     end_with_parent()
     if not is_rank_zero():
         return follow(ranks())
-    code = 1
+    code, saved = 1, None
     try:
         with config_errors():
             shadowed_packages()
@@ -58,6 +58,8 @@ def main() -> int:
         if wants_trace:
             traceback.print_exception(error.__cause__)
         print(f"error: {without_credentials(str(error))}", file=sys.stderr)
+        if saved is not None and not saved.is_own:
+            print(f"{saved.given}: its config.yaml is not as you left it, or not yours", file=sys.stderr)
         code = 2
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)

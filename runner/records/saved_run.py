@@ -54,6 +54,7 @@ class SavedRun:
         is_whole: whether `base` is composed with all that the run was, so that its choices are the run's.
         unused: arguments of its record that are not among `overrides`, and that the next record keeps.
         code: modules that it is made again with, where some have changed since: for `import_from`.
+        is_own: whether this user made the record, and nobody has changed it since.
     """
 
     given: str
@@ -67,6 +68,7 @@ class SavedRun:
     is_whole: bool = True
     unused: list[str] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
+    is_own: bool = True
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
@@ -213,6 +215,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_whole=has_all and kept == plain,
         # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
         unused=[one for one in recorded if one not in kept] if is_trusted else [],
+        is_own=is_trusted,
         code=code,
     )
 

@@ -306,7 +306,7 @@ def test_a_worker_killed_while_it_starts_is_started_again(tmp_path, caplog, monk
         monkeypatch.setattr(signal_handling, "_set_worker_pids", tell_torch)
     assert contents(make_loader(worker_init_fn=die_once)) == alone()
     (message,) = restarts(caplog)
-    assert re.match(r"data worker 1 \(pid \d+\) was killed by signal 9 \(Killed\), while batch 0", message)
+    assert re.match(r"data worker 1 \(pid \d+\) was killed by signal 9 \(Killed\), while batch 1 of", message)
     assert (tmp_path / "told").exists() == unseen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from python_process import run_python
+from python_process import run_python, wait_until
 from runs import QUIET, SHORT, status, tree, weights
 
 # What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
@@ -66,7 +66,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
     (tmp_path / "spared").touch()
     done = run_app("resume=run")
     assert "INFO: resume='run': ended before its first checkpoint; it begins from the start\n" in done.stderr
-    assert status(run) == "FINISHED" and in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6])
+    assert status(run) == "FINISHED"
+    wait_until(lambda: in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6]))
     assert yaml.safe_load((run / "sessions" / "1" / "overrides.yaml").read_text()) == [*start, *killer]
     run_app(*SHORT, *QUIET, "hydra.run.dir=whole")
     assert weights(run) == weights(tmp_path / "whole")
@@ -106,7 +107,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp
     (tmp_path / "spared").touch()
     assert "INFO" not in run_app("resume=run").stderr
     assert status(run) == "FINISHED" and weights(run) == before and (run / "learning_curves.png").stat().st_size > 1000
-    assert in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6])
+    wait_until(lambda: in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6]))
     result = json.loads((run / "result.json").read_text())
     assert result["objective_name"] == "eval/MulticlassAccuracy" and result["objective"] > 0
     refused = run_app("resume=run", exit_code=2)

@@ -22,6 +22,7 @@ import pytest
 from filelock import FileLock
 
 SERVER = Path(__file__).with_name("fork_server.py")
+TEMPORARY = Path(tempfile.gettempdir())  # now: a test may set another one, and ask for the first process
 CAN_FORK = sys.platform == "linux"
 # Seconds within which whatever is waited for has come, on a machine of any speed: what takes longer hangs.
 PATIENCE = 240.0
@@ -178,7 +179,7 @@ class _Server:
         self._files: list[Path] = []
         self.requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        address = str(Path(tempfile.gettempdir()) / f"tests-{run}")
+        address = str(TEMPORARY / f"tests-{run}")
         with FileLock(f"{address}.lock"):
             try:
                 self.requests.connect(address)

@@ -15,7 +15,7 @@ import torch
 import yaml
 from runs import SHORT, tree
 
-TRIES = 500
+TRIES = 300
 FEW = 4
 TOGETHER = 20  # tries in one test
 LOGGED = (*SHORT, "trainer.max_duration=1ep", "callbacks=[mlflow_logger,checkpoint_saver]")

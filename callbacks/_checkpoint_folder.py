@@ -90,7 +90,7 @@ class CheckpointFolder:
         self.best = [(float(score), name) for score, name in state["best"] if name in self.saved]
 
     def _holds(self, name: str) -> bool:
-        """Whether a checkpoint of that name, complete or torn, lies in this very folder."""
+        """Return whether this folder itself holds a checkpoint of that name, complete or torn."""
         return not (self.path / name).is_symlink() and (self.path / name / "manifest.json").is_file()
 
     def _link(self, link: str, name: str) -> None:

@@ -18,7 +18,7 @@ ASKED = (
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a run: what it is, so that comparing runs shows only what makes them differ."""
+    """Return a run's parameters: what defines it, so that comparing runs shows only how they differ."""
     return flatten({key: value for key, value in config.items() if key not in ASKED})
 
 

@@ -24,7 +24,7 @@ SQLITE = "sqlite:///"
 
 
 def typed_command() -> list[str]:
-    """What the user typed, the interpreter first; in a job that joblib runs, of the sweep."""
+    """Return the command as the user typed it, interpreter first; in a joblib job, the sweep's command."""
     if "loky" not in " ".join(sys.orig_argv[1:3]):
         return sys.orig_argv
     program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]

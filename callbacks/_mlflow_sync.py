@@ -54,7 +54,7 @@ def _is_run(run_dir: Path) -> bool:
 
 
 def _order_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[str, Any]:
-    """Return where a run goes: as this user's own order says, or else to the store that was given, if anywhere.
+    """Return where a run is sent: where this user's own order says, otherwise the store that was given, if any.
 
     Raises:
         ValueError: the order is somebody else's and names another store, or credentials are missing.

@@ -1,4 +1,4 @@
-"""Whether what is about to be saved is made of numbers."""
+"""Whether what is about to be saved is finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) -> str | None:
-    """Return in a few words what is NaN or infinite in a checkpoint, None where all is sound.
+    """Return what in a checkpoint is NaN or infinite, in a few words, or None.
 
     Args:
         snapshot: what `capture` returned: the weights to evaluate, and under an average those in training.

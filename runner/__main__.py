@@ -59,7 +59,7 @@ def main() -> int:
             traceback.print_exception(error.__cause__)
         print(f"error: {without_credentials(str(error))}", file=sys.stderr)
         if saved is not None and not saved.is_own:
-            print(f"{saved.given}: its config.yaml is not as you left it, or not yours", file=sys.stderr)
+            print(f"the config.yaml of {saved.given!r} was changed, or is someone else's", file=sys.stderr)
         code = 2
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)

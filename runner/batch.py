@@ -68,6 +68,8 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     Raises:
         TypeError: there is no tensor with a dimension, or it cannot be told what a sample is.
     """
+    if not strict and (first := next((one for one in _columns(batch) if isinstance(one, Tensor)), None)) is not None:
+        return first.shape[0]  # asked of each batch, most of which are tensors
     columns = [*_columns(batch)]
     stacked = [len(one) for one in columns if isinstance(one, Tensor)]
     lists = [one for one in columns if not isinstance(one, Tensor)]
@@ -105,7 +107,8 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
         for value in batch.values():
             yield from _columns(value, True)
     elif isinstance(batch, tuple | list):
-        if _are_alike(batch) and (inside or not isinstance(batch[0], Tensor)) and not hasattr(batch, "_fields"):
+        is_collated = not inside and len(batch) > 0 and isinstance(batch[0], Tensor)
+        if not is_collated and not hasattr(batch, "_fields") and _are_alike(batch):
             yield batch
         else:
             for value in batch:

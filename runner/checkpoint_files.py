@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from runner.whole_file import sync_folder
+
 log = logging.getLogger("runner")
 
 FORMAT = 1
@@ -54,9 +56,9 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
             "files": {name: _write_file(partial / name, snapshot[name]) for name in snapshot if "." in name},
         }
         _write_file(partial / MANIFEST, manifest)
-        _sync_folder(partial)
+        sync_folder(partial)
         _replace(path, partial)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -215,11 +217,3 @@ def _write_file(path: Path, content: Any) -> dict[str, Any]:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -48,7 +48,7 @@ def _is_free(handler: Any) -> bool:
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """Leave as a signal asks, through everything that has to be closed; another one like it does not cut that off."""
+    """End the process as a signal asks, closing everything first; the same signal again does not interrupt that."""
     if number != signal.SIGINT:
         signal.signal(number, _go_on)
     raise Interrupt.exception(number)

@@ -15,7 +15,7 @@ log = logging.getLogger("runner")
 
 
 def sign(contents: Sequence[bytes]) -> str | None:
-    """Return the signature of this user under some contents; None, with a warning, without a key."""
+    """Return this user's signature of some contents, or None, with a warning, where there is no key."""
     try:
         key = _user_key()
     except (OSError, RuntimeError) as error:
@@ -26,7 +26,7 @@ def sign(contents: Sequence[bytes]) -> str | None:
 
 
 def is_signed(given: bytes, contents: Sequence[bytes]) -> bool:
-    """Whether a signature is that of this user under some contents."""
+    """Return whether a signature is this user's for some contents."""
     signature = sign(contents)
     return signature is not None and hmac.compare_digest(given, signature.encode())
 

@@ -66,7 +66,7 @@ class ScaledSteps(Steps):
 
     def finish_gradients(self) -> None:
         super().finish_gradients()
-        self._unscaled = [one for one in self.state.optimizers if any(gradients_of(one))]
+        self._unscaled = [one for one in self.state.optimizers if has_gradients(one)]
         for optimizer in self._unscaled:
             self.scaler.unscale_(optimizer)
 
@@ -172,7 +172,7 @@ class OwnSteps(Steps):
         if id(optimizer) in self._scaled:
             name = type(optimizer).__name__
             raise RuntimeError(f"precision='amp_fp16': {name} can step once a batch only; use amp_bf16")
-        if any(gradients_of(optimizer)):
+        if has_gradients(optimizer):
             self._scaled.add(id(optimizer))
             self._running = False
             state.scaler.step(optimizer)
@@ -188,6 +188,6 @@ def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
     return OwnSteps(state, schedulers, None if model.manual_optimization else steps)
 
 
-def gradients_of(optimizer: Optimizer) -> Iterable[bool]:
-    """Yield of each parameter of an optimizer whether it has a gradient."""
-    return (one.grad is not None for group in optimizer.param_groups for one in group["params"])
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether any parameter of an optimizer has a gradient."""
+    return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])

@@ -125,7 +125,7 @@ def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
 
 
 class _LastingStream:
-    """Hands text to a stream for as long as that takes it, and again when it does.
+    """Passes text on to a stream, and drops what the stream does not take.
 
     Args:
         stream: takes the text.

@@ -59,7 +59,7 @@ class Watch(Callback):
 
 
 class Plan(NamedTuple):
-    """A run: its length, the intervals that are watched in it, and whether its loader says how long it is."""
+    """A run's length, the intervals to watch, and whether its loader has a length."""
 
     max_duration: str
     intervals: list[str]

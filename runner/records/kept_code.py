@@ -21,7 +21,7 @@ _copies: list[TemporaryDirectory[str]] = []
 
 
 def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
-    """Let a run's folder hold these modules and no others; return their files."""
+    """Replace the modules kept in a run's folder, and return their files."""
     partial = run_dir / f".{CODE}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     _write(partial, modules)

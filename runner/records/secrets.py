@@ -1,4 +1,4 @@
-"""Secrets in the changes that no commit holds: they are left out of what is recorded and sent."""
+"""Secrets in uncommitted changes, which are left out of what is recorded and sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATH = re.compile(rb'^(?:\+\+\+|---|rename (?:from|to)|copy (?:from|to)) "?(?:[
 
 
 def is_secret(path: str, content: bytes = b"") -> bool:
-    """Whether a file is likely to hold what nobody else may read, by its name or by what is in it."""
+    """Return whether a file is likely to hold secrets, judging by its name or its content."""
     name = PurePosixPath(path).name.lower()
     return any(fnmatchcase(name, one) for one in NAMES) or _CONTENT.search(content) is not None
 

@@ -35,7 +35,7 @@ _ADDRESSES = ("tracking_uri", "entity")
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
-    """Return what is signed of the modules that are kept with a run: their names and contents."""
+    """Return the parts of the kept modules that are signed: names and contents."""
     return [part for name in sorted(modules) for part in (name.encode(), modules[name])]
 
 

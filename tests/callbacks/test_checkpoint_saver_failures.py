@@ -154,7 +154,7 @@ def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
 
 
 class Ends(Callback):
-    """Counts the ends of epochs that it hears of, and can fail at the first."""
+    """Counts EPOCH_END events, and fails at the first one if asked to."""
 
     def __init__(self, key: str, fails: bool = False):
         self.config_key, self.fails, self.heard = key, fails, 0

@@ -17,6 +17,7 @@ from runs import SHORT, tree
 
 TRIES = 300
 FEW = 4
+SECRET = b"qv7Xk2-what-nobody-may-send"
 TOGETHER = 20  # tries in one test
 LOGGED = (*SHORT, "trainer.max_duration=1ep", "callbacks=[mlflow_logger,checkpoint_saver]")
 COMMANDS = (
@@ -84,7 +85,7 @@ def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callabl
         run_app(*LOGGED, seed, "hydra.run.dir=run")
         (folder / "run").rename(folder / name)
     shutil.copytree(folder / "whole" / "checkpoints" / "ep1-ba3", outside / "precious")
-    (outside / "secret.npy").write_text("a secret")
+    (outside / "secret.npy").write_text(SECRET.decode())
     traps = [address, f"{address}/?a=b", "sqlite:///../outside/new.db", f"file://{outside}/new", "${oc.env:HOME}"]
     traps += [str(outside / "secret.npy"), "../outside/secret.npy", str(outside / "precious")]
     traps += ["../../../outside/precious", "..", "/"]
@@ -108,7 +109,7 @@ def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callabl
             assert name.stem in done.stderr or (name.parts[0] == "checkpoints" and name.parts[1] in done.stderr), about
         assert tree(outside) == before and not paths, about
         sent = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
-        assert not any(b"a secret" in path.read_bytes() for path in sent), about
+        assert not any(SECRET in path.read_bytes() for path in sent), about
         shutil.rmtree(folder / "run")
 
     return run

@@ -56,8 +56,11 @@ def isolate_environment() -> None:
         "XDG_CONFIG_HOME": str(ROOT / ".pytest_cache" / "config"),  # where the key that signs records lies
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does so in the background, and children inherit it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has its background ignore Ctrl-C, and nohup SIGHUP; children inherit that.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if "PYTHONPATH" in os.environ:  # children run in other folders
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)

@@ -8,6 +8,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ class RunSink:
             ValueError: it leads out of the folder, or is nothing that can be sent.
         """
         path = self._run_dir / name
-        for one in (path, *path.rglob("*")):
+        for one in chain((path,), path.rglob("*")):  # the path first: one that leads out is not walked
             if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:
                 raise ValueError(f"{one} is not in the run's folder {self._run_dir}")
             if one.exists() and not (one.is_file() or one.is_dir()):

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 import textwrap
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
+import stores
 from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
@@ -348,8 +348,7 @@ class MLflowServer:
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Rows of its store."""
-        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db", timeout=30)) as connection:
-            return connection.execute(sql, values).fetchall()
+        return stores.query(self.folder / "mlflow.db", sql, *values)
 
 
 @pytest.fixture(scope="session")

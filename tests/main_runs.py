@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
 from typing import Any
+
+import stores
 
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")  # 6 batches
 
@@ -68,8 +68,7 @@ def load_lost() -> None:
 
 def query(folder: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Rows of the store in a working directory."""
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
-        return connection.execute(sql, values).fetchall()
+    return stores.query(folder / "outputs" / "mlflow.db", sql, *values)
 
 
 def run_folders(folder: Path, base: str = "outputs/20*/*") -> list[Path]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import pytest
 import yaml
 from main_runs import SHORT, query, run_folders
 from python_process import PATIENCE, start_python
+from stores import change
 
 STEPS = list(range(1, 7))
 
@@ -134,10 +133,8 @@ def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, t
     shutil.copytree(story[0], tmp_path, dirs_exist_ok=True, symlinks=True)
     (run_dir,) = run_folders(tmp_path)
     database = tmp_path / "outputs" / "mlflow.db"
-    with contextlib.closing(sqlite3.connect(database)) as store:  # the story's run, moved with its folder
-        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-            store.execute(f"update {table} set {column} = replace({column}, ?, ?)", (str(story[0]), str(tmp_path)))
-        store.commit()
+    for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):  # moved with its folder
+        change(database, f"update {table} set {column} = replace({column}, ?, ?)", str(story[0]), str(tmp_path))
     for file in (run_dir / "mlflow").glob("*.json*"):
         file.write_text(file.read_text().replace(str(story[0]), str(tmp_path)))
     before = query(tmp_path, "select run_uuid, name from runs")

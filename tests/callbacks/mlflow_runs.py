@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import stores
 import torch
 from torch import nn
 
@@ -19,15 +19,12 @@ from runner.precision import Precision
 
 def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Rows of the default store."""
-    with contextlib.closing(sqlite3.connect("outputs/mlflow.db", timeout=30)) as connection:
-        return connection.execute(sql, values).fetchall()
+    return stores.query(Path("outputs/mlflow.db"), sql, *values)
 
 
 def change(sql: str) -> None:
     """Do in the default store what somebody does in the UI."""
-    with contextlib.closing(sqlite3.connect("outputs/mlflow.db", timeout=30)) as connection:
-        connection.execute(sql)
-        connection.commit()
+    stores.change(Path("outputs/mlflow.db"), sql)
 
 
 def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import stores
 
 from callbacks import __all__ as SHIPPED
 from runner.engine import snake_case
@@ -36,8 +35,7 @@ LANGUAGE = """time/token throughput/tokens_per_sec throughput/device/tokens_per_
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
-        return connection.execute(sql).fetchall()
+    return stores.query(folder / "outputs" / "mlflow.db", sql)
 
 
 def run_folder(folder: Path) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import os
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import stores
 import torch
 from python_process import PATIENCE, processes_in, start_python, wait_until
 from torch import nn
@@ -229,11 +229,9 @@ def test_a_run_that_is_deleted_while_it_trains_loses_nothing(
 ) -> None:
     def delete() -> None:
         wait_until(lambda: store.points())
-        with contextlib.closing(sqlite3.connect(store.server.folder / "mlflow.db", timeout=30)) as rows:
-            rows.execute(
-                "update runs set lifecycle_stage = 'deleted' where run_uuid = ?", store.query("run_uuid", "runs")[0]
-            )
-            rows.commit()
+        (run_id,) = store.query("run_uuid", "runs")[0]
+        delete = "update runs set lifecycle_stage = 'deleted' where run_uuid = ?"
+        stores.change(store.server.folder / "mlflow.db", delete, run_id)
 
     logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=15)
     with make_trainer(tmp_path / "r", 60, logger, callbacks=[Script(0.0, at_20=delete)]) as trainer:
@@ -339,8 +337,7 @@ def test_two_runs_at_once_make_one_store(tmp_path: Path) -> None:
 
 
 def sqlite_statuses(folder: Path) -> list[str]:
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as connection:
-        return sorted(status for (status,) in connection.execute("select status from runs"))
+    return sorted(status for (status,) in stores.query(folder / "outputs" / "mlflow.db", "select status from runs"))
 
 
 @contextlib.contextmanager
@@ -397,19 +394,11 @@ def test_no_process_stays_when_the_trainer_is_gone(
     assert sqlite_statuses(tmp_path / "sqlite") == ["FAILED" if number is signal.SIGKILL else "KILLED"]
 
 
-def count_tables(database: Path) -> int:
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return connection.execute("select count(*) from sqlite_master where type = 'table'").fetchone()[0]
-    except sqlite3.Error:  # in the middle of a write, or renamed
-        return 0
-
-
 @pytest.mark.slow
 def test_a_store_whose_making_was_cut_off_opens_again(tmp_path: Path, run_app: Any) -> None:
     with killed_in_the_end(tmp_path):
         trainer = start_app(tmp_path, "trainer.max_duration=1000ep")
-        wait_until(lambda: any(count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")))
+        wait_until(lambda: any(stores.count_tables(path) > 10 for path in tmp_path.glob("outputs/*mlflow.db*")))
     assert trainer.wait(PATIENCE) == -signal.SIGKILL
     run_app(*TINY, "trainer.max_duration=1ep")
     wait_until(lambda: sqlite_statuses(tmp_path) == ["FAILED", "FINISHED"])

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+import stores
 import torch
 from python_process import PATIENCE, run_python, start_python
 from tiers import one_in
@@ -37,8 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(folder: Path, sql: str, *values: Any) -> list[Any]:
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as store:
-        return store.execute(sql, values).fetchall()
+    return stores.query(folder / "outputs" / "mlflow.db", sql, *values)
 
 
 def logged(folder: Path, run: str, step: int) -> dict[str, float]:

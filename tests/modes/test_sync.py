@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import stores
 from python_process import processes_in, run_python, wait_until
 
 SHORT = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
@@ -29,8 +28,7 @@ def train_unsent(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def query(folder: Path, sql: str) -> list[Any]:
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as store:
-        return store.execute(sql).fetchall()
+    return stores.query(folder / "outputs" / "mlflow.db", sql)
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from python_process import Finished, describe, run_python
+from stores import query
 from tiers import one_in
 
 from runner.launch_secret import signed, use_secret
@@ -71,9 +70,8 @@ def torchrun(
 
 def steps(folder: Path) -> list[tuple[str, int]]:
     """The run and the step of each training loss in MLflow."""
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
-        query = "select runs.name, step from metrics join runs using (run_uuid) where key = 'loss/train/total'"
-        return sorted(store.execute(query).fetchall())
+    losses = "select runs.name, step from metrics join runs using (run_uuid) where key = 'loss/train/total'"
+    return sorted(query(folder / "outputs" / "mlflow.db", losses))
 
 
 @pytest.mark.parametrize("real", one_in(2, [False, True]))
@@ -94,10 +92,9 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
 
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert str(run_dir) == first["run_dir"]
-    with contextlib.closing(sqlite3.connect(tmp_path / "outputs" / "mlflow.db")) as store:
-        assert store.execute("select status, name from runs").fetchall() == [("FINISHED", first["run_name"])]
-        (points,) = store.execute("select count(*) from metrics where key = 'loss/train/total'").fetchone()
-    assert points == 3
+    store = tmp_path / "outputs" / "mlflow.db"
+    assert query(store, "select status, name from runs") == [("FINISHED", first["run_name"])]
+    assert query(store, "select count(*) from metrics where key = 'loss/train/total'") == [(3,)]
     assert done.stdout.count("2 processes") == 1
     assert done.stdout.splitlines()[-1].split()[0] == "compare"
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from python_process import PATIENCE, processes_in, run_python, start_python, wait_until
+from stores import query
 from tiers import one_in
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks=[checkpoint_saver]")
@@ -267,8 +267,7 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
         assert command.process.wait(PATIENCE) == 1
         command.wait_until_gone()
     assert "ValueError: the cause on rank 1" in command.stderr()
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
-        assert store.execute("select status from runs").fetchall() == [("FAILED",)]
+    assert query(folder / "outputs" / "mlflow.db", "select status from runs") == [("FAILED",)]
 
 
 @pytest.mark.slow

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import yaml
 from python_process import run_python, wait_until
 from runs import QUIET, SHORT, status, tree, weights
+from stores import query
 
 # What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
 OWN = """
@@ -44,9 +43,9 @@ class KilledAfterTheLast(CheckpointSaver):
 
 def in_mlflow(folder: Path) -> tuple[list[Any], list[int]]:
     """Statuses of all runs, and the steps at which they logged their losses, in order."""
-    with contextlib.closing(sqlite3.connect(folder / "outputs" / "mlflow.db", timeout=30)) as store:
-        statuses = store.execute("select status from runs").fetchall()
-        steps = store.execute("select step from metrics where key = 'loss/train/total' order by step").fetchall()
+    store = folder / "outputs" / "mlflow.db"
+    statuses = query(store, "select status from runs")
+    steps = query(store, "select step from metrics where key = 'loss/train/total' order by step")
     return [one for (one,) in statuses], [one for (one,) in steps]
 
 

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from runs import LONGER, QUIET, ROOT, SHORT, folders, foreign_run, weights
+from stores import change, query
 
 from runner.records.saved_run import find_saved_run, with_latest
 
@@ -67,20 +66,15 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     refused = run_app(f"resume={evaluation}", exit_code=2)
     assert "made by mode=eval" in refused.stderr and str(first / "checkpoints" / "ep3-ba9") in refused.stderr
 
-    def rows(sql: str) -> list[Any]:
-        with contextlib.closing(sqlite3.connect(tmp_path / "outputs" / "mlflow.db")) as store:
-            found = store.execute(sql).fetchall()
-            store.commit()
-            return found
-
-    tags = dict(rows(f"select key, value from tags where run_uuid = '{run_id}'"))
+    store = tmp_path / "outputs" / "mlflow.db"
+    tags = dict(query(store, f"select key, value from tags where run_uuid = '{run_id}'"))
     assert tags["runner.run_dir"] == str(first)
-    assert rows("select name, status from runs order by start_time") == [
+    assert query(store, "select name, status from runs order by start_time") == [
         ("mine", "FINISHED"),
         ("eval-mine", "FINISHED"),
     ]
-    assert (run_id,) in rows("select value from tags where key = 'runner.evaluates'")
-    assert not rows("select key from params where key like '%run_dir%'")
+    assert (run_id,) in query(store, "select value from tags where key = 'runner.evaluates'")
+    assert not query(store, "select key from params where key like '%run_dir%'")
 
     (record,) = tmp_path.glob(f"outputs/mlartifacts/{run_id}/artifacts/record")
     kept = [yaml.safe_load((record / one / "config.yaml").read_text()) for one in (".", "sessions/1")]
@@ -94,7 +88,7 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     (again,) = folders(tmp_path) - {first, evaluation}
     assert weights(again) == weights(tmp_path / "elsewhere")
 
-    rows(f"update runs set lifecycle_stage = 'deleted' where run_uuid = '{run_id}'")
+    change(store, f"update runs set lifecycle_stage = 'deleted' where run_uuid = '{run_id}'")
     for key in ("resume", "rerun"):
         refused = run_app(f"{key}={run_id}", exit_code=2)
         assert "is deleted" in refused.stderr and len(refused.stderr.splitlines()) == 1

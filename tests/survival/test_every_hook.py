@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from outcomes import KILLED, logged
 from sessions import CONF, train_config
+from stores import query
 
 HOOKS = [
     (group, path.stem) for group in ("callbacks", "algorithms") for path in sorted((CONF / group).glob("[!_]*.yaml"))
@@ -80,10 +79,10 @@ def files(run: Path) -> dict[str, str | None]:
 
 def assert_mlflow_equal(folder: Path) -> None:
     """Two runs in the store, finished, with the same points, each once."""
-    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as store:
-        runs = store.execute("select run_uuid, status from runs").fetchall()
-        query = "select key, step, value from metrics where run_uuid = ? order by key, step"
-        points = [store.execute(query, run[:1]).fetchall() for run in runs]
+    store = folder / "mlflow.db"
+    runs = query(store, "select run_uuid, status from runs")
+    logged = "select key, step, value from metrics where run_uuid = ? order by key, step"
+    points = [query(store, logged, run) for run, _ in runs]
     assert [status for _, status in runs] == ["FINISHED"] * 2
     kept, expected = ([point for point in one if not TIMED.match(point[0])] for one in points)
     assert kept == expected and len({point[:2] for point in kept}) == len(kept) > 50

@@ -28,7 +28,7 @@ def attack(run: Path, address: str, secret: Path, victim: Path) -> None:
     (run / "folder").mkdir()
     (run / "folder" / "link").symlink_to(secret)
     entries: list[dict[str, Any]] = [
-        {"artifact": name, "folder": "stolen"} for name in (str(secret), f"../{secret.name}", "link", "folder")
+        {"artifact": name, "folder": "stolen"} for name in (str(secret), f"../{secret.name}", "link", "folder", "/proc")
     ]
     image = {"images": "stolen", "captions": None, "s": 1, "t": 1}
     entries += [{**image, "file": name} for name in (str(victim), f"../../../{victim.name}")]
@@ -76,4 +76,5 @@ def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
     assert stolen and not any("a secret" in path.read_text(errors="replace") for path in stolen)
     assert not (folder / "into").exists() and not list(folder.rglob("stolen"))
     said = (run / "mlflow" / "writer.log").read_text()
-    assert said.count("artifact was left out") == 4 and f"{secret} is not in the run's folder" in said
+    assert said.count("artifact was left out") == 5 and "/proc is not in the run's folder" in said
+    assert f"{secret} is not in the run's folder" in said

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
-import stores
 from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +35,7 @@ pytest_plugins = ["summary"]
 
 from python_process import PATIENCE, Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
 from shares import deal  # noqa: E402
+from stores import query  # noqa: E402
 
 
 def isolate_environment() -> None:
@@ -348,7 +348,7 @@ class MLflowServer:
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Rows of its store."""
-        return stores.query(self.folder / "mlflow.db", sql, *values)
+        return query(self.folder / "mlflow.db", sql, *values)
 
 
 @pytest.fixture(scope="session")

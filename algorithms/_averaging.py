@@ -18,8 +18,8 @@ from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_globa
 from runner.batch import to_device
 from runner.checks import check_whole
 from runner.model import in_eval_mode
+from runner.optim.scheduled_rates import ScheduledRates
 from runner.randomness import ForwardStream
-from runner.scheduled_rates import ScheduledRates
 from runner.time import convert
 
 log = logging.getLogger("runner")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner import Model, State
 from runner.batch import map_tensors
-from runner.distributed import broadcast_buffers
+from runner.distributed.collectives import broadcast_buffers
 from runner.loss import total_of
 from runner.model import in_eval_mode
 

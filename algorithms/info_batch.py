@@ -12,7 +12,7 @@ from algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_fl
 from algorithms._sample_losses import sample_losses
 from runner import Algorithm, Logger, Model, State, stream_seed
 from runner.data.order import SampleOrder
-from runner.distributed import all_reduce_sum
+from runner.distributed.collectives import all_reduce_sum
 
 
 def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:

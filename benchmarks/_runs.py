@@ -47,7 +47,7 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
     import hydra
     from omegaconf import OmegaConf
 
-    from runner.command_line import merge_repeated
+    from runner.config.command_line import merge_repeated
 
     overrides = merge_repeated([*arguments, "callbacks=none", "trainer.eval_interval=0", "trainer.device=cpu"])
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

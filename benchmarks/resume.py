@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from callbacks import CheckpointSaver
 from runner import Callback, ClassificationModel, Logger, State, Trainer
-from runner.checkpoint import save_checkpoint
+from runner.checkpoints.snapshot import save_checkpoint
 from runner.data import DatasetLoader, TensorLoader
 
 SAMPLES, BATCH, BATCHES = 20_000_000, 16, (10, 1_000, 100_000, 1_000_000)

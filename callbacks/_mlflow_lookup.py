@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from callbacks._mlflow_limits import explain
 from callbacks._mlflow_order import SQLITE
 from callbacks._mlflow_writer import configure
-from runner.whole_file import read_object
+from runner.files.whole import read_object
 
 
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:

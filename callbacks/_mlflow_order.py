@@ -16,8 +16,8 @@ from typing import Any
 
 from callbacks._mlflow_spool import SPOOL, is_id, now_ms, read_entries
 from runner.addresses import has_hidden, hidden_everywhere, without_credentials
-from runner.signing import is_signed, sign
-from runner.whole_file import read_object, write_whole
+from runner.files.whole import read_object, write_whole
+from runner.runs.signing import is_signed, sign
 
 FILE = "run.json"
 SQLITE = "sqlite:///"

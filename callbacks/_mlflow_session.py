@@ -16,7 +16,7 @@ from callbacks._mlflow_order import known_before, make_order, write_order
 from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
 from callbacks._mlflow_spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.addresses import hidden_everywhere
-from runner.whole_file import write_whole
+from runner.files.whole import write_whole
 
 log = logging.getLogger("runner")
 

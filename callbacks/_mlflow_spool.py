@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TypeGuard
 
 from runner.addresses import without_credentials
-from runner.whole_file import read_object, write_whole
+from runner.files.whole import read_object, write_whole
 
 SPOOL = "spool.jsonl"
 IMAGES, FILES = "images", "files"  # folders of what is sent, and removed then

@@ -13,8 +13,8 @@ from callbacks._mlflow_order import FILE, known_before, make_order, read_order, 
 from callbacks._mlflow_spool import SPOOL, open_log, try_lock
 from callbacks._mlflow_writer import configure
 from runner.addresses import without_credentials
+from runner.files.whole import read_object
 from runner.terminal import show_path
-from runner.whole_file import read_object
 
 INTERVAL = 10.0  # seconds between two words on how far a long run is
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks._disk import disk_errors_reported
 from runner.checks import check_whole
-from runner.whole_file import write_whole
+from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from runner import State

@@ -14,7 +14,7 @@ from callbacks._disk import disk_errors_reported
 from callbacks._timeline import Call, draw
 from runner import Callback, Event
 from runner.checks import check_whole
-from runner.whole_file import write_whole
+from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from callbacks._disk import disk_errors_reported
 from runner import LoggerDestination, Record
-from runner.whole_file import write_whole
+from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -70,7 +70,7 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
-        from runner.checkpoint_files import find_checkpoint, read_file
+        from runner.checkpoints.files import find_checkpoint, read_file
 
         try:
             path = find_checkpoint(self.checkpoint)

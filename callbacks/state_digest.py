@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
-from runner.digest import FILE, append_digests, digest_state, truncate_digests
+from runner.checkpoints.digest import FILE, append_digests, digest_state, truncate_digests
 
 if TYPE_CHECKING:
     from runner import Logger, State

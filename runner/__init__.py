@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.checkpoint import capture, is_known_alone, save_checkpoint
-    from runner.checkpoint_files import discard, is_complete, write_checkpoint
+    from runner.checkpoints.digest import first_difference
+    from runner.checkpoints.files import discard, is_complete, write_checkpoint
+    from runner.checkpoints.snapshot import capture, is_known_alone, save_checkpoint
     from runner.destination import LoggerDestination, Record
-    from runner.digest import first_difference
-    from runner.distributed import get_global_rank, get_local_rank, get_world_size
+    from runner.distributed.collectives import get_global_rank, get_local_rank, get_world_size
     from runner.engine import Engine, evaluation_weights
     from runner.evaluator import Evaluator
     from runner.event import Event
@@ -47,19 +47,19 @@ _MODULES = {
     "TimeUnit": "time",
     "Timestamp": "time",
     "Trainer": "trainer",
-    "capture": "checkpoint",
-    "discard": "checkpoint_files",
+    "capture": "checkpoints.snapshot",
+    "discard": "checkpoints.files",
     "evaluation_weights": "engine",
-    "first_difference": "digest",
-    "get_global_rank": "distributed",
-    "get_local_rank": "distributed",
-    "get_world_size": "distributed",
-    "is_complete": "checkpoint_files",
-    "is_known_alone": "checkpoint",
+    "first_difference": "checkpoints.digest",
+    "get_global_rank": "distributed.collectives",
+    "get_local_rank": "distributed.collectives",
+    "get_world_size": "distributed.collectives",
+    "is_complete": "checkpoints.files",
+    "is_known_alone": "checkpoints.snapshot",
     "replace_modules": "surgery",
-    "save_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "randomness",
-    "write_checkpoint": "checkpoint_files",
+    "write_checkpoint": "checkpoints.files",
 }
 
 __all__ = [

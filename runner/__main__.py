@@ -16,21 +16,21 @@ from typing import NoReturn
 import hydra
 
 from runner.addresses import without_credentials
-from runner.command_line import check_options, keys_first, merge_repeated, shadowed_packages
+from runner.config.command_line import check_options, keys_first, merge_repeated, shadowed_packages
+from runner.config.errors import CONF, WrongConfig, config_errors
+from runner.config.suggestions import about_replaced
+from runner.distributed.launch import Ranks, is_rank_zero, print_failure
+from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.distributed.threads import wait_briefly
 from runner.job import Task, run
-from runner.processes.launch import Ranks, is_rank_zero, print_failure
-from runner.processes.local_ranks import end_with_parent, ranks
-from runner.processes.threads import wait_briefly
-from runner.records.begin_again import with_saved_arguments
-from runner.records.result import Diverged
-from runner.records.run_folder import remove_unused
-from runner.records.saved_run import SavedRun, find_saved_run, with_latest
+from runner.runs.folder import remove_unused
+from runner.runs.rerun import with_saved_arguments
+from runner.runs.result import Diverged
+from runner.runs.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
 from runner.terminal import labelled_lines, lasting_output
-from runner.wrong_choice import about_replaced
-from runner.wrong_config import CONF, WrongConfig, config_errors
 
 
 def main() -> int:

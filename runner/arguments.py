@@ -10,7 +10,7 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from runner.destination import LoggerDestination
-from runner.distributed import get_global_rank, pick_device
+from runner.distributed.collectives import get_global_rank, pick_device
 from runner.engine import name_hooks, order_algorithms, overrides
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runner.batch import count_samples, to_device
-from runner.distributed import get_world_size
+from runner.distributed.collectives import get_world_size
 from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed

@@ -15,7 +15,7 @@ import torch
 
 from runner.batch import map_tensors
 from runner.dataloader import BatchStream
-from runner.distributed import broadcast_buffers
+from runner.distributed.collectives import broadcast_buffers
 from runner.engine import evaluation_weights
 from runner.evaluator import Evaluator
 from runner.loss import total_of

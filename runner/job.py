@@ -12,32 +12,32 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import build
-from runner.composed import to_plain
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.config.errors import config_errors
+from runner.distributed.endings import ended_by_signals
+from runner.distributed.gpus import given_back, lease
+from runner.distributed.launch import Job, alone, check_gpus
+from runner.distributed.local_ranks import ranks
+from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
 from runner.modes.check import check
 from runner.modes.compare import compare
 from runner.modes.evaluate import evaluate, predict, without_training
 from runner.modes.explain import explain
 from runner.modes.prove import check_provable, prove
 from runner.modes.sync import sync
-from runner.processes.endings import ended_by_signals
-from runner.processes.gpus import given_back, lease
-from runner.processes.launch import Job, alone, check_gpus
-from runner.processes.local_ranks import ranks
-from runner.processes.threads import choose_threads, parallel_jobs, with_threads
-from runner.records import run_folder
-from runner.records.begin_again import arguments_to_record, begun_again, name_again
-from runner.records.changes import tell_changes, tell_changes_of_rerun
-from runner.records.kept_code import import_from
-from runner.records.optimizer_changes import change_optimizers
-from runner.records.record import log_record
-from runner.records.result import check_converged, check_objective, is_unfinished, recording
-from runner.records.run_folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
-from runner.records.saved_run import SavedRun, from_the_start
+from runner.runs import folder as run_folder
+from runner.runs.changes import tell_changes, tell_changes_of_rerun
+from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.runs.kept_code import import_from
+from runner.runs.optimizer_changes import change_optimizers
+from runner.runs.record import log_record
+from runner.runs.rerun import arguments_to_record, begun_again, name_again
+from runner.runs.result import check_converged, check_objective, is_unfinished, recording
+from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, label_of, placed
 from runner.terminal import labelled_lines, lasting_output
-from runner.wrong_config import config_errors
 
 run_folder.register_resolver()
 sweep.register_resolver()
@@ -191,7 +191,7 @@ def train(job: Job) -> float | None:
     with recording(job) as result:
         with config_errors():
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
-        from runner.modes.fault import noting_faults  # imports torch, which `build` has done by now
+        from runner.modes.diagnosis import noting_faults  # imports torch, which `build` has done by now
 
         with trainer:
             with config_errors():

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runner.batch import split
-from runner.distributed import all_reduce_sum, any_rank
+from runner.distributed.collectives import all_reduce_sum, any_rank
+from runner.distributed.signals import Interrupt
 from runner.evaluation import evaluate_now
-from runner.interrupt import Interrupt
 from runner.loss import Weight, check_loss, detach, fractions, rank_share, scaled_total, weighted_sum
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.distributed import all_reduce_sum
+from runner.distributed.collectives import all_reduce_sum
 from runner.model import Model
 
 Weight = float | Tensor

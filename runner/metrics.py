@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.distributed import all_reduce_sum
+from runner.distributed.collectives import all_reduce_sum
 from runner.hooks import Callback
 from runner.logger import Logger
 from runner.model import Model

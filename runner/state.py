@@ -71,7 +71,7 @@ class State:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     """In the order given; at INIT only those that were not given as factories."""
     schedulers: list[Any] = field(default_factory=list)
-    """What sets the learning rates: `runner.scheduled_rates.ScheduledRates` and torch's own schedulers."""
+    """What sets the learning rates: `runner.optim.scheduled_rates.ScheduledRates` and torch's own schedulers."""
     scaler: torch.amp.GradScaler | None = None
     """Loss scaler of amp_fp16, otherwise None."""
 

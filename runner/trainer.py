@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner import arguments, checkpoint, distributed, evaluation, loop, rendezvous
+from runner import arguments, evaluation, loop
+from runner.checkpoints import snapshot
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
+from runner.distributed import collectives, store
+from runner.distributed.signals import Interrupt
 from runner.engine import Engine, name_hooks
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.hooks import Algorithm, Callback
-from runner.interrupt import Interrupt
 from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
-from runner.optimizers import Optimizers, existing_optimizers, make_optimizers, make_schedulers
+from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.precision import Precision
 from runner.randomness import ForwardStream, restore_determinism, set_determinism
 from runner.state import State
@@ -107,9 +109,9 @@ class Trainer:
         self.state = State(
             unwrapped_model=model,
             model=model,
-            device=distributed.pick_device(device),
+            device=collectives.pick_device(device),
             precision=Precision(precision),
-            seed=arguments.check_seed(seed) + distributed.get_global_rank(),
+            seed=arguments.check_seed(seed) + collectives.get_global_rank(),
             rank_zero_seed=seed,
             run_name=run_name or "",
             config=dict(config or {}),
@@ -118,10 +120,10 @@ class Trainer:
         arguments.set_microbatches(self.state, grad_accum, microbatch_size)
         arguments.set_hooks(self.state, algorithms, callbacks, loggers)
         self._interval = Interval(eval_interval, name="eval_interval")
-        self._made_group = distributed.init_process_group(self.state.device)
+        self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
             if self._made_group:
-                on_error.callback(distributed.destroy_process_group)
+                on_error.callback(collectives.destroy_process_group)
             self._name_run(run_dir)
             self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
             self.logger = Logger(self.state, self.state.loggers)
@@ -185,7 +187,7 @@ class Trainer:
             self.steps.close()
             if self._made_group:
                 self._bind(self.state.unwrapped_model)  # lets go of DDP, which must not outlive the group
-                distributed.destroy_process_group(self.state.error)
+                collectives.destroy_process_group(self.state.error)
 
     def __enter__(self) -> Trainer:
         return self
@@ -213,13 +215,13 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            cause = self.state.error = rendezvous.first_failure(error)
+            cause = self.state.error = store.first_failure(error)
             self.close()
             raise cause  # noqa: B904 (with the context that it has of itself)
 
     def _name_run(self, run_dir: str | Path | None) -> None:
         now = f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
-        self.state.run_name = distributed.broadcast_object(self.state.run_name or now)
+        self.state.run_name = collectives.broadcast_object(self.state.run_name or now)
         self.state.run_dir = Path("outputs", self.state.run_name) if run_dir is None else Path(run_dir)
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
@@ -256,14 +258,14 @@ class Trainer:
         self.steps = Steps(state, (), reduces=False)  # of no optimizer yet
         model, self._interrupt = state.unwrapped_model, Interrupt()
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
-        self.world_size = distributed.get_world_size()
+        self.world_size = collectives.get_world_size()
         # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
         # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
         exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
         unseen = model.training_step is not None or state.auto_microbatching or exact
         self.reduces_in_backward = self.world_size == 1 or not unseen
         self.sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
-        self.pulse = distributed.Pulse(self._interrupt)
+        self.pulse = collectives.Pulse(self._interrupt)
         self.forward_stream = ForwardStream(state.seed, state.device)
         self.has_loss = type(model).loss is not Model.loss
         state.precision.check(state.device)
@@ -279,14 +281,14 @@ class Trainer:
         state.scaler = state.precision.scaler(state.device)
         fire(Event.BEFORE_LOAD)
         if load_path is not None:
-            checkpoint.load_weights(state, load_path, strict)
+            snapshot.load_weights(state, load_path, strict)
         if resume_path is not None:
-            checkpoint.restore(state, resume_path)
+            snapshot.restore(state, resume_path)
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
         self.steps = make_steps(state, batch_schedulers, not self.reduces_in_backward)
-        self._bind(distributed.replicate(model, state.device))
+        self._bind(collectives.replicate(model, state.device))
 
     def _bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls."""

@@ -103,7 +103,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 def pytest_collection(session: pytest.Session) -> None:
     """Imports torchvision, which torchmetrics does too, in the way in which it loads beside a torch without CUDA."""
     if find_spec("torchvision") and not session.config.getoption("numprocesses", None):  # xdist's workers collect
-        from runner.torchvision_import import import_torchvision
+        from runner.libraries.torchvision import import_torchvision
 
         import_torchvision()
 

@@ -32,12 +32,34 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOADED = (
-    *("runner.__main__", "runner.modes.fault", "runner.modes.rules", "runner.checkpoint_files", "runner.schedulers"),
-    *("runner.data.digits", "runner.data.loaders", "runner.data.synthetic_images", "runner.data.synthetic_tokens"),
-    *("runner.models", "runner.optim", "runner.trainer", "runner.rendezvous", "torch._dynamo", "torch.distributed.run"),
-    *("torchmetrics.classification", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "rich.progress"),
-    *("mlflow", "mlflow.tracking.client", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.db.utils"),
-    *("callbacks._mlflow_writer", "callbacks._mlflow_sink", "callbacks._mlflow_store", "optuna", "submitit"),
+    "runner.__main__",
+    "runner.modes.diagnosis",
+    "runner.modes.lint",
+    "runner.checkpoints.files",
+    "runner.schedulers",
+    "runner.data.images.digits",
+    "runner.data.loaders",
+    "runner.data.images.synthetic_images",
+    "runner.data.text.synthetic_tokens",
+    "runner.models",
+    "runner.optim",
+    "runner.trainer",
+    "runner.distributed.store",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torchmetrics.classification",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "rich.progress",
+    "mlflow",
+    "mlflow.tracking.client",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.db.utils",
+    "callbacks._mlflow_writer",
+    "callbacks._mlflow_sink",
+    "callbacks._mlflow_store",
+    "optuna",
+    "submitit",
 )
 """What commands and ranks import sooner or later, besides the callbacks and algorithms."""
 READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
@@ -49,7 +71,7 @@ STREAMS = (0, 1, 2)
 
 def preload() -> None:
     """Import everything that processes of tests import."""
-    from runner.torchmetrics_import import import_torchmetrics
+    from runner.libraries.torchmetrics import import_torchmetrics
 
     import_torchmetrics()
     for package in ("callbacks", "algorithms"):

@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "schedule: off by one",
-        "runner/scheduled_rates.py",
+        "runner/optim/scheduled_rates.py",
         "multiplier_at(timestamp)",
         "multiplier_at(timestamp.to_next_batch(1))",
         "test_scheduled_rates.py",
@@ -233,28 +233,28 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoint_files.py",
+        "runner/checkpoints/files.py",
         "    os.fsync(file.fileno())",
         "    pass",
         "test_checkpoint_files.py",
     ),
     Fault(
         "checkpoint: its digests are not looked at",
-        "runner/checkpoint_files.py",
+        "runner/checkpoints/files.py",
         '.hexdigest() != facts["sha256"]',
         '.hexdigest() == ""',
         "test_checkpoint_files.py",
     ),
     Fault(
         "checkpoint: unpickled",
-        "runner/checkpoint_files.py",
+        "runner/checkpoints/files.py",
         "weights_only=True",
         "weights_only=False",
         "test_checkpoint_files.py records/test_foreign_runs.py",
     ),
     Fault(
         "checkpoint: the optimizer's state is lost",
-        "runner/checkpoint.py",
+        "runner/checkpoints/snapshot.py",
         '"optimizers": [optimizer.state_dict() for',
         '"optimizers": [{**optimizer.state_dict(), "state": {}} for',
         "test_checkpoint.py",
@@ -262,14 +262,14 @@ FAULTS = (
     Fault("signal ignored", LOOP, "        if pulse.signal:\n", "        if False:\n", "test_interrupt.py"),
     Fault(
         "signal to a process that waits in torch: it waits on",
-        "runner/processes/endings.py",
+        "runner/distributed/endings.py",
         "        if not poll.poll(",
         "        if False and not poll.poll(",
         "processes/test_endings.py",
     ),
     Fault(
         "a rank that is interrupted alone leaves the others waiting",
-        "runner/processes/local_ranks.py",
+        "runner/distributed/local_ranks.py",
         "self._rendezvous.agreed_to_end.wait(AGREED)",
         "True",
         "processes/test_local_ranks.py",
@@ -283,7 +283,7 @@ FAULTS = (
     ),
     Fault(
         "messages between ranks: anybody's are taken",
-        "runner/launch_secret.py",
+        "runner/distributed/launch_secret.py",
         "if not hmac.compare_digest(signed(name, text).encode(), stored):",
         "if False:",
         "test_launch_secret.py",
@@ -312,14 +312,14 @@ FAULTS = (
     # what a run leaves, and who shares a machine with it
     Fault(
         "record: the modules kept with a run are not signed",
-        "runner/records/trust.py",
+        "runner/runs/trust.py",
         "return [part for name in sorted(modules)",
         "return [] and [part for name in sorted(modules)",
         "records/test_kept_code.py",
     ),
     Fault(
         "record: a patch that leaves out bytes",
-        "runner/records/uncommitted.py",
+        "runner/runs/uncommitted.py",
         '"--binary", ',
         "",
         "records/test_record.py",
@@ -340,7 +340,7 @@ FAULTS = (
     ),
     Fault(
         "GPUs: a job takes what another has",
-        "runner/processes/gpus.py",
+        "runner/distributed/gpus.py",
         "if take_lock(file) is False:",
         "if False:",
         "processes/test_gpus.py",
@@ -355,7 +355,7 @@ FAULTS = (
     ),
     Fault(
         "a wrong key is accepted",
-        "runner/signatures.py",
+        "runner/config/signatures.py",
         "if not open_ended and (",
         "if False and (",
         "test_signatures.py",

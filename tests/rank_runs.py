@@ -19,7 +19,7 @@ from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccura
 from algorithms import EMA, MixUp
 from runner import Callback, Model, Trainer
 from runner.data import TensorLoader
-from runner.distributed import (
+from runner.distributed.collectives import (
     any_rank,
     broadcast_object,
     destroy_process_group,

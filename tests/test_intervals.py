@@ -46,7 +46,7 @@ def train_as_a_rank() -> None:
     from interval_runs import draw, train
 
     from runner import get_global_rank
-    from runner.distributed import destroy_process_group, init_process_group
+    from runner.distributed.collectives import destroy_process_group, init_process_group
 
     torch.set_num_threads(1)
     init_process_group(torch.device("cpu"))

@@ -283,13 +283,13 @@ def test_only_the_top_layer_imports_the_configuration_libraries():
 def test_only_build_calls_instantiate():
     places = []
     for source in all_sources():
-        if source.module == "runner.build":
+        if source.module == "runner.config.build":
             continue
         places += [found.where for found in imports(source) if "instantiate" in found.target.split(".")]
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and node.attr == "instantiate":
                 places.append(source.at(node))
-    report([f"{where}: instantiate belongs to runner/build.py" for where in places])
+    report([f"{where}: instantiate belongs to runner/config/build.py" for where in places])
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS[0]))

@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "model._target_=3": ("model._target_=3",),
     "model._target_=runner.models.ResNet8": ("model.module", "runner.models.ResNet8 has no such argument"),
     "optimizer._target_=torch.optim.SDG": ("torch.optim.SDG", "did you mean 'SGD'"),
-    "data._target_=runner.data.digits.load_digts": ("load_digts", "did you mean 'load_digits'"),
+    "data._target_=runner.data.images.digits.load_digts": ("load_digts", "did you mean 'load_digits'"),
     # types and values
     "seed=one": ("seed='one'", "whole number"),
     "seed=-1": ("seed=-1", "at least 0"),

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from runner import schedulers
-from runner.scheduled_rates import ScheduledRates
+from runner.optim.scheduled_rates import ScheduledRates
 from runner.schedulers import (
     Schedule,
     constant,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from runner import Algorithm, ClassificationModel, Trainer, replace_modules
+from runner.libraries.torchvision import import_torchvision
 from runner.models import GPT, MLP, ResNet8
-from runner.torchvision_import import import_torchvision
 
 
 class Doubled(nn.Linear):

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runner.file_lock import PATIENCE, alone, size_of
+from runner.files.lock import PATIENCE, alone, size_of
 
 log = logging.getLogger("runner")
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runner.torchmetrics_import import import_torchmetrics
+from runner.libraries.torchmetrics import import_torchmetrics
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -48,7 +48,7 @@ class ClassificationModel(Model):
 
     def metrics(self, train: bool) -> dict[str, Metric]:
         """Returns ``MulticlassAccuracy``: the share of samples whose largest logit is their class."""
-        from runner.torchmetrics_import import import_torchmetrics
+        from runner.libraries.torchmetrics import import_torchmetrics
 
         accuracy = import_torchmetrics().classification.MulticlassAccuracy
         # Validating the arguments would read the targets back from the device at every batch.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.torchvision_import import import_torchvision
+from runner.libraries.torchvision import import_torchvision
 
 
 def timm_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from runner.torchvision_import import import_torchvision
+from runner.libraries.torchvision import import_torchvision
 
 
 def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Module:

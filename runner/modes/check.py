@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.composed import targets
-from runner.processes.launch import Job
+from runner.config.composed import targets
+from runner.distributed.launch import Job
 from runner.terminal import print_block
 
 if TYPE_CHECKING:
-    from runner.modes.trial import Findings
+    from runner.modes.dry_run import Findings
 
 
 def check(job: Job) -> None:
@@ -25,7 +25,7 @@ def check(job: Job) -> None:
     Raises:
         WrongConfig: it cannot work.
     """
-    from runner.modes.trial import try_out
+    from runner.modes.dry_run import try_out
 
     findings = try_out(job.config)
     print_block(title_of(job), report(job.config, findings))

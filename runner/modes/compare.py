@@ -14,16 +14,16 @@ from typing import Any
 
 import yaml
 
-from runner import build
-from runner.composed import check_keys
-from runner.digest import PARTS, first_difference, read_digests
+from runner.checkpoints.digest import PARTS, first_difference, read_digests
+from runner.config import build
+from runner.config.composed import check_keys
+from runner.config.errors import config_errors
+from runner.distributed.launch import Job
 from runner.modes.check import remove_empty
-from runner.processes.launch import Job
-from runner.records.changes import find_changes
-from runner.records.kept_code import read_code
-from runner.records.result import read_result
+from runner.runs.changes import find_changes
+from runner.runs.kept_code import read_code
+from runner.runs.result import read_result
 from runner.terminal import print_block, show_path
-from runner.wrong_config import config_errors
 
 ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
 """What a record says of where a run was made, and what may change numbers; the first is the likeliest to."""

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import build
-from runner.processes.launch import Job
-from runner.records.record import log_record
-from runner.records.result import check_objective, recording
-from runner.records.run_folder import MANIFEST
-from runner.records.saved_run import SavedRun
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.distributed.launch import Job
+from runner.runs.folder import MANIFEST
+from runner.runs.record import log_record
+from runner.runs.result import check_objective, recording
+from runner.runs.saved_run import SavedRun
 from runner.terminal import print_block, show_path
-from runner.wrong_config import config_errors
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
@@ -86,7 +86,7 @@ def predict(job: Job) -> None:
 @contextmanager
 def _trainer(job: Job) -> Iterator[Trainer]:
     """The Trainer of a job, at the time at which the weights were saved; recorded, and closed at the end."""
-    from runner.modes.fault import noting_faults
+    from runner.modes.diagnosis import noting_faults
     from runner.time import Timestamp
 
     with config_errors():
@@ -103,7 +103,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
 
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     """Print results, then where the run lies and how to look at it; on rank 0."""
-    from runner.distributed import get_global_rank
+    from runner.distributed.collectives import get_global_rank
     from runner.metrics import scalars
 
     if get_global_rank() != 0:

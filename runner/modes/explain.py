@@ -19,14 +19,14 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runner import build
-from runner.composed import targets
+from runner.config import build
+from runner.config.composed import targets
+from runner.config.signatures import taken_as_options
 from runner.destination import LoggerDestination
+from runner.distributed.launch import Job
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.modes.check import remove_empty, title_of
-from runner.processes.launch import Job
-from runner.signatures import taken_as_options
 from runner.terminal import make_console, print_block
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def explain(job: Job) -> None:
     Raises:
         WrongConfig: something cannot be made.
     """
-    from runner.modes.fault import naming_fault
+    from runner.modes.diagnosis import naming_fault
 
     wanted = job.config["explain"]["format"]
     with naming_fault(job.config), redirect_stdout(sys.stderr):  # what constructors print is no part of the answer
@@ -105,7 +105,7 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
 def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
     """Return the engine of a run whose callbacks and algorithms were made but never called, and what conflicts."""
     from runner.engine import Engine, conflicts_among, sort_algorithms
-    from runner.modes.trial import make_idle_trainer
+    from runner.modes.dry_run import make_idle_trainer
 
     parts = build.make_parts(config)
     for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):

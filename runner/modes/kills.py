@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.digest import FILE, read_digests
-from runner.processes.launch import PARENT
+from runner.checkpoints.digest import FILE, read_digests
+from runner.distributed.launch import PARENT
 
 IN_SAVE = "inside a save"
 START = "start-up"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from runner.dataloader import BatchStream
-from runner.distributed import get_global_rank, get_world_size
+from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.evaluation import predict_each
 
 if TYPE_CHECKING:

@@ -21,18 +21,18 @@ from typing import Any
 
 import yaml
 
-from runner import build
-from runner.digest import read_digests
+from runner.checkpoints.digest import read_digests
+from runner.config import build
+from runner.config.errors import CONF, WrongConfig
+from runner.config.signatures import nearest
+from runner.distributed.launch import Job
+from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
 from runner.modes.kills import IN_SAVE, Pace, Session, Struck, plan_kills
-from runner.processes.launch import Job
-from runner.records.record import write_record
-from runner.records.result import read_result
-from runner.signatures import nearest
+from runner.runs.record import write_record
+from runner.runs.result import read_result
 from runner.terminal import print_block, show_path
-from runner.whole_file import write_whole
-from runner.wrong_config import CONF, WrongConfig
 
 FILE = "prove.json"
 WHOLE, KILLED, AGAIN = "uninterrupted", "killed", "uninterrupted-again"
@@ -267,7 +267,7 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _last_saved(run_dir: Path) -> int:
     """Return the batch of a run's newest checkpoint, 0 without one."""
-    from runner.checkpoint_files import MANIFEST, find_checkpoint
+    from runner.checkpoints.files import MANIFEST, find_checkpoint
 
     try:
         return json.loads((find_checkpoint(run_dir) / MANIFEST).read_text())["timestamp"]["batch"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from runner.batch import tensors
-from runner.checkpoint import capture
+from runner.checkpoints.snapshot import capture
 from runner.state import State
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner import build
-from runner.processes.launch import Job
-from runner.wrong_config import config_errors
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.distributed.launch import Job
 
 
 def sync(job: Job) -> None:

@@ -19,16 +19,16 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from runner.composed import GROUPS, OF_THE_COMMAND
-from runner.interrupt import end
-from runner.processes.launch import Job, print_failure
-from runner.processes.local_ranks import end_with, is_alive
-from runner.processes.threads import parallel_jobs
-from runner.records.result import Diverged, Result, identify, identity_in, read_result
-from runner.records.run_folder import LOCK, lock_file
+from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.config.errors import WrongConfig
+from runner.distributed.launch import Job, print_failure
+from runner.distributed.local_ranks import end_with, is_alive
+from runner.distributed.signals import end
+from runner.distributed.threads import parallel_jobs
+from runner.runs.folder import LOCK, lock_file
+from runner.runs.result import Diverged, Result, identify, identity_in, read_result
 from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep
-from runner.wrong_config import WrongConfig
 
 LONGEST = 100  # characters of a name
 
@@ -177,7 +177,7 @@ def _make(folder: Path, result: Result) -> bool:
 
 def _taken_up(job: Job) -> Job:
     """Return a job that was begun before, to go on from its latest checkpoint, or anew where it has none."""
-    from runner.checkpoint_files import find_checkpoint
+    from runner.checkpoints.files import find_checkpoint
 
     try:
         find_checkpoint(job.run_dir)

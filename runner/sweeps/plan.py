@@ -14,11 +14,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from runner import build
-from runner.command_line import key_of
-from runner.composed import to_plain
-from runner.records.result import fingerprint
-from runner.wrong_config import ConstructorFailed, WrongConfig, config_errors
+from runner.config import build
+from runner.config.command_line import key_of
+from runner.config.composed import to_plain
+from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
+from runner.runs.result import fingerprint
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
 """Launchers that run jobs where the sweep is led."""
@@ -97,7 +97,7 @@ def name_job_in(message: str, overrides: Sequence[str], others: int = 0) -> str:
 
 
 def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
-    from runner.modes.trial import collecting
+    from runner.modes.dry_run import collecting
 
     made: set[str] = set()
     with collecting([]):  # the jobs will say again what their parts warn of
@@ -112,7 +112,7 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
 
 def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
     """Make what a job consists of but its data, each section once for all jobs; the model without its memory."""
-    from runner.modes.trial import make_model_on_meta
+    from runner.modes.dry_run import make_model_on_meta
 
     parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
     model = fingerprint(config["model"])

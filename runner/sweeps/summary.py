@@ -17,13 +17,13 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.destination import SweepSummary
-from runner.records.result import Result
+from runner.files.whole import write_whole
+from runner.runs.result import Result
 from runner.sweeps import sweep
 from runner.sweeps.job import own_overrides, show_value, swept_values
 from runner.sweeps.plan import name_job_in, short_names
 from runner.sweeps.sweep import Sweep
 from runner.terminal import make_console, print_block, show_path
-from runner.whole_file import write_whole
 
 log = logging.getLogger("runner")
 

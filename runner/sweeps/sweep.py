@@ -17,16 +17,16 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runner import build
+from runner.config import build
+from runner.config.errors import WrongConfig, config_errors
 from runner.destination import SweepSummary
-from runner.interrupt import Interrupt, asking_to_end
-from runner.processes.launch import check_launcher
-from runner.records.result import Result, fingerprint, read_result
-from runner.records.run_folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
-from runner.records.saved_run import is_id
+from runner.distributed.launch import check_launcher
+from runner.distributed.signals import Interrupt, asking_to_end
+from runner.files.whole import read_object, write_whole
+from runner.runs.folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.runs.result import Result, fingerprint, read_result
+from runner.runs.saved_run import is_id
 from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
-from runner.whole_file import read_object, write_whole
-from runner.wrong_config import WrongConfig, config_errors
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from algorithms import EMA
 from algorithms.ema import smoothing_of, update_average
 from runner import Algorithm, Callback, evaluation_weights, save_checkpoint
-from runner.checkpoint_files import read_file
+from runner.checkpoints.files import read_file
 
 
 class Reference(Callback):

@@ -73,7 +73,7 @@ def train_all() -> None:
     import torch
 
     from runner import get_global_rank
-    from runner.distributed import destroy_process_group, init_process_group
+    from runner.distributed.collectives import destroy_process_group, init_process_group
 
     sys.path.append(sys.argv[1])
     from tasks import FITTING, train_exactly

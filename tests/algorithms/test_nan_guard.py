@@ -13,8 +13,8 @@ from algorithms import EMA, GradientClipping, NaNGuard
 from algorithms.nan_guard import all_finite
 from callbacks import InMemoryLogger, OptimizerMonitor
 from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, save_checkpoint
+from runner.checkpoints.digest import digest
 from runner.data import TensorLoader
-from runner.digest import digest
 
 SPOILT = (1, 4)  # batches counted from 0, of six
 

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from algorithms import EMA, LAWA, SWA, ScheduleFree
 from algorithms.swa import annealed
 from runner import Callback, evaluation_weights, save_checkpoint
-from runner.checkpoint_files import read_file
+from runner.checkpoints.files import read_file
 from runner.data import DatasetLoader
 from runner.schedulers import linear
 

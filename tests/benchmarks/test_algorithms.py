@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from runner import build
+from runner.config import build
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model=mlp", "algorithms=none", "data.batch_size=400", "trainer.max_duration=1ep")

@@ -9,7 +9,7 @@ from saver_runs import fit, saved, target
 
 from callbacks import CheckpointSaver, ThresholdStopper
 from runner import Callback, LoggerDestination
-from runner.checkpoint_files import read_file
+from runner.checkpoints.files import read_file
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -17,7 +17,7 @@ from python_process import PATIENCE, start_python, wait_until
 
 from callbacks import MLflowLogger
 from callbacks._mlflow_process import shared_writer
-from runner.whole_file import read_object, write_whole
+from runner.files.whole import read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """

@@ -17,7 +17,7 @@ from callbacks import MLflowLogger
 from callbacks._mlflow_order import write_order
 from callbacks._mlflow_spool import Sent, read_sent, write_sent
 from runner import Timestamp
-from runner.whole_file import read_object
+from runner.files.whole import read_object
 
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:

@@ -15,8 +15,8 @@ from torch import nn
 from algorithms import EMA, BatchAugment, MixUp
 from callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
 from runner import Callback, ClassificationModel, Trainer, first_difference, save_checkpoint
+from runner.checkpoints.digest import FILE, read_digests
 from runner.data import TensorLoader
-from runner.digest import FILE, read_digests
 
 BATCHES = 5  # of an epoch: 38 samples in batches of 8
 

@@ -7,9 +7,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from runner.libraries.torchvision import import_torchvision
 from runner.models import BasicBlock
 from runner.models.resnet18 import ResNet18
-from runner.torchvision_import import import_torchvision
 
 
 def test_it_has_as_many_weights_as_others_count():

@@ -16,12 +16,12 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model, build
-from runner.composed import to_plain
+from runner.config.composed import to_plain
+from runner.config.errors import WrongConfig
 from runner.data import faked_by
 from runner.event import Event
-from runner.modes import trial
+from runner.modes import dry_run
 from runner.modes.check import report
-from runner.wrong_config import WrongConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "checked_here"
@@ -46,7 +46,7 @@ class Fragile(Model):
         return outputs.nothing if self.fails == "loss" else nn.functional.cross_entropy(outputs, batch[1])
 
     def metrics(self, train: bool) -> Any:
-        from runner.torchmetrics_import import import_torchmetrics
+        from runner.libraries.torchmetrics import import_torchmetrics
 
         return {"Wrong": import_torchmetrics().MeanSquaredError()} if self.fails == "metrics" else {}
 
@@ -115,10 +115,10 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "mlruns").exists()
 
 
-def try_out(*overrides: str) -> trial.Findings:
+def try_out(*overrides: str) -> dry_run.Findings:
     config = plain(*overrides)
     build.check(config)
-    return trial.try_out(config)
+    return dry_run.try_out(config)
 
 
 TOKENS = ("model=gpt", "data=synthetic_tokens", "algorithms=none", "data.num_samples=64", "data.batch_size=32")
@@ -156,7 +156,7 @@ def test_the_size_of_a_checkpoint_is_foretold(
     overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Against a real one, a few percent off: destinations keep a little in it that grows with the run."""
-    monkeypatch.setattr(trial, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
     findings = try_out(*overrides)
     assert findings.device == device
@@ -196,7 +196,7 @@ OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=che
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     with pytest.raises(WrongConfig, match="does not fit.* In its forward pass"):
         try_out("model=mlp", "data=synthetic_images", "algorithms=none")
 
@@ -373,7 +373,7 @@ def test_a_key_that_nobody_reads_is_refused_in_every_mode(change: Any, message: 
 
 def test_the_report_is_short_and_says_what_was_found():
     config = plain(*EVERYTHING, "model=mlp")
-    rows = dict(report(config, trial.try_out(config)))
+    rows = dict(report(config, dry_run.try_out(config)))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
     assert rows["ok batch"].endswith("through 40 events, on the CPU")
     assert rows["memory"].startswith("418 kB a process, activations aside: weights 104 kB, gradients 104 kB")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.digest import FILE, PARTS
+from runner.checkpoints.digest import FILE, PARTS
 from runner.modes.compare import difference
-from runner.records.result import Result
+from runner.runs.result import Result
 
 
 def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | None = None, **facts: Any) -> Path:

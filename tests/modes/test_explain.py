@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel, build
-from runner.composed import to_plain
+from runner.config.composed import to_plain
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.modes.explain import print_tables, timeline

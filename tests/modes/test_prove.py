@@ -15,7 +15,7 @@ import pytest
 from python_process import PATIENCE, start_python
 from tiers import one_in
 
-from runner.digest import PARTS, read_digests
+from runner.checkpoints.digest import PARTS, read_digests
 from runner.modes.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, Pace, Session, plan_kills
 from runner.modes.prove import check_provable
 

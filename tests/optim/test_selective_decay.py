@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from runner.optim import SGD, AdamW
-from runner.optimizers import make_optimizers
+from runner.optim.factories import make_optimizers
 
 
 def make_net() -> nn.Sequential:

@@ -23,11 +23,11 @@ from torch import nn
 from algorithms import EMA, MixUp
 from callbacks import CheckpointSaver, EarlyStopper, JSONLinesLogger
 from runner import Callback, ClassificationModel, Trainer, get_global_rank, get_world_size
-from runner.build import build
-from runner.checkpoint_files import find_checkpoint
-from runner.composed import to_plain
+from runner.checkpoints.files import find_checkpoint
+from runner.config.build import build
+from runner.config.composed import to_plain
 from runner.data import TensorLoader
-from runner.data.digits import load_digits
+from runner.data.images.digits import load_digits
 from runner.schedulers import cosine_annealing
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -13,7 +13,7 @@ import pytest
 from outcomes import KILLED, assert_equal, read
 from sessions import fit, fit_in_trouble
 
-from runner.records.result import Result, read_result
+from runner.runs.result import Result, read_result
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from python_process import PATIENCE
 from sessions import fit, newest, save_each_batch
 from tiers import one_in
 
-from runner.checkpoint_files import verify
+from runner.checkpoints.files import verify
 
 LONGEST = 0.08  # seconds from the first batch of a session to its end
 

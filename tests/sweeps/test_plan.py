@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from torch import nn
 
 from runner import Callback, ClassificationModel
-from runner.composed import to_plain
+from runner.config.composed import to_plain
+from runner.config.errors import WrongConfig
 from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
-from runner.wrong_config import WrongConfig
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 MADE: list[str] = []

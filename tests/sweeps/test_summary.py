@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.records.result import Result
+from runner.runs.result import Result
 from runner.sweeps.job import name_job, show_value
 from runner.sweeps.plan import short_names
 from runner.sweeps.plot import draw

@@ -24,7 +24,7 @@ import signal
 import time
 from pathlib import Path
 
-from runner.interrupt import end
+from runner.distributed.signals import end
 
 if signal.getsignal(signal.SIGTERM) is end:  # in a job, which has no folder yet
     Path(f"late-{os.getpid()}").touch()

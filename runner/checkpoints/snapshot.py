@@ -1,0 +1,270 @@
+"""Checkpoints: what is in one, and how a run takes it back.
+
+A checkpoint is a folder:
+
+- `model.pt`: the weights that an evaluation measures (under an averaging algorithm, the average).
+- `state.pt`: everything else that a resumed run needs; under an averaging algorithm also the weights in training.
+- `config.json`: the resolved config of the run, to compare with.
+- `manifest.json`: sizes and SHA-256 of these, and where training stood. A folder without a valid one is never used.
+
+All of it is tensors, numbers, strings, lists and dicts, and is loaded with `weights_only=True`: nothing is unpickled.
+Where training stands in the data is the timestamp, and the streams of randomness are functions of that: see
+`runner.randomness`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.batch import map_tensors
+from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.engine import evaluation_weights
+from runner.hooks import Algorithm, Hooks
+from runner.metrics import empty
+from runner.state import State
+from runner.time import Timestamp
+
+log = logging.getLogger("runner")
+
+
+def save_checkpoint(state: State, path: str | Path, weights_only: bool = False) -> None:
+    """Write a checkpoint folder at `path`, complete or not at all. Call it on all ranks; rank 0 writes.
+
+    Args:
+        state: the run, between batches.
+        path: the folder to be; an existing one is replaced once the new one is complete.
+        weights_only: leave out `state.pt`: enough to evaluate and to start from, not to resume.
+
+    Raises:
+        FileExistsError: at `path` is something that is no checkpoint.
+        OSError: the disk is full or the folder read-only; nothing is left under `path`.
+    """
+    write_checkpoint(capture(state, weights_only, copy=False), path)
+
+
+def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snapshot | None:
+    """Return what a checkpoint will hold, on the CPU; None on ranks other than 0. Call it on all ranks.
+
+    Args:
+        state: the run, between batches.
+        weights_only: leave out what only a resumed run needs.
+        copy: copy tensors, so that training may go on while they are written.
+    """
+    metrics = _metric_states(state)
+    if get_global_rank() != 0:
+        return None
+
+    def keep(value: Any) -> Any:
+        return map_tensors(value, lambda tensor: _to_cpu(tensor, copy))
+
+    averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
+    with evaluation_weights(state):
+        # Tensors that an average is swapped into for the moment must be copied before they are swapped back.
+        evaluated = dict(state.unwrapped_model.state_dict())
+        weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
+    snapshot: Snapshot = {
+        "timestamp": state.timestamp.state_dict(),
+        "model.pt": weights,
+        **({CONFIG: state.config} if state.config else {}),
+    }
+    if not weights_only:
+        snapshot["state.pt"] = {
+            "algorithms": _states(state.algorithms, keep),
+            "callbacks": _states([*state.callbacks, *state.loggers], keep),
+            **keep({
+                "timestamp": state.timestamp.state_dict(),
+                "previous_timestamp": state.previous_timestamp.state_dict(),
+                "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
+                "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+                "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
+                "scaler": state.scaler.state_dict() if state.scaler is not None else None,
+                "train_metrics": metrics,
+                "train_metric_values": state.train_metric_values,
+                "eval_metric_values": state.eval_metric_values,
+                "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
+                "order": _order(state),
+                "microbatch_size": state.microbatch_size,
+                "stop_requested": state.stop_requested,
+                "unheard": state.unheard,
+                "seed": state.rank_zero_seed,
+                "run_name": state.run_name,
+                "world_size": get_world_size(),
+            }),
+        }  # fmt: skip
+    if state.device.type == "cuda":
+        torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
+    return snapshot
+
+
+def is_known_alone(state: State) -> bool:
+    """Whether this rank has all that a checkpoint holds, and it is whole, after an error that others may not have had.
+
+    It is rank 0, and there are no metrics of training whose accumulators lie on other ranks.
+    """
+    # Until TrainMetrics has heard of an epoch's end, each rank has accumulators of its own.
+    measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
+    shared = get_world_size() > 1 and measured and bool(state.train_metrics)
+    return state.is_whole and get_global_rank() == 0 and not shared
+
+
+def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
+    """Load the weights that a checkpoint's evaluations measured into the model.
+
+    Args:
+        state: the run; only the model is changed.
+        path: a checkpoint's or a run's folder.
+        strict: raise where names differ; otherwise load those that match and warn.
+
+    Raises:
+        ValueError: names or shapes differ; all of them are listed.
+        FileNotFoundError: there is no checkpoint.
+    """
+    _load_into(state.unwrapped_model, read_file(find_checkpoint(path), "model.pt"), path, strict)
+
+
+def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
+    own = model.state_dict()
+    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{k} {tuple(weights[k].shape)} into {tuple(own[k].shape)}"
+        for k in own.keys() & weights.keys()
+        if own[k].shape != weights[k].shape
+    ]
+    if shapes or (strict and (missing or unexpected)):
+        raise ValueError(
+            f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, "
+            f"of other shape {shapes}"
+        )
+    if missing or unexpected:
+        log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
+    model.load_state_dict(weights, strict=False)
+
+
+def restore(state: State, path: str | Path) -> None:
+    """Take back everything that a checkpoint holds, so that training goes on as if it had not stopped.
+
+    Raises:
+        ValueError: the checkpoint is of another experiment: other optimizers, weights, or only weights.
+        FileNotFoundError: there is no checkpoint.
+    """
+    path = find_checkpoint(path)
+    if not (path / "state.pt").exists():
+        raise ValueError(f"checkpoint {str(path)!r} holds weights only: start from it with load_path, resume another")
+    saved = read_file(path, "state.pt")
+    _check_order(path, saved, _order(state))
+    weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
+    _load_into(state.unwrapped_model, weights, path, strict=True)
+    for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
+        if len(saved[kind]) != len(own):
+            raise ValueError(
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run {len(own)}: resume with the same"
+            )
+        for one, its in zip(own, saved[kind], strict=True):
+            one.load_state_dict(its)
+    optimizers: list[Any] = state.optimizers
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # torch's schedulers warn when they step first, as at the end of an epoch
+    if state.scaler is not None and saved["scaler"] is not None:
+        state.scaler.load_state_dict(saved["scaler"])
+    _load_states(state.algorithms, saved["algorithms"])
+    _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
+    _load_metric_states(state, saved["train_metrics"])
+    state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
+    state.previous_timestamp = Timestamp.from_state_dict(saved.get("previous_timestamp", saved["timestamp"]))
+    state.train_metric_values = saved["train_metric_values"]
+    state.eval_metric_values = saved["eval_metric_values"]
+    for evaluator in state.evaluators:
+        evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
+    state.stop_requested = saved.get("stop_requested", False)
+    state.unheard = saved.get("unheard", {})
+    state.resumed_from = path
+    if state.auto_microbatching:
+        state.microbatch_size = saved["microbatch_size"]
+
+
+def _order(state: State) -> dict[str, Any]:
+    """Return what decides which samples make up a batch; nothing where the loader has no order, or not the data's."""
+    loader = state.train_dataloader
+    order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
+    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
+    return {name: getattr(order, name) for name in names if hasattr(order, name)}
+
+
+def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
+    """Raise where the rest of an epoch would be other samples than those that its first part has left."""
+    before, stands = saved.get("order", {}), Timestamp.from_state_dict(saved["timestamp"])
+    changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
+    if changes and stands.batch_in_epoch > 0:
+        raise ValueError(
+            f"checkpoint {str(path)!r} is of the middle of an epoch, after {stands.sample_in_epoch} samples, and the "
+            f"batches are others now: {', '.join(changes)}. Samples would be trained twice or never: resume from the "
+            "end of an epoch"
+        )
+
+
+def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        return tensor  # of a run that is tried out without memory
+    if copy and tensor.is_cuda:  # to pinned memory, so that nothing is waited for in between
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
+    states = {}
+    for one in hooks:
+        try:
+            if own := one.state_dict():
+                states[one.config_key] = keep(own)
+        except TypeError as error:
+            reason = str(error).partition(";")[0].replace("a batch holds", "it holds")
+            allowed = "tensors, numbers, strings, lists and dicts"
+            raise TypeError(f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return {allowed}") from None
+    return states
+
+
+def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:
+    for one in hooks:
+        if one.config_key in saved:
+            one.load_state_dict(saved[one.config_key])
+    for key in saved.keys() - {one.config_key for one in hooks}:
+        if get_global_rank() != 0:
+            break  # where there are no destinations
+        log.warning("the checkpoint's state of %r is not used: this run has nothing of that name", key)
+
+
+def _metric_states(state: State) -> dict[str, Any]:
+    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
+    states = {}
+    for name, metric in state.train_metrics.items():
+        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
+        if shared:
+            metric.sync()
+        states[name] = dict(metric.state_dict())
+        if shared:
+            metric.unsync()
+    return states
+
+
+def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
+    """Give the accumulators of all ranks to rank 0; the others start from nothing."""
+    for name, metric in state.train_metrics.items():
+        if name not in saved:
+            continue
+        metric.load_state_dict(saved[name])
+        metric.to(state.device)
+        for part in metric.modules():
+            for key, value in getattr(part, "metric_state", {}).items():
+                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
+                    setattr(part, key, [value])  # merging ranks joined the list
+        if get_global_rank() != 0:
+            empty(metric)
+        metric._update_count = 1  # accumulators count as updated: compute() must not warn that they are not

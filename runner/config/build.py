@@ -1,0 +1,263 @@
+"""From a resolved config to a Trainer: every target is bound first, then objects are made, the data last."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import hydra.utils
+
+from runner.addresses import hidden_everywhere
+from runner.config.composed import check_keys, section_of, targets
+from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
+from runner.config.signatures import check_signature, locate
+
+if TYPE_CHECKING:
+    from runner.destination import LoggerDestination
+    from runner.distributed.launch import Launch
+    from runner.trainer import Trainer
+
+# Arguments of the Trainer that are made here and have no key of their own under `trainer`.
+_SUPPLIED = [
+    "model",
+    "train_dataloader",
+    "eval_dataloader",
+    "optimizers",
+    "schedulers",
+    "algorithms",
+    "callbacks",
+    "loggers",
+    "run_dir",
+    "config",
+    "resume_path",
+    "run_name",
+]
+
+
+def warm_up(config: Mapping[str, Any]) -> None:
+    """Let callbacks start their slow helpers, before torch is imported; `check` speaks of targets that are wrong."""
+    for section in (config.get("callbacks") or {}).values():
+        try:
+            target = hydra.utils.get_object(section["_target_"])
+        except Exception:
+            continue
+        if hasattr(target, "warm_up"):
+            target.warm_up()
+
+
+def make_launch(config: Mapping[str, Any]) -> Launch:
+    """Return how many processes a job has, checked as in `check`, but before all else: they start early."""
+    check_signature("launch", section_of(config, "launch"))
+    return make("launch", config["launch"])
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Raise where the config cannot be built: unknown keys, targets that do not exist, arguments that do not fit.
+
+    Nothing is made and no data is read.
+
+    Raises:
+        ValueError: one of them; the message names the key, what is allowed, and the nearest name.
+    """
+    check_keys(config)
+    make_launch(config)
+    _check_trainer(config["trainer"])
+    for path, section in targets(config):
+        check_signature(path, section, _SUPPLIED if path == "trainer" else ())
+    for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):
+        if path is not None:
+            checkpoint_of(key, path)
+
+
+def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
+    """Return the Trainer that a resolved config describes. All ranks.
+
+    Args:
+        config: checked by `check`.
+        run_dir: the run's folder.
+        run_name: name of the run.
+
+    Raises:
+        ValueError, TypeError, ...: what a constructor refuses, naming the section.
+    """
+    parts = make_parts(config)
+    model = make_model(config)
+    train_dataloader, eval_dataloader = make_data(config["data"])
+    return assemble(
+        config,
+        run_dir,
+        run_name,
+        model=model,
+        train_dataloader=train_dataloader,
+        eval_dataloader=eval_dataloader,
+        resume_path=config.get("resume"),
+        **parts,
+    )
+
+
+def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config makes without model and data: callbacks, algorithms, optimizers, schedulers.
+
+    By the names of the Trainer's arguments; callbacks and algorithms are dicts by config key.
+    """
+    parts = {
+        "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
+        "algorithms": {key: make(f"algorithms.{key}", one) for key, one in (config.get("algorithms") or {}).items()},
+        "optimizers": make("optimizer", config.get("optimizer")),
+        "schedulers": make("scheduler", config.get("scheduler")),
+    }
+    _try_optimizer(parts["optimizers"], config["optimizer"])
+    return parts
+
+
+def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the training and the evaluation data that a section makes.
+
+    Raises:
+        TypeError: it makes something else.
+    """
+    made = make("data", section)
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        kind = type(made).__name__
+        raise TypeError(f"data: {section['_target_']} must return (train_loader, eval_loader), not a {kind}")
+    return made[0], made[1]
+
+
+def make_model(config: Mapping[str, Any]) -> Any:
+    """Return the model, its weights drawn from the run's seed alone."""
+    import torch
+
+    from runner.randomness import stream_seed
+
+    torch.manual_seed(stream_seed(int(config["seed"]), "model"))
+    return make("model", config["model"])
+
+
+def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
+    """Return the Trainer of a config and the objects that were made of its groups, by the Trainer's arguments."""
+    return make(
+        "trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=hidden_everywhere(config), **parts
+    )
+
+
+def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:
+    """Return the logger destinations of a config, for what they can do without a run."""
+    from runner.destination import LoggerDestination
+
+    sections = {f"callbacks.{key}": section for key, section in (config.get("callbacks") or {}).items()}
+    kinds = {path: locate(path, section["_target_"]) for path, section in targets(sections) if path in sections}
+    found = [path for path, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, LoggerDestination)]
+    return [make(path, sections[path]) for path in found]
+
+
+def make(path: str, section: Any, **supplied: Any) -> Any:
+    """Return the object of a section, None for one without a target.
+
+    Raises:
+        Exception: what its constructor raises, with the section's path in front.
+    """
+    if section is None or "_target_" not in section:
+        return None
+    with _naming(path, section, supplied.get("config", {})):
+        if supplied:
+            return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
+        return hydra.utils.instantiate(section, _convert_="all")
+
+
+@contextmanager
+def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error that a callback or algorithm raises at an event gets a note with its section, as in `make`."""
+    try:
+        yield
+    except Exception as error:
+        _note_hook(error, config)
+        raise
+
+
+@contextmanager
+def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as exit:
+        if not isinstance(exit.code, str):  # of a signal
+            raise
+        raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
+    except Exception as error:
+        cause, failed = error, path
+        if type(error).__name__ == "InstantiationException" and isinstance(error.__cause__, Exception):
+            cause, inner = error.__cause__, re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
+            failed = f"{path}.{inner[1]}" if inner else path  # where in the section its target stands
+        if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # which runs hooks, and whose faults are ours
+            raised, cause = cause, ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+            cause.__cause__ = raised
+        if not _note_hook(cause, config):
+            _note_section(cause, path, section, config, failed)
+        raise cause from cause.__cause__
+
+
+def _note_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
+    """Note the section of the callback or algorithm that raised an error at an event; return whether one did."""
+    raised = [match[1] for note in getattr(error, "__notes__", []) if (match := re.match(r"raised by '(\w+)'", note))]
+    for group in ("callbacks", "algorithms"):
+        sections = config.get(group) or {}
+        if raised and raised[0] in sections:
+            _note_section(error, f"{group}.{raised[0]}", sections[raised[0]], config)
+            return True
+    return False
+
+
+def _note_section(
+    error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
+) -> None:
+    """Note `in path.key (target)`: the key is the one with which the message begins, in this section or elsewhere.
+
+    Without a key it is the place of what failed, where that stands inside the section.
+    """
+    name = str(error).partition("=")[0]
+    inside = dict(targets(section, path))
+    keys = [f"{inner}.{name}" for inner, one in [*inside.items(), *targets(config)] if name in one]
+    place = failed if failed in inside else path
+    error.add_note(f"in {keys[0] if keys else place} ({inside[place]['_target_']})")
+
+
+def _check_trainer(section: Mapping[str, Any]) -> None:
+    from runner.arguments import check_arguments
+
+    if section["_target_"] == "runner.Trainer":
+        known = inspect.signature(check_arguments).parameters
+        with _naming("trainer", section):
+            check_arguments(**{key: value for key, value in section.items() if key in known})
+
+
+def checkpoint_of(key: str, path: str) -> Path:
+    """Return the checkpoint that a key of the config means.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from runner.checkpoints.files import find_checkpoint
+
+    try:
+        return find_checkpoint(path)
+    except FileNotFoundError as error:
+        reason = "no complete checkpoint there" if Path(path).exists() else "no such folder"
+        raise ValueError(f"{key}={path!r}: {reason}; give a run's folder, or a checkpoint's") from error
+
+
+def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
+    """Raise what the optimizer says to its arguments, before data is read."""
+    import torch
+
+    from runner.optim.factories import make_optimizers
+
+    if callable(factory):
+        with _naming("optimizer", section):
+            made = make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
+            for group in (group for one in made for group in one.param_groups):
+                if isinstance(lr := group.get("lr"), str):  # not every optimizer looks at it
+                    raise TypeError(f"lr={lr!r}: must be a number, the learning rate")

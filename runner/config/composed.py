@@ -1,0 +1,156 @@
+"""A composed config as plain containers: which keys it has, and what may stand in those that configure no object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config.signatures import nearest
+
+GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
+OF_THE_COMMAND = (
+    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
+    "allow_divergence",
+    *("explain", "predict", "prove", "compare"),
+)
+"""Keys that say what to do now, and not what is trained."""
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
+MODES = ("train", "check", "explain", "eval", "predict", "prove", "compare", "sync")
+CHOICES = {
+    "explain": {"format": ("table", "json")},
+    "predict": {"format": ("parquet", "pt"), "split": ("eval", "train")},
+    "prove": {
+        "batches": int,
+        "kills": int,
+        "seed": int,
+        "save_interval": str,
+        "patience": int,
+        "without": list,
+        "keep": bool,
+    },
+}
+"""Keys of the sections that configure no object, and what they may be: one of these values, or of this type."""
+TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return a composed config as plain containers, resolved.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or cannot be resolved.
+        ValueError: a key was removed that every run needs.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
+        if isinstance(own := plain.pop(group, None), dict) and own:
+            raise ValueError(
+                f"{group}.{next(iter(own))}: nobody reads it; the file that sets it must begin with the line "
+                "'# @package _global_', so that its keys are those of the run"
+            )
+    for key in KEYS:
+        if key not in plain and key not in GROUPS:
+            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+    return plain
+
+
+def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every section that has a `_target_`, with its dotted path, outer ones first."""
+    if isinstance(config, Mapping):
+        if "_target_" in config:
+            yield path, config
+        for key, value in config.items():
+            yield from targets(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(config, list):
+        for index, value in enumerate(config):
+            yield from targets(value, f"{path}[{index}]")
+
+
+def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    """Return the section of a group that every run needs.
+
+    Raises:
+        ValueError: it is gone, or names no target.
+    """
+    section = config.get(group)
+    if not isinstance(section, Mapping) or "_target_" not in section:
+        raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
+    return section
+
+
+def check_keys(config: Mapping[str, Any]) -> None:
+    """Raise where a key is unknown or read by nobody, where a section names no target, or a single value is wrong.
+
+    Args:
+        config: from `to_plain`.
+
+    Raises:
+        ValueError: one of them; the message names the key, what is allowed, and the nearest name.
+    """
+    for key in config:
+        if key not in KEYS:
+            raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
+    _check_single_values(config)
+    _check_choices(config)
+    scheduler = config.get("scheduler") or {}
+    if not isinstance(scheduler, Mapping):
+        raise ValueError(f"scheduler={scheduler!r}: choose a file of conf/scheduler/")
+    if scheduler and "_target_" not in scheduler:
+        key = next(iter(scheduler))
+        raise ValueError(f"scheduler.{key}: nobody reads it, as there is no schedule; choose one with scheduler=<name>")
+    for group in ("model", "data", "optimizer", "trainer"):
+        section_of(config, group)
+    for group in ("callbacks", "algorithms"):
+        if "_target_" in (config.get(group) or {}):
+            raise ValueError(
+                f"{group}._target_={config[group]['_target_']!r}: has no name; a file of {group}/ begins with its own "
+                "name as key, under which all else stands indented"
+            )
+        for key, section in (config.get(group) or {}).items():
+            if not isinstance(section, Mapping) or "_target_" not in section:
+                raise ValueError(
+                    f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
+                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it"
+                )
+
+
+def _check_single_values(config: Mapping[str, Any]) -> None:
+    if config["mode"] not in MODES:
+        raise ValueError(f"mode={config['mode']!r}: no such mode; {nearest(config['mode'], MODES)}")
+    seed = config["seed"]
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
+        if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
+            raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
+    for key in ("skip_finished", "allow_divergence"):
+        if not isinstance(config[key], bool):
+            raise ValueError(f"{key}={config[key]!r}: must be true or false")
+    for key, what in (
+        ("allow_targets", "classes, such as [my_module.MyModel]"),
+        ("allow_addresses", "addresses or paths, such as [http://host:5000]"),
+        ("resume_allow", "keys, such as [seed]"),
+    ):
+        allowed = config[key]
+        if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
+            raise ValueError(f"{key}={allowed!r}: must be a list of {what}")
+
+
+def _check_choices(config: Mapping[str, Any]) -> None:
+    for group, known in CHOICES.items():
+        section = config[group]
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{group}={section!r}: set its keys: {', '.join(f'{group}.{key}=...' for key in known)}")
+        for key, value in section.items():
+            if key not in known:
+                raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
+            allowed = known[key]
+            if isinstance(allowed, type):
+                if type(value) is not allowed:
+                    raise ValueError(f"{group}.{key}={value!r}: must be {TYPES[allowed]}")
+            elif value not in allowed:
+                raise ValueError(f"{group}.{key}={value!r}: {nearest(str(value), allowed)}")
+        for key in known:
+            if key not in section:
+                raise ValueError(f"~{group}.{key}: mode={group} needs this key; leave it as it is")

@@ -1,0 +1,183 @@
+"""What is wrong with the groups and keys that were typed, where Hydra cannot compose them: what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from runner.config.command_line import LISTS, config_dir, key_of, search_path
+from runner.config.composed import MODES
+from runner.config.signatures import nearest
+
+EXTRAS = {
+    "hydra/launcher=joblib": "hydra-joblib-launcher",
+    "hydra/launcher=submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
+    "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
+}
+"""What has to be installed for a choice that Hydra's plugins bring."""
+
+
+def about_composing(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> str:
+    """Return what is wrong with the choice of groups and overrides, in one message.
+
+    Args:
+        error: as Hydra raised it.
+        text: its message.
+        overrides: as typed on the command line.
+        conf: the folder of config groups.
+    """
+    if match := re.match(r"In '.*': Could not (?:find|load) '(.+)/([^/']*)'", text):
+        listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)  # which Hydra leaves out for a list of names
+        return _about_choice(match[1], match[2], listed, overrides, conf)
+    if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", text):
+        config, inner = _compose_without(match[1], overrides, conf), getattr(error.__cause__, "full_key", None)
+        if inner is not None and inner.startswith(f"{match[1]}."):  # a whole section was typed
+            return f"{_about_key(inner, config, conf)}. To replace all of it: ~{match[1]} '+{match[1]}=...'"
+        return _about_key(match[1], config, conf)
+    if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"+{match[1]}: is there already; write {match[1]}=... without the +"
+    if match := re.match(r"Multiple values for ([\w/]+)", text):
+        group = match[1]
+        if group in LISTS:
+            return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
+        if any(one.startswith(f"+{group}=") for one in overrides):
+            return f"+{group}: there is one already; write {group}=... without the +"
+        return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
+    if re.match(r"Config group override must be a string or a list", text):
+        return _about_empty(overrides, conf)
+    if match := re.match(r"Ambiguous value for argument '(([^=]+)=([^']*))'", text):
+        return f"{match[1]}: several values; write '{match[2]}=[{match[3]}]' for a list, or add -m to run each"
+    if type(error).__name__ == "OverrideParseException":
+        return _about_grammar(getattr(error, "override", None) or text.splitlines()[0], overrides, conf)
+    return text.partition("\n\n")[0]
+
+
+def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
+    """Yield a sentence for a typed `callbacks=a` that takes the place of all that a run has by default.
+
+    None where that is meant: with `none`, or with one of the defaults among the names. Likewise for algorithms.
+    """
+    for group in LISTS:
+        typed = [one for one in overrides if one.startswith(f"{group}=")]
+        names = {name for one in typed for name in re.findall(r"\w+", one.partition("=")[2])}
+        if names and names <= {*_choices(overrides, conf)}:  # what is wrong is spoken of as an error
+            usual = _usual(group, overrides, conf)
+            if usual and names.isdisjoint(usual):
+                yield f"{typed[-1]} replaces {', '.join(usual)}; +{typed[-1]} adds to them"
+
+
+def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return the names that a list holds by default; composes only where more than config.yaml decides them."""
+    if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
+        return list(_compose_without(group, overrides, conf).get(group) or {})
+    defaults: Any = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"), resolve=False)
+    return next(entry[group] for entry in defaults["defaults"] if isinstance(entry, dict) and group in entry)
+
+
+def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
+    """Return what is wrong with a name that is no choice of a group; another group may have it."""
+    typed = f"{group}={name}"
+    if typed in EXTRAS:
+        return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
+    choices = _choices(overrides, conf)
+    if name in choices and group not in choices[name]:
+        return f"{typed}: no such choice; did you mean {_typed(name, choices[name])}?"
+    own = listed or [one for one, groups in choices.items() if group in groups]
+    return f"{typed}: no such choice; {nearest(name, own)}"
+
+
+def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
+    """Return how to write what is no override: a word alone is a choice of some group, or a mode."""
+    choices = _choices(overrides, conf) | {mode: ["mode"] for mode in MODES}
+    if near := difflib.get_close_matches(typed, choices, n=1, cutoff=0.8):
+        return f"{typed}: has no key; did you mean {_typed(near[0], choices[near[0]])}?"
+    return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
+
+
+def _choices(overrides: Sequence[str], conf: Path) -> dict[str, list[str]]:
+    """Return the groups that have a choice of each name, in a typed `--config-dir` too."""
+    choices: dict[str, list[str]] = {}
+    for folder in filter(None, (conf, config_dir(overrides))):
+        for file in sorted(folder.glob("*/*.yaml")):
+            if file.stem not in ("none", "default"):
+                choices.setdefault(file.stem, []).append(file.parent.name)
+    return choices
+
+
+def _typed(name: str, groups: Sequence[str]) -> str:
+    return " or ".join(f"{'+' if group in LISTS else ''}{group}={name}" for group in groups)
+
+
+def _about_empty(overrides: Sequence[str], conf: Path) -> str:
+    """Return what to write in place of a group's name that is null or a number."""
+    for one in overrides:
+        name, _, value = one.lstrip("+").partition("=")
+        if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
+            files = [path.stem for path in (conf / name).glob("*.yaml")]
+            return f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
+        if not name:
+            return f"{one}: has no key; write key=value"
+    return "a group takes the name of a choice, or a list of names"
+
+
+def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
+    """Return what to write in place of a key that a composed config does not have."""
+    node: Any = config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        above = ".".join(parts[:depth])
+        if not isinstance(node, Mapping):
+            return f"{key}: {above} is a single value, it has no keys"
+        if part not in node:
+            group = parts[0]
+            if depth == 1 and (conf / group / f"{part}.yaml").exists():
+                return f"{key}: {part!r} is not part of this run; it is added with +{group}={part}"
+            groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
+            if part in groups:
+                return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
+            if depth > 1 and not node:
+                return f"{key}: {above} is empty; add to it with +{key}=..."
+            where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
+            deeper = [one for one in _keys(node, above) if one.endswith(f".{'.'.join(parts[depth:])}")]
+            if deeper:
+                return f"{key}: {where}; did you mean {' or '.join(deeper)}?"
+            return f"{key}: {where}; {nearest(part, [*node, *(one for one in groups if one not in node)])}"
+        node = node[part]
+    if node is None:
+        return f"{key}: is null, there is nothing to remove"
+    return f"{key}: is not there beside what else was typed; add it with +{key}=..."
+
+
+def _keys(section: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield all keys of a section at a path and of the sections in it, in full."""
+    for key, value in section.items():
+        inner = f"{path}.{key}" if path else key
+        yield inner
+        if isinstance(value, Mapping):
+            yield from _keys(value, inner)
+
+
+def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str, Any]:
+    """Return the config as it is without the overrides of a key; where that fails, of choices alone, or the default."""
+    # Without options and what they are given, which has no key.
+    keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
+    kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
+    # Where another key is wrong too.
+    chosen = [one for one in kept if (conf / key_of(one)).is_dir() and not one.startswith("~")]
+    for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(conf), version_base="1.3"):
+                plain: Any = OmegaConf.to_container(compose("config", overrides=attempt), resolve=False)
+                return plain
+        except Exception:
+            continue
+    return {}

@@ -1,0 +1,186 @@
+"""Two columns of a data set of Hugging Face as pairs of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runner.data.images.imagefolder import MEAN, STD
+from runner.libraries.hugging_face import import_hf
+
+WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FRACTIONS = ("float16", "float32", "float64")
+MEANS, DEVIATIONS = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
+
+
+class Columns(Dataset[tuple[Tensor, ...]]):
+    """The rows of a data set as tuples of tensors, one a column.
+
+    Args:
+        rows: a ``datasets.Dataset``.
+        columns: the columns by the names of the arguments that chose them, for messages.
+        image_size: height and width of images, in pixels; None leaves them as they are.
+
+    Raises:
+        ValueError: a column that is not there, that becomes no tensor, whose lists differ in length, or that has
+            samples without a label.
+    """
+
+    def __init__(self, rows: Any, columns: Mapping[str, str], image_size: int | None) -> None:
+        for key, column in columns.items():
+            check_column(rows.features, key, column)
+            _check_values(rows, key, column)
+        self.columns = dict(columns)
+        self._rows = rows.select_columns([*dict.fromkeys(columns.values())])
+        self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
+        self._image_size = image_size
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        row = self._rows[index]
+        return tuple(self._tensor(key, column, row[column], index) for key, column in self.columns.items())
+
+    def stack(self, samples: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Returns a batch: the tensors of each column, stacked.
+
+        Raises:
+            ValueError: they have different shapes.
+        """
+        parts = [*zip(*samples, strict=True)]
+        for (key, column), tensors in zip(self.columns.items(), parts, strict=True):
+            shapes = sorted({tuple(one.shape) for one in tensors})
+            if len(shapes) > 1:
+                is_image = self._dtypes[column] is None
+                advice = "give image_size=<pixels>" if is_image else "a batch needs equal ones"
+                raise ValueError(f"{key}={column!r}: samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
+        return tuple(torch.stack(one) for one in parts)
+
+    def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
+        dtype = self._dtypes[column]
+        if value is None:
+            raise ValueError(f"{key}={column!r}: row {index} has no value")
+        try:
+            return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key}={column!r}: row {index} does not become a tensor: {error}") from error
+
+
+def image_tensor(image: Any, size: int | None) -> Tensor:
+    """Returns an image of Pillow as float32 ``(3, H, W)``, with ImageNet's mean and deviation taken out.
+
+    Args:
+        image: of any mode.
+        size: height and width, in pixels: the shorter side is brought to it, and the center cut out; None leaves both.
+    """
+    image = image.convert("RGB")
+    if size is not None and image.size != (size, size):
+        scale = size / min(image.size)
+        image = image.resize([max(size, round(side * scale)) for side in image.size], import_hf("PIL.Image").BILINEAR)
+        left, top = ((side - size) // 2 for side in image.size)
+        image = image.crop((left, top, left + size, top + size))
+    pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float() / 255
+    return (pixels - MEANS) / DEVIATIONS
+
+
+def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
+    """Raises ValueError for a column that is not there or that becomes no tensor; `key` is what chose it."""
+    if column not in features:
+        raise ValueError(f"{key}={column!r}: there is no such column; there are {', '.join(features)}")
+    feature = features[column]
+    if not _is_image(feature) and _leaf(feature) not in WHOLE + FRACTIONS:
+        raise ValueError(
+            f"{key}={column!r}: this column holds {feature}; numbers, lists of them, labels and images become tensors"
+        )
+
+
+def fake_batches(
+    features: Mapping[str, Any],
+    columns: Mapping[str, str],
+    image_size: int | None,
+    first: Callable[[], Mapping[str, Any]],
+) -> Callable[[int], tuple[Tensor, ...]]:
+    """Returns ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
+
+    Args:
+        features: of the data set.
+        columns: as of :class:`Columns`.
+        image_size: likewise.
+        first: reads a row, which is done only where the features do not give a column's shape.
+
+    Raises:
+        ValueError: see :func:`check_column`.
+    """
+    row: Mapping[str, Any] | None = None
+    likenesses: list[tuple[Tensor, bool]] = []
+    for key, column in columns.items():
+        check_column(features, key, column)
+        feature = features[column]
+        shape, dtype = _shape(feature, image_size), _dtype(feature)
+        if shape is None:
+            row = first() if row is None else row
+            value = row[column]
+            shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
+        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of numbers nothing is known
+        made = torch.rand(tuple(shape)) if dtype is None else torch.full(tuple(shape), largest, dtype=dtype)
+        likenesses.append((made, dtype is None))
+
+    def make(samples: int) -> tuple[Tensor, ...]:
+        ones = [(made - MEANS) / DEVIATIONS if is_image else made for made, is_image in likenesses]
+        return tuple(one.expand(samples, *one.shape).clone() for one in ones)
+
+    return make
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image"
+
+
+def _innermost(feature: Any) -> Any:
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return feature
+
+
+def _leaf(feature: Any) -> str | None:
+    """Returns the type of the numbers that a column holds at last; None where these are none."""
+    return getattr(_innermost(feature), "dtype", None)
+
+
+def _dtype(feature: Any) -> torch.dtype | None:
+    """Returns the type of the tensors that a column becomes; None for images."""
+    if _is_image(feature):
+        return None
+    return torch.int64 if _leaf(feature) in WHOLE else torch.float32
+
+
+def _shape(feature: Any, image_size: int | None) -> tuple[int, ...] | None:
+    """Returns the shape of a column's samples, None where its features do not tell."""
+    if _is_image(feature):
+        return None if image_size is None else (3, image_size, image_size)
+    shape: tuple[int, ...] = ()
+    while hasattr(feature, "feature"):
+        shape += (getattr(feature, "length", -1),)
+        feature = feature.feature
+    shape += tuple(-1 if one is None else one for one in getattr(feature, "shape", ()))
+    return None if -1 in shape else shape
+
+
+def _check_values(rows: Any, key: str, column: str) -> None:
+    """Raise ValueError for lists of different length and for missing labels, as far as that is quickly seen."""
+    compute = import_hf("pyarrow.compute")
+    feature, values = rows.features[column], rows.data.column(column)
+    if hasattr(feature, "feature"):
+        ends = compute.min_max(compute.list_value_length(values)).as_py()
+        if ends["min"] != ends["max"]:
+            raise ValueError(
+                f"{key}={column!r}: its lists have {ends['min']} to {ends['max']} entries; a batch needs equal ones"
+            )
+    if hasattr(feature, "num_classes") and (compute.min(values).as_py() or 0) < 0:
+        raise ValueError(f"{key}={column!r}: some rows have no label (-1); choose another split")

@@ -1,0 +1,171 @@
+"""Any data set of Hugging Face's library `datasets`: from the Hub, from files, or saved by it.
+
+With `text`, a column of texts, batches are those of :func:`runner.data.text.text_files.load_text_files`: int64
+``(inputs, targets)`` of ``(N, context)``, in which each row is a document, and the tokens are kept in `cache`.
+
+With `inputs` and `targets`, two columns, batches are ``(inputs, targets)``. Whole numbers, truth values and class
+labels become int64, other numbers float32, both ``(N,)``; lists of equal length have further dimensions. Images become
+float32 ``(N, 3, H, W)`` with ImageNet's mean and deviation taken out: red, green and blue, made smaller or larger until
+the shorter side has image_size pixels, of which the center is cut out. There is no augmentation here.
+
+`datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
+that while others wait. Batches are found by number, so that streaming is not possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from runner.data.fake import FakeLoader, faked_by
+from runner.data.hf.columns import Columns, fake_batches
+from runner.data.hf.splits import Part, Source, check_text, describe, load_parts, load_split
+from runner.data.loaders import DatasetLoader, OrderedLoader
+from runner.data.text.token_cache import TokenCache
+from runner.data.text.tokenizer import BYTES_PER_TOKEN, ByteTokenizer, Tokenizer, load_tokenizer
+from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
+from runner.libraries.hugging_face import bars_on_terminals
+
+
+def _fake(
+    text: str | None,
+    inputs: str | None,
+    targets: str | None,
+    tokenizer: str | None,
+    image_size: int | None,
+    **arguments: Any,
+) -> tuple[FakeLoader, FakeLoader]:
+    sizes = WindowSizes(**{key: arguments[key] for key in WindowSizes.__required_keys__})  # pyright: ignore
+    eval_split, eval_share, split = (arguments[key] for key in ("eval_split", "eval_share", "split"))
+    columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
+    source = Source(*(arguments[key] for key in Source._fields))
+    encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
+    with bars_on_terminals("datasets", "huggingface_hub"):
+        features, rows, row_sizes = describe(source, {"split": split, "eval_split": eval_split}, eval_share, text)
+        if text is not None:
+            check_text(features, text)
+            size = 1 if tokenizer is None else BYTES_PER_TOKEN
+            totals = [count * mean / size for count, mean in zip(rows, row_sizes, strict=True)]
+            counts = [max(round(one), 2 * sizes["context"]) for one in totals]
+            return fake_window_loaders(counts[0], counts[1], encoder.vocab_size, sizes)
+
+        def first() -> Mapping[str, Any]:
+            return load_split(source, "split", split)[0]
+
+        make = fake_batches(features, columns, image_size, first)
+    return FakeLoader(make, rows[0], sizes["batch_size"]), FakeLoader(make, rows[1], sizes["eval_batch_size"])
+
+
+@faked_by(_fake)
+def load_hf_dataset(
+    name: str = "Salesforce/wikitext",
+    config: str | None = None,
+    data_files: str | Sequence[str] | Mapping[str, Any] | None = None,
+    data_dir: str | None = None,
+    split: str = "train",
+    eval_split: str | None = "validation",
+    eval_share: float = 0.1,
+    text: str | None = None,
+    inputs: str | None = None,
+    targets: str | None = None,
+    tokenizer: str | None = None,
+    context: int = 128,
+    eval_tokens: int | None = None,
+    cache: str | None = "~/.cache/experiment-runner/tokens",
+    image_size: int | None = None,
+    batch_size: int = 8,
+    eval_batch_size: int = 64,
+    num_workers: int = 2,
+    seed: int = 0,
+) -> tuple[OrderedLoader, OrderedLoader]:
+    """Returns a training and an evaluation loader over a data set; what the batches are is said at the top of the file.
+
+    Args:
+        name: on the Hub; csv, json, parquet, imagefolder, ... with data_files or data_dir; a folder, also a saved one.
+        config: which of the data set's configurations, such as wikitext-2-raw-v1; None is its default one.
+        data_files: which files: a path, a list of them, or a dict of them by split.
+        data_dir: a folder, of which all files are read.
+        split: to train on, such as train or train[:10%].
+        eval_split: to evaluate on; None keeps a part of the rows of split for that, drawn by seed.
+        eval_share: of the rows that are kept so, in (0, 1); not used with an eval_split.
+        text: a column of texts, for language modelling.
+        inputs: a column, for anything else.
+        targets: a column, for anything else.
+        tokenizer: of text: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        context: of text: window length, in tokens.
+        eval_tokens: of text: at most so many tokens are evaluated; None is all.
+        cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
+        image_size: height and width of images, in pixels; None leaves them as they are.
+        batch_size: windows or samples in a training batch, all ranks together.
+        eval_batch_size: windows or samples in an evaluation batch, all ranks together.
+        num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
+        seed: of the order, and of the rows that are kept for evaluation.
+
+    Raises:
+        ModuleNotFoundError: datasets, or for a tokenizer transformers, is not installed.
+        OSError: the data set or the tokenizer is not there, or the Hub is not reached.
+        ValueError: a number out of range, a split or column that is not there, or one that does not become tensors.
+    """
+    sizes = WindowSizes(
+        context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
+    )
+    columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
+    encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
+    with bars_on_terminals("datasets", "huggingface_hub"):
+        parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
+        if text is not None:
+            train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)
+            return window_loaders(train, evaluation, seed, sizes)
+        return _column_loaders(parts, columns, image_size, num_workers, seed, sizes)
+
+
+def _check(
+    sizes: WindowSizes,
+    eval_share: float | None,
+    text: str | None,
+    inputs: str | None,
+    targets: str | None,
+    image_size: int | None,
+) -> dict[str, str]:
+    """Returns the columns by the arguments that chose them, none with text; raises what is wrong with any argument."""
+    check_windows(sizes)
+    if eval_share is not None:
+        check_eval_share(eval_share)
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size={image_size!r} must be at least 1 pixel")
+    columns = {key: one for key, one in (("inputs", inputs), ("targets", targets)) if one is not None}
+    if len(columns) != (2 if text is None else 0):
+        raise ValueError(
+            f"text={text!r}, inputs={inputs!r}, targets={targets!r}: give text, a column for language modelling, or "
+            "both inputs and targets"
+        )
+    return columns
+
+
+def _column_loaders(
+    parts: tuple[Part, Part],
+    columns: dict[str, str],
+    image_size: int | None,
+    num_workers: int,
+    seed: int,
+    sizes: WindowSizes,
+) -> tuple[DatasetLoader, DatasetLoader]:
+    train, evaluation = (Columns(part.rows, columns, image_size) for part in parts)
+    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
+    return (
+        DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),
+        DatasetLoader(evaluation, sizes["eval_batch_size"], shuffle=False, **shared),
+    )
+
+
+def _tokenize(part: Part, text: str, encoder: Tokenizer, cache: str | None) -> Any:
+    """Returns the tokens ``(n,)`` of a column; rows without a text are left out."""
+    check_text(part.rows.features, text)
+
+    def documents() -> Iterator[tuple[str, bool]]:
+        for batch in part.rows.select_columns([text]).iter(batch_size=1000):
+            yield from ((one, True) for one in batch[text] if one is not None)
+
+    make = partial(encoder.encode_all, documents())
+    return TokenCache(cache).tokens(["rows", encoder.identity, part.identity, text], encoder.dtype, make)

@@ -1,0 +1,168 @@
+"""The splits of a data set of Hugging Face: which rows there are, and what is known of them before they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from runner.data.text.token_cache import state_of
+from runner.libraries.hugging_face import import_hf
+from runner.randomness import stream_seed
+
+FROM_FILES = frozenset({"csv", "json", "parquet", "arrow", "text", "xml", "webdataset", "hdf5"})
+FROM_FOLDERS = frozenset({"imagefolder", "audiofolder", "videofolder", "pdffolder"})
+
+
+class Source(NamedTuple):
+    """Where a data set comes from: what ``datasets.load_dataset`` is given, ``config`` as its ``name``."""
+
+    name: str
+    config: str | None
+    data_files: Any
+    data_dir: str | None
+
+
+class Part(NamedTuple):
+    """The rows of a split that are trained or evaluated on."""
+
+    rows: Any
+    identity: Any  # what decides which rows these are
+
+
+def load_parts(source: Source, split: str, eval_split: str | None, eval_share: float, seed: int) -> tuple[Part, Part]:
+    """Returns the rows to train and to evaluate on.
+
+    Args:
+        source: where they come from.
+        split: to train on.
+        eval_split: to evaluate on; None keeps a part of the rows of split for that.
+        eval_share: of these rows, in (0, 1).
+        seed: by which they are drawn, at least 0.
+
+    Raises:
+        OSError: the data set is not there, or the Hub is not reached.
+        ValueError: a split that is not there, too few rows to keep some, or what else `datasets` refuses.
+    """
+    rows = load_split(source, "split", split)
+    identity = _identity(rows)
+    if eval_split is not None:
+        evaluation = load_split(source, "eval_split", eval_split)
+        return Part(rows, identity), Part(evaluation, _identity(evaluation))
+    count = _count_evaluated(len(rows), eval_share)
+    generator = torch.Generator().manual_seed(stream_seed(seed, "eval_share"))
+    drawn = torch.randperm(len(rows), generator=generator)
+    train, evaluation = (
+        Part(rows.select(one.sort().values.tolist()), [*identity, eval_share, seed, part])
+        for one, part in ((drawn[count:], "train"), (drawn[:count], "eval"))
+    )
+    return train, evaluation
+
+
+def _count_evaluated(rows: int, eval_share: float) -> int:
+    if rows < 2:
+        raise ValueError(f"eval_share={eval_share!r}: the split has {rows} rows, too few to keep some for evaluation")
+    return min(rows - 1, max(1, round(rows * eval_share)))
+
+
+def _identity(rows: Any) -> list[Any]:
+    """Returns what decides the content of rows: what `datasets` knows them by, and the state of their files."""
+    return [rows._fingerprint, len(rows), state_of(one["filename"] for one in rows.cache_files)]
+
+
+def load_split(source: Source, key: str, split: str) -> Any:
+    """Returns the rows of a split, an argument of the name `key`; they are downloaded and converted where needed."""
+    datasets = import_hf("datasets")
+    if _is_saved(source.name):
+        saved = datasets.load_from_disk(source.name)
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise ValueError(f"{key}={split!r}: name={source.name!r} has the splits {', '.join(saved)}")
+            return saved[split].with_format(None)
+        if key == "eval_split":
+            raise ValueError(
+                f"eval_split={split!r}: name={source.name!r} has one split only; eval_split=null keeps a part of it"
+            )
+        return saved.with_format(None)
+    _check_files(source)
+    with _naming(source, key, split):
+        return datasets.load_dataset(
+            source.name, source.config, data_dir=source.data_dir, data_files=source.data_files, split=split
+        )
+
+
+def _is_saved(name: str) -> bool:
+    return any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json"))
+
+
+def _check_files(source: Source) -> None:
+    if source.data_files is None and source.data_dir is None and source.name in FROM_FILES | FROM_FOLDERS:
+        raise ValueError(f"data_files=None: name={source.name!r} needs data_files=<paths> or data_dir=<folder>")
+
+
+@contextmanager
+def _naming(source: Source, key: str, split: str) -> Iterator[None]:
+    """Turn what `datasets` raises into one sentence."""
+    try:
+        yield
+    except Exception as error:  # of many kinds: theirs, pyarrow's, the network's
+        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        if isinstance(error, ValueError) and "nknown split" in reason:
+            raise ValueError(f"{key}={split!r}: {reason.rstrip('.')}") from error
+        kind = OSError if isinstance(cause, OSError) else ValueError
+        raise kind(f"name={source.name!r}: datasets cannot load it: {reason[:400].rstrip('.')}") from error
+
+
+def describe(
+    source: Source, splits: dict[str, str | None], eval_share: float, text: str | None
+) -> tuple[Any, list[int], list[float]]:
+    """Returns a data set's features, its rows to train and to evaluate on, and the mean size of either's in bytes.
+
+    It is prepared as for training only where its description does not say that; one that is there is looked at.
+    """
+    split, eval_split = str(splits["split"]), splits["eval_split"]
+    described = None if _is_saved(source.name) else _description(source, split)
+    names = [one for one in (split, eval_split) if one is not None]
+    if described is not None and all(one in described.splits for one in names):
+        features, counts = described.features, [described.splits[one].num_examples for one in names]
+        sizes = [described.splits[one].num_bytes / max(1, described.splits[one].num_examples) for one in names]
+    else:
+        loaded = [load_split(source, key, one) for key, one in splits.items() if one is not None]
+        features, counts = loaded[0].features, [len(one) for one in loaded]
+        if text is not None:
+            check_text(features, text)
+        sizes = [0.0 if text is None else _mean_length(one.data.column(text)) for one in loaded]
+    if eval_split is None:
+        count = _count_evaluated(counts[0], eval_share)
+        counts, sizes = [counts[0] - count, count], sizes * 2
+    return features, counts, sizes
+
+
+def _description(source: Source, split: str) -> Any:
+    """Returns what is known of a data set that has not been prepared yet; None where that is not enough."""
+    _check_files(source)
+    with _naming(source, "split", split):
+        builder = import_hf("datasets").load_dataset_builder(
+            source.name, source.config, data_dir=source.data_dir, data_files=source.data_files
+        )
+    info = builder.info
+    return info if info.features and info.splits and not os.path.isdir(builder.cache_dir) else None
+
+
+def _mean_length(texts: Any) -> float:
+    """Returns the mean length of a column of texts in bytes."""
+    compute = import_hf("pyarrow.compute")
+    return (compute.sum(compute.binary_length(texts)).as_py() or 0) / max(1, len(texts))
+
+
+def check_text(features: Mapping[str, Any], text: str) -> None:
+    """Raises ValueError for a column `text` that is not there or that holds no texts."""
+    if text not in features:
+        raise ValueError(f"text={text!r}: there is no such column; there are {', '.join(features)}")
+    if getattr(features[text], "dtype", None) not in ("string", "large_string"):
+        raise ValueError(f"text={text!r}: this column holds no texts but {features[text]}")

@@ -1,0 +1,103 @@
+"""Images in folders, one folder a class, such as ImageNet; read by worker processes, with torchvision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.data.fake import FakeLoader, faked_by
+from runner.data.loaders import DatasetLoader
+from runner.libraries.torchvision import import_torchvision
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, red, green, blue in [0, 1]
+EVAL_MARGIN = 256 / 224  # of the shorter side before the center is cut out
+
+
+def _fake(
+    path: str, image_size: int, eval_image_size: int, batch_size: int, eval_batch_size: int, **_: Any
+) -> tuple[FakeLoader, FakeLoader]:
+    _check_sizes(image_size, eval_image_size)
+    train, evaluation = _folders(path)
+    classes = sum(one.is_dir() for one in train.iterdir())
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
+
+    def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
+        def make(samples: int) -> tuple[Tensor, Tensor]:
+            images = (torch.rand(samples, 3, size, size) - mean) / std
+            # The largest label, so that a model with too few classes is found.
+            return images, torch.full((samples,), classes - 1)
+
+        count = sum(file.suffix.lower() in SUFFIXES for file in folder.glob("*/**/*"))
+        return FakeLoader(make, count, batch_size)
+
+    return loader(train, image_size, batch_size), loader(evaluation, eval_image_size, eval_batch_size)
+
+
+@faked_by(_fake)
+def load_imagefolder(
+    path: str = "data/imagenet",
+    image_size: int = 224,
+    eval_image_size: int = 224,
+    batch_size: int = 256,
+    eval_batch_size: int = 256,
+    num_workers: int = 8,
+    seed: int = 0,
+) -> tuple[DatasetLoader, DatasetLoader]:
+    """Returns a training loader over `path/train` and an evaluation loader over `path/val`.
+
+    Both hold one folder of images a class, with the same names. Batches are ``(images, labels)``: float32
+    ``(N, 3, size, size)``, normalized by ImageNet's mean and deviation, and int64 ``(N,)``, the number of the class in
+    the order of names. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
+    those for evaluation are the center. Which part is drawn depends on seed, epoch and sample alone.
+
+    Args:
+        path: a folder with the folders `train` and `val`.
+        image_size: height and width of training images, in pixels.
+        eval_image_size: height and width of evaluation images, in pixels.
+        batch_size: samples in a training batch, all ranks together.
+        eval_batch_size: samples in an evaluation batch, all ranks together.
+        num_workers: processes that read on each rank; 0 reads in this process.
+        seed: of the order and of the random parts.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+        FileNotFoundError: there is no such folder, or a class without images.
+        ValueError: a size below 1, or other classes in `val` than in `train`.
+    """
+    _check_sizes(image_size, eval_image_size)
+    train_folder, eval_folder = _folders(path)
+    folder_of = import_torchvision("torchvision.datasets").ImageFolder
+    v2 = import_torchvision("torchvision.transforms.v2")
+    to_tensor = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
+    center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
+    train = folder_of(train_folder, v2.Compose([*random_part, *to_tensor]))
+    evaluation = folder_of(eval_folder, v2.Compose([*center, *to_tensor]))
+    if train.classes != evaluation.classes:
+        differing = sorted({*train.classes} ^ {*evaluation.classes})
+        raise ValueError(f"path={path!r}: train and val must have the same classes; {differing[0]!r} is in one only")
+    return (
+        DatasetLoader(train, batch_size, shuffle=True, seed=seed, num_workers=num_workers),
+        DatasetLoader(evaluation, eval_batch_size, shuffle=False, num_workers=num_workers),
+    )
+
+
+def _check_sizes(image_size: int, eval_image_size: int) -> None:
+    for name, value in {"image_size": image_size, "eval_image_size": eval_image_size}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1 pixel")
+
+
+def _folders(path: str) -> tuple[Path, Path]:
+    """Returns the folders of the training and of the evaluation images."""
+    train, evaluation = Path(path, "train"), Path(path, "val")
+    for folder in (train, evaluation):
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"path={path!r}: there is no folder {folder}; it must hold one folder of images for each class"
+            )
+    return train, evaluation

@@ -1,0 +1,1 @@
+"""Text as data: read, turned into tokens once, kept, and cut into windows."""

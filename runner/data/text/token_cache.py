@@ -1,0 +1,169 @@
+"""Tokens kept on disk, so that texts are tokenized once; they are read back memory-mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner.files.lock import PATIENCE, alone, size_of
+
+log = logging.getLogger("runner")
+
+FORMAT = 1  # of the files, and of what decides their names
+REPORT_INTERVAL = 30.0  # seconds between messages while texts are tokenized
+STORED = {"uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32}  # uint16 as the same bits
+
+
+class TokenCache:
+    """A folder of tokens. Any number of processes may share it: one tokenizes, the others wait for what it writes.
+
+    A file is written under another name and renamed when it is whole. Where that cannot be done, because the disk is
+    full, the folder must not be written to, or the process that tokenizes gets no further, a warning says so and the
+    tokens are kept in memory.
+
+    Args:
+        folder: made where it does not exist; ``~`` is the home folder; None keeps all in memory, for each process.
+        patience: seconds to wait for another process that gets no further.
+    """
+
+    def __init__(self, folder: str | None, patience: float = PATIENCE) -> None:
+        self.patience = patience
+        self.folder = None if folder is None else Path(folder).expanduser().absolute()
+
+    def tokens(self, key: Any, dtype: numpy.dtype[Any], make: Callable[[], Iterator[NDArray[Any]]]) -> Tensor:
+        """Returns tokens ``(n,)`` on the CPU, made only where they are not kept: uint8, int16 for uint16, or int32.
+
+        Args:
+            key: all that decides them, to be written as JSON.
+            dtype: uint8, uint16 or int32.
+            make: yields them in parts ``(n_i,)`` of that type.
+        """
+        path = self.path(key, dtype)
+        if path is None:
+            return _joined([*_reporting(make())], dtype)
+        partial = f"{path.stem}.*.partial"
+        with ExitStack() as stack:
+            try:
+                if path.is_file():
+                    return _map(path, dtype)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock, progress = path.with_suffix(".lock"), lambda: size_of(path.parent, partial)
+                is_alone = stack.enter_context(alone(lock, "tokenizes", progress, self.patience))
+            except (OSError, RuntimeError) as error:  # the latter is torch's, of a file that must not be read
+                return self._in_memory(make, dtype, error)
+            if not path.is_file():
+                if is_alone:  # what killed processes left
+                    for left in path.parent.glob(partial):
+                        left.unlink(missing_ok=True)
+                return self._write(path, dtype, make)
+        return _map(path, dtype)
+
+    def size(self, key: Any, dtype: numpy.dtype[Any]) -> int | None:
+        """Returns how many tokens are kept; None where there are none. Arguments as of :meth:`tokens`."""
+        path = self.path(key, dtype)
+        try:
+            return path.stat().st_size // dtype.itemsize if path is not None and path.is_file() else None
+        except OSError:  # the folder must not be read
+            return None
+
+    def path(self, key: Any, dtype: numpy.dtype[Any]) -> Path | None:
+        """Returns the file of tokens, whether it is there or not; None where nothing is kept."""
+        name = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()[:32]
+        return None if self.folder is None else self.folder / f"{name}.{dtype.name}"
+
+    def _write(self, path: Path, dtype: numpy.dtype[Any], make: Callable[[], Iterator[NDArray[Any]]]) -> Tensor:
+        try:
+            handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".partial", dir=path.parent)
+        except OSError as error:
+            return self._in_memory(make, dtype, error)
+        try:
+            with open(handle, "r+b", buffering=0) as file:
+                parts, written = _reporting(make()), 0
+                for part in parts:
+                    try:
+                        _write_all(file, part)
+                        written += len(part)
+                    except OSError as error:
+                        self._warn(error)
+                        file.seek(0)
+                        kept = _read(file, written * dtype.itemsize)
+                        if len(kept) < written * dtype.itemsize:  # a network's disk says late that it is full
+                            return _joined([*_reporting(make())], dtype)
+                        return _joined([numpy.frombuffer(kept, dtype), part, *parts], dtype)
+                os.fchmod(file.fileno(), 0o644)
+                try:
+                    os.fsync(file.fileno())
+                    os.replace(name, path)
+                except OSError as error:
+                    self._warn(error)
+                    return _map(Path(name), dtype)
+        finally:
+            with suppress(OSError):
+                os.unlink(name)
+        return _map(path, dtype)
+
+    def _in_memory(
+        self, make: Callable[[], Iterator[NDArray[Any]]], dtype: numpy.dtype[Any], error: Exception
+    ) -> Tensor:
+        self._warn(error)
+        return _joined([*_reporting(make())], dtype)
+
+    def _warn(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or error
+        log.warning("cache=%r: tokens are not kept there: %s", str(self.folder), reason)
+
+
+def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:
+    tokens = numpy.concatenate([numpy.empty(0, dtype), *parts])
+    return torch.from_numpy(tokens.view(numpy.int16) if dtype.name == "uint16" else tokens)
+
+
+def _map(path: Path, dtype: numpy.dtype[Any]) -> Tensor:
+    size = path.stat().st_size // dtype.itemsize
+    stored = STORED[dtype.name]
+    # Not shared: what is written to the tensor by mistake does not reach the file.
+    return torch.from_file(str(path), shared=False, size=size, dtype=stored) if size else torch.empty(0, dtype=stored)
+
+
+def _write_all(file: Any, part: NDArray[Any]) -> None:
+    rest = memoryview(numpy.ascontiguousarray(part).data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _read(file: Any, size: int) -> bytearray:
+    content = bytearray(size)
+    view, start = memoryview(content), 0
+    while start < size and (count := file.readinto(view[start:])):
+        start += count
+    return content if start == size else content[:start]
+
+
+def _reporting(parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the parts; where that takes long, say how far it is."""
+    count, said = 0, time.monotonic()
+    for part in parts:
+        yield part
+        count += len(part)
+        if time.monotonic() - said > REPORT_INTERVAL:
+            said = time.monotonic()
+            log.info("tokenizing: %s tokens so far", f"{count:,}")
+
+
+def state_of(files: Iterable[str | Path]) -> list[tuple[str, int, int]]:
+    """Returns what changes when one of some files does: their paths, sizes and times of change, for a key."""
+    states = ((file, os.stat(file)) for file in files)
+    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]

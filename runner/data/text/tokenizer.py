@@ -1,0 +1,129 @@
+"""From texts to tokens: bytes, or a tokenizer of Hugging Face."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from runner.libraries.hugging_face import import_hf
+
+BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
+BATCH_TEXTS = 1000
+BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
+
+
+class Tokenizer(ABC):
+    """Turns texts into tokens.
+
+    Attributes:
+        vocab_size: one more than the largest token.
+        identity: all that decides which tokens a text has, to be written as JSON.
+    """
+
+    vocab_size: int
+    identity: Any
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """The narrowest of uint8, uint16 and int32 that holds every token."""
+        sizes = ((1 << 8, numpy.uint8), (1 << 16, numpy.uint16))
+        return numpy.dtype(next((dtype for size, dtype in sizes if self.vocab_size <= size), numpy.int32))
+
+    @abstractmethod
+    def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
+        """Returns the tokens ``(n,)`` of texts, one after another.
+
+        Args:
+            texts: each with whether a document ends with it, and the token for that follows where there is one.
+        """
+
+    def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:
+        """Yields the tokens of any number of texts, some texts at a time; arguments as of :meth:`encode`."""
+        batch: list[tuple[str, bool]] = []
+        size = 0
+        for one in texts:
+            batch.append(one)
+            size += len(one[0])
+            if size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS:
+                yield self.encode(batch)
+                batch, size = [], 0
+        if batch:
+            yield self.encode(batch)
+
+
+class ByteTokenizer(Tokenizer):
+    """The bytes of UTF-8; nothing marks the end of a document."""
+
+    vocab_size = 256
+    identity = "bytes"
+
+    def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
+        """Returns the bytes ``(n,)`` of the texts."""
+        return numpy.frombuffer("".join(text for text, _ in texts).encode(), numpy.uint8)
+
+
+class HFTokenizer(Tokenizer):
+    """A tokenizer of transformers. Tokens of a chat or of a sentence's start and end are not added.
+
+    Args:
+        name: a folder, or a name on the Hub, such as gpt2.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        OSError: there is no such tokenizer, or it is not here and the Hub is not reached.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tokenizer = _load(name)
+        vocabulary = self._tokenizer.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        self.end: int | None = self._tokenizer.eos_token_id
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        content = json.dumps(vocabulary, sort_keys=True) if backend is None else backend.to_str()
+        libraries = [import_hf(one).__version__ for one in ("transformers", "tokenizers")]
+        self.identity = [type(self._tokenizer).__name__, hashlib.sha256(content.encode()).hexdigest(), self.end]
+        self.identity += libraries
+
+    def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
+        """Returns the tokens ``(n,)`` of the texts, the end-of-text token after each that ends a document."""
+        encoded = self._tokenizer(
+            [text for text, _ in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        end = [] if self.end is None else [self.end]
+        parts = ((tokens, end if ends else []) for tokens, (_, ends) in zip(encoded["input_ids"], texts, strict=True))
+        return numpy.fromiter(chain.from_iterable(chain.from_iterable(parts)), self.dtype)
+
+
+def load_tokenizer(name: str | None) -> Tokenizer:
+    """Returns the tokenizer of a name: None is bytes, anything else as :class:`HFTokenizer` takes it.
+
+    Raises:
+        ModuleNotFoundError, OSError: see :class:`HFTokenizer`.
+    """
+    return ByteTokenizer() if name is None else HFTokenizer(name)
+
+
+def _load(name: str) -> Any:
+    load = import_hf("transformers").AutoTokenizer.from_pretrained
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        try:
+            return load(name, trust_remote_code=False, local_files_only=True)  # what was downloaded is used as it is
+        except (OSError, ValueError):
+            pass
+    try:
+        return load(str(folder) if folder.is_dir() else name, trust_remote_code=False)
+    except Exception as error:  # of many kinds: what a folder holds, what the Hub says, what is not installed
+        reason = str(error).strip().partition("\n")[0].rstrip(".:")
+        raise OSError(
+            f"tokenizer={name!r}: transformers cannot load it ({reason}); give a folder that save_pretrained wrote, or "
+            "a name on the Hub, for which a network is needed once"
+        ) from error

@@ -1,0 +1,1 @@
+"""Libraries that need care when they are imported, each imported in one place."""

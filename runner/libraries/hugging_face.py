@@ -1,0 +1,48 @@
+"""The one place that imports Hugging Face's libraries, which are optional, and keeps their progress bars in bounds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+from runner.distributed.collectives import get_global_rank
+
+
+def import_hf(name: str) -> ModuleType:
+    """Returns ``transformers``, ``datasets`` or one of their modules, or of what they bring, by its full name.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise  # something that it needs
+        raise ModuleNotFoundError(f"{package} is not installed here: pip install -e '.[hf]'", name=package) from error
+
+
+@contextmanager
+def bars_on_terminals(*packages: str) -> Iterator[None]:
+    """Inside, these libraries draw progress bars on a terminal alone, and those of one rank.
+
+    Args:
+        packages: ``datasets``, ``huggingface_hub``: those whose ``utils`` has the switch.
+    """
+    with ExitStack() as stack:
+        for utils in (import_hf(f"{package}.utils") for package in packages if not draws_bars()):
+            # Where this variable says that there are bars, the switch only warns.
+            if not utils.are_progress_bars_disabled() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+                utils.disable_progress_bars()
+                stack.callback(utils.enable_progress_bars)
+        yield
+
+
+def draws_bars() -> bool:
+    """Return whether this process is the one to draw progress bars, and has a terminal for them."""
+    return get_global_rank() == 0 and sys.stderr.isatty()

@@ -1,0 +1,230 @@
+"""Finds models of transformers, in a folder, its cache or the Hub, and says in a sentence why one is not to be had."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.distributed.collectives import get_global_rank
+from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
+
+log = logging.getLogger("runner")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, transformers says nothing but errors, and shows bars only on a terminal, of rank 0.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    its_logging: Any = import_hf("transformers.utils.logging")
+    hub = logging.getLogger("huggingface_hub")
+    level, hub_level, with_bar = its_logging.get_verbosity(), hub.level, its_logging.is_progress_bar_enabled()
+    its_logging.set_verbosity_error()
+    if not draws_bars():
+        hub.setLevel(logging.ERROR)
+        its_logging._tqdm_active = False  # its own function warns where the environment has a say
+    try:
+        with bars_on_terminals("huggingface_hub"):
+            yield
+    finally:
+        its_logging.set_verbosity(level)
+        hub.setLevel(hub_level)
+        its_logging._tqdm_active = with_bar
+
+
+def is_local(name: str) -> bool:
+    """Returns whether a name means a folder."""
+    return os.path.isdir(name) or name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
+
+
+def find_config(name: str, revision: str | None) -> Any:
+    """Returns the config of a causal language model.
+
+    Args:
+        name: a folder, or a model of the Hub, which is asked only where the cache does not have it.
+        revision: of it; None: its main branch.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: transformers has no causal language model of that kind.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    if is_local(name):
+        if not Path(name).is_dir():
+            raise FileNotFoundError(f"name={name!r}: there is no such folder; give one, or a model of the Hub")
+        if not Path(name, "config.json").is_file():
+            raise FileNotFoundError(f"name={name!r}: holds no config.json; give a folder that save_pretrained wrote")
+    config = None
+    with suppress(OSError):
+        config = _asked(AutoConfig, name, revision=revision, local_files_only=True)
+    if config is None:
+        config = _config_of_hub(name, revision)
+    if isinstance(config, Exception):
+        raise type(config)(*config.args)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"name={name!r}: a model of type {config.model_type!r} is no causal language model; give one")
+    return config
+
+
+@functools.cache  # without a network it takes half a minute to find out
+def _config_of_hub(name: str, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    if get_global_rank() == 0:
+        log.info("looking for %r on the Hub", name)
+    try:
+        return _asked(AutoConfig, name, revision=revision)
+    except Exception as error:
+        return error
+
+
+def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
+    """Returns a config with some of its entries changed, of an entry that is a mapping only what is named.
+
+    Raises:
+        ValueError: it has no such entry, or not such a value.
+    """
+    known = sorted({*config.to_dict(), *config.attribute_map} - {"transformers_version", "model_type", "_name_or_path"})
+    for key in overrides:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+            raise ValueError(
+                f"overrides={dict(overrides)!r}: the config of {name!r} has no {key!r}; did you mean {near[0]!r}?"
+            )
+    if not overrides:
+        return config
+    named = {config.attribute_map.get(key, key): value for key, value in overrides.items()}
+    try:
+        return type(config).from_dict(_merge(config.to_dict(), named))
+    except Exception as error:  # of the library that validates, and of each config's own checks
+        reason = " ".join(str(error).split())
+        raise ValueError(f"overrides={dict(overrides)!r}: the config of {name!r} refuses them: {reason}") from error
+
+
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = _merge(before, value)
+        merged[key] = value
+    return merged
+
+
+def check_attention(attention: str | None) -> None:
+    """Raises where transformers knows no such way to compute attention.
+
+    Raises:
+        ValueError: it does not.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if attention is not None and attention not in known and "/" not in attention:  # a kernel of the Hub has an owner
+        near = difflib.get_close_matches(attention, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"attention={attention!r}: transformers has no such one; did you mean {near!r}?")
+
+
+def load_network(config: Any, name: str, pretrained: bool, attention: str | None, revision: str | None) -> Any:
+    """Returns the model of a config, in float32.
+
+    Raises:
+        FileNotFoundError: its weights are not to be had.
+        ValueError: they do not fit the config, it is not causal, or it cannot compute attention so.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options = {"dtype": torch.float32, **({} if attention is None else {"attn_implementation": attention})}
+    try:
+        if pretrained:
+            network = _load_weights(config, name, revision, options)
+        else:
+            network = AutoModelForCausalLM.from_config(config, **options)
+    except (ImportError, ValueError) as error:
+        if attention is None or str(error).startswith(("name=", "overrides=")):
+            raise
+        raise ValueError(f"attention={attention!r}: not with {name!r} here: {_first_sentence(error)}") from error
+    two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())
+    if two_sided and getattr(config, "is_decoder", None) is False:
+        raise ValueError(f"name={name!r}: sees later tokens too; overrides={{is_decoder: true}} makes it causal")
+    return network
+
+
+def _load_weights(config: Any, name: str, revision: str | None, options: Mapping[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    options = {**options, "config": config, "revision": revision, "output_loading_info": True}
+    options |= {"ignore_mismatched_sizes": True}  # which are told here, in a sentence
+    found = None
+    if not is_local(name):
+        with suppress(OSError):
+            found = _asked(AutoModelForCausalLM, name, **options, local_files_only=True)
+    network, told = _asked(AutoModelForCausalLM, name, **options) if found is None else found
+    lacking = sorted(told["missing_keys"]) + sorted(str(one[0]) for one in told["mismatched_keys"])
+    if lacking:
+        raise ValueError(
+            f"name={name!r}: {len(lacking)} of the model's weights are not there or of another shape, such as "
+            f"{lacking[0]!r}; change overrides, or give pretrained=false for new weights"
+        )
+    if told["unexpected_keys"] and get_global_rank() == 0:
+        unused = sorted(told["unexpected_keys"])
+        log.warning("%d weights of %r are not used, such as %r", len(unused), name, unused[0])
+    return network
+
+
+def _asked(kind: Any, name: str, **options: Any) -> Any:
+    """Returns what transformers gives for a name.
+
+    Raises:
+        FileNotFoundError: it finds none; where, and what to do.
+        ValueError: what it finds it cannot load.
+    """
+    try:
+        return kind.from_pretrained(name, trust_remote_code=False, **options)
+    except OSError as error:
+        if options.get("local_files_only") and not is_local(name):
+            raise
+        raise FileNotFoundError(f"name={name!r}: {_reason(error, name, options['revision'])}") from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            message = "needs code of its own, which is not run; give a model that transformers itself has"
+            raise ValueError(f"name={name!r}: {message}") from error
+        if kind.__name__ == "AutoConfig":
+            message = "transformers knows no such model; a newer transformers may"
+            raise ValueError(f"name={name!r}: {message} ({_first_sentence(error)})") from error
+        raise
+
+
+def _reason(error: OSError, name: str, revision: str | None) -> str:
+    """Returns why the Hub, the cache or a folder gave nothing, and what to do."""
+    from huggingface_hub import errors
+
+    cause = error.__cause__ or error
+    if is_local(name):
+        return f"cannot be loaded: {_first_sentence(error)}; pretrained=false needs no weights"
+    if isinstance(cause, errors.GatedRepoError):
+        return f"accept its terms first, at https://huggingface.co/{name}, and log in with `hf auth login`"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return "neither a folder nor a model that the Hub shows you; look for the name, or log in with `hf auth login`"
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return f"the Hub has no revision={revision!r} of it; give another, or none"
+    if isinstance(cause, errors.HFValidationError):
+        return "neither a folder nor a name that a model of the Hub can have; it is like 'gpt2' or 'owner/model'"
+    if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError):
+        return "neither a folder nor in the cache, and the Hub cannot be reached; download it first, or give a folder"
+    return f"cannot be loaded: {_first_sentence(error)}"
+
+
+def _first_sentence(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,186 @@
+"""What a fault is due to that shows as a run is tried out, or trains: a hook, or the model with its data, and where."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+
+from runner.config import build
+from runner.config.errors import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
+from runner.distributed.signals import RankFailed
+from runner.event import Event
+from runner.modes.batch_text import describe_batch
+
+MAX_MESSAGE = 300  # letters of an error's own message
+WITHOUT_ALGORITHMS = "without algorithms it works"
+
+STEPS = {
+    "forward": "its forward pass",
+    "compile_wrapper": "its forward pass, as torch.compile traces it",
+    "eval_forward": "its forward pass in evaluation",
+    "validate": "its validate()",
+    "loss": "its loss",
+    "training_step": "its training_step()",
+    "update_metric": "its metrics",
+    "compute": "its metrics",
+    "num_samples": "its num_samples()",
+    "num_tokens": "its num_tokens()",
+    "loss_weight": "its loss_weight()",
+    "backward": "its backward pass",
+}
+"""What a model does in a run, by the function in which that begins."""
+AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
+"""Those at which there are outputs of this batch."""
+BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
+"""Where the batch stands among the arguments of a step of an evaluation."""
+DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
+
+_EVENTS = [event.name for event in Event]  # in the order in which they fire
+_OF_BATCH = _EVENTS[_EVENTS.index("AFTER_DATALOADER") : _EVENTS.index("AFTER_BACKWARD") + 1]
+_WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index("AFTER_FORWARD") :]
+
+
+class HookAtFault(NamedTuple):
+    """The callback or algorithm that raised an error, by its place in the config."""
+
+    group: str
+    key: str
+    event: str
+
+
+def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
+    """Return the hook of the config that raised an error at an event, None where it was another's."""
+    for note in getattr(error, "__notes__", []):
+        if match := re.match(r"raised by '(\w+)' at (\w+),", note):
+            for group in ("callbacks", "algorithms"):
+                if match[1] in (config.get(group) or {}):
+                    return HookAtFault(group, match[1], match[2])
+    return None
+
+
+@contextmanager
+def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
+    """Turn whatever is raised inside into a WrongConfig that names who is at fault, and the line in a user's code."""
+    try:
+        yield
+    except WrongConfig:
+        raise
+    except Exception as error:
+        raise WrongConfig(_describe(error, config)) from error
+
+
+@contextmanager
+def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error gets notes: the section of the hook that raised it, and its batch as `noting_batch` says it."""
+    with build.naming_hooks(config), noting_batch(config):
+        yield
+
+
+@contextmanager
+def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, an error of the model, or of a hook on the way through it, gets a note with the batch that it had."""
+    try:
+        yield
+    except RankFailed:  # what this rank was doing has nothing to do with it
+        raise
+    except Exception as error:
+        with suppress(Exception):  # of a batch that cannot be looked at: what was raised comes first
+            _note_batch(error, config)
+        raise
+
+
+def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
+    hook, step = hook_at_fault(error, config), _step(error)
+    if hook is not None and hook.event in _OF_BATCH:
+        error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
+    elif hook is None and step is not None:
+        place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
+        error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
+    if "device-side assert" in str(error):
+        error.add_note(DEVICE_ASSERT)
+
+
+def _describe(error: Exception, config: Mapping[str, Any]) -> str:
+    hook, step, place = hook_at_fault(error, config), _step(error), line_of_user(error)
+    model, data = chosen(config, "model"), chosen(config, "data")
+    if hook is not None:
+        text = f"{_in_section(f'{hook.group}.{hook.key}', config[hook.group][hook.key], error)}"
+        text += f"\n  at {hook.event}, with {model} and {data}"
+    elif step is not None:
+        batch = _batch(error, step in AFTER_FORWARD)
+        text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
+    elif _name(error) in config["trainer"]:
+        text = _in_section("trainer", config["trainer"], error)
+    else:
+        text = explain(error, sys.argv[1:], CONF) if isinstance(error, CONFIG_ERRORS) else _what(error)
+    text += "".join(f"\n  {note}" for note in getattr(error, "__notes__", []) if note == WITHOUT_ALGORITHMS)
+    text += f"\n  raised in {place}" if place is not None and place not in text else ""
+    return text
+
+
+def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
+    return f"{path}.{error}" if _name(error) in section else f"{path}: {_what(error)}"
+
+
+def _name(error: Exception) -> str:
+    """Return the argument with which a message of this project begins: 'monitor' of "monitor='x' is no metric"."""
+    return str(error).partition("=")[0]
+
+
+def chosen(config: Mapping[str, Any], group: str) -> str:
+    """Return what was chosen for a group, as it is typed: 'model=mlp'."""
+    target = f"{group}._target_={config[group]['_target_']}"
+    if not HydraConfig.initialized() or {target, f"+{target}"} & {*HydraConfig.get().overrides.task}:
+        return target
+    choice = HydraConfig.get().runtime.choices.get(group)
+    return target if choice is None else f"{group}={choice}"
+
+
+def _step(error: Exception) -> str | None:
+    """Return in which step of a model an error was raised, a key of `STEPS`; None where a batch was read."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_name
+        if name in STEPS:
+            return name
+        if frame.f_globals.get("__name__") == "runner.dataloader" and name != "_count":
+            return None  # what follows may have steps' names, as the forward() of a transform
+    return None
+
+
+def _batch(error: Exception, with_outputs: bool) -> str:
+    """Return what went through the model: as the loop that fired the step had it, or the step of an evaluation."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_evaluation = any(frame.f_globals.get("__name__") == "runner.evaluation" for frame in frames)
+    for frame in frames:
+        code, state, made = frame.f_code, frame.f_locals.get("state"), ""
+        if in_evaluation:  # after which a state is as it was before
+            place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
+            batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None
+        else:
+            batch = getattr(state, "batch", None)
+            if with_outputs and batch is not None:
+                made = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
+        if batch is not None:
+            return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
+    return "a batch"
+
+
+def _embedding(error: Exception) -> str:
+    """Return how many rows the embedding has in which something was looked up."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is torch.nn.functional.embedding.__code__:
+            return f" and an embedding of {len(frame.f_locals['weight'])} rows"
+    return ""
+
+
+def _what(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+    return shown if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {shown}"

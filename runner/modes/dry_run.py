@@ -1,0 +1,300 @@
+"""A run tried out: the real Trainer, engine, algorithms and callbacks, with one batch a data set, and nothing kept.
+
+The model is made on the meta device first, where it takes no memory. Where its weights are small it is made again on
+the CPU and a few samples go through it, which finds labels out of range and metrics that fail as well as shapes that do
+not match; where they are large the batch stays on the meta device, and only shapes and types are seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from runner.batch import count_samples, split
+from runner.config import build
+from runner.config.signatures import locate
+from runner.data import FakeLoader, SampleOrder
+from runner.dataloader import refuse_unsharded
+from runner.destination import LoggerDestination
+from runner.distributed.collectives import pick_device
+from runner.evaluator import Evaluator, ensure_evaluators
+from runner.event import Event
+from runner.hooks import Callback
+from runner.modes.batch_text import describe_batch
+from runner.modes.diagnosis import WITHOUT_ALGORITHMS, hook_at_fault, naming_fault
+from runner.modes.lint import doubtful
+from runner.modes.sizes import Sizes, measure, size_of
+from runner.state import State
+from runner.time import Interval
+from runner.trainer import Trainer
+
+# Bytes of a model that is tried on the CPU. With gradients and moments it takes four times that.
+MAX_WEIGHTS = 128 * 2**20
+SAMPLES = 4  # of the batch that is tried
+
+
+@dataclass
+class Findings:
+    """What a trial found out."""
+
+    model: str = ""
+    sizes: Sizes = field(default_factory=Sizes)
+    data: str = ""
+    batch: str = ""
+    device: str = ""
+    events: int = 0
+    destinations: list[str] = field(default_factory=list)
+    """Keys of those who would write, print or connect: they are made, and take no part."""
+    refused: list[str] = field(default_factory=list)
+    """Keys of callbacks and algorithms that read values, which the meta device has not: they take no part either."""
+    doubts: list[str] = field(default_factory=list)
+    """What trains, but is most likely a mistake."""
+
+
+class OneBatch:
+    """A loader that claims the length of another, and yields one batch an epoch.
+
+    Args:
+        loader: whose length it has.
+        batch: what it yields.
+    """
+
+    stands_in = True  # for data of another order
+
+    def __init__(self, loader: Any, batch: Any) -> None:
+        self.batch = batch
+        self._loader = loader
+        order = getattr(loader, "order", None)
+        if order is not None:
+            self.order = SampleOrder(order.num_samples, count_samples(batch), shuffle=False)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.batch
+
+    def seek(self, epoch: int, batch: int = 0) -> None:
+        """Do nothing: all batches are the same."""
+
+
+class StandIn(NamedTuple):
+    """What stands in for a run's data, with one batch each."""
+
+    order: SampleOrder | None
+    """Of the real training samples, where it is known."""
+    train: OneBatch
+    evaluators: list[Evaluator]
+
+
+class Watch(Callback):
+    """Ends training after its first epoch, and remembers which events came."""
+
+    def __init__(self) -> None:
+        self.seen: set[Event] = set()
+
+    def run_event(self, event: Event, state: State, logger: Any) -> None:
+        self.seen.add(event)
+        if event is Event.EPOCH_END:
+            state.stop_training()
+
+
+def try_out(config: Mapping[str, Any]) -> Findings:
+    """Return what was found out by sending one batch through all events of a run. Alone, without other ranks.
+
+    Destinations are made but take no part: they would write, print or connect.
+
+    Raises:
+        WrongConfig: the run cannot work; who is at fault, and in a user's own code where.
+    """
+    findings = Findings()
+    with collecting(findings.doubts), naming_fault(config):
+        build.make_parts(config)  # what their constructors refuse is said before data is read
+        model = make_model_on_meta(config)
+        data = _make_data(config, findings)
+        if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
+            findings.device = "meta"
+            while (hook := _refused_on_meta(config, data, findings)) is not None:
+                findings.refused.append(hook)
+        else:
+            findings.device = "cpu"
+            _blaming_the_model(config, data, findings)
+    return findings
+
+
+@contextmanager
+def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer]:
+    """Inside, there is the Trainer of a config without its data, callbacks and algorithms, in a passing folder.
+
+    Args:
+        config: checked.
+        logs: whether the run has destinations, so that the Trainer logs.
+    """
+    model = make_model_on_meta(config)
+    changed = {"device": "cpu" if model is None else "meta", "precision": "fp32", "compile": False, "load_path": None}
+    with (
+        tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
+        build.assemble(
+            {**config, "trainer": {**config["trainer"], **changed}},
+            Path(folder, "run"),
+            "check",
+            model=build.make_model(config) if model is None else model,
+            loggers=[LoggerDestination()] if logs else [],
+        ) as trainer,
+    ):
+        yield trainer
+
+
+def _blaming_the_model(config: Mapping[str, Any], data: StandIn, findings: Findings) -> None:
+    """Try the batch; of a fault that shows without algorithms too, raise the one without."""
+    try:
+        _try_batch(config, data, findings)
+    except Exception as error:
+        if config.get("algorithms"):
+            _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device))
+            error.add_note(WITHOUT_ALGORITHMS)
+        raise
+
+
+def make_model_on_meta(config: Mapping[str, Any]) -> Any:
+    """Return the model without memory behind its weights, None where it cannot be made so."""
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            return build.make_model(config)
+    return None
+
+
+def _refused_on_meta(config: Mapping[str, Any], data: StandIn, findings: Findings) -> str | None:
+    """Try the batch on the meta device; return the callback or algorithm that wants values, which are not there."""
+    try:
+        _try_batch(config, data, findings)
+    except RuntimeError as error:
+        hook = hook_at_fault(error, config)
+        if hook is None or "meta" not in str(error):
+            raise
+        return hook.key
+    return None
+
+
+def _try_batch(config: Mapping[str, Any], data: StandIn, findings: Findings) -> None:
+    """Send one batch through a run on the device that the findings name, and add what is found."""
+    section, on_meta = config["trainer"], findings.device == "meta"
+    device = pick_device(section.get("device", "auto"))
+    changed = {"device": findings.device, "compile": False, "iteration_length": None}
+    if device.type != findings.device and section.get("precision") != "bf16":
+        changed["precision"] = "fp32"  # autocast leaves the weights as they are
+    if on_meta:
+        changed["load_path"] = None
+    parts = build.make_parts(config)
+    findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
+    for group in ("callbacks", "algorithms"):
+        left_out = (*findings.destinations, *findings.refused)
+        parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+    parts["callbacks"]["check"] = watch = Watch()
+    model = make_model_on_meta(config) if on_meta else build.make_model(config)
+    with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
+        trainer = build.assemble(
+            {**config, "trainer": {**section, **changed}},
+            Path(folder, "run"),
+            "check",
+            model=model,
+            train_dataloader=data.train,
+            eval_dataloader=data.evaluators or None,
+            loggers=[] if on_meta else [LoggerDestination()],  # what is logged is looked at, and goes nowhere
+            resume_path=None if on_meta else config["resume"],
+            **parts,
+        )
+        with trainer:
+            trainer.fit()
+            if data.evaluators:
+                trainer.eval()
+            if not on_meta:  # predictions are brought to the CPU
+                trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
+            findings.model, findings.sizes = _name_of(trainer.state), measure(trainer.state)
+            findings.doubts += _not_trained(trainer.state)
+            findings.events = len(watch.seen)
+            findings.doubts += doubtful(config, trainer.state.progress, data.order, device.type)
+
+
+def _make_data(config: Mapping[str, Any], findings: Findings) -> StandIn:
+    section = config["data"]
+    target = section["_target_"]
+    fake = hasattr(locate("data", target), "fake")
+    train, evaluation = build.make_data({**section, "_target_": f"{target}.fake"} if fake else section)
+    evaluators = ensure_evaluators(evaluation, Interval(config["trainer"].get("eval_interval", "1ep")))
+    loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
+    for label, loader in loaders:
+        name = "train_dataloader" if loader is train else f"dataloader of evaluator {label!r}"
+        refuse_unsharded(loader, name, build.make_launch(config).processes())
+    findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
+    findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
+    for one in evaluators:
+        one.dataloader = OneBatch(one.dataloader, _first_batch(one.label, one.dataloader))
+    one_batch = OneBatch(train, _first_batch("train", train))
+    findings.batch = describe_batch(one_batch.batch)
+    return StandIn(getattr(train, "order", None), one_batch, evaluators)
+
+
+def _name_of(state: State) -> str:
+    model = state.unwrapped_model
+    inner = getattr(model, "module", None)
+    return type(model).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
+
+
+def _not_trained(state: State) -> Iterator[str]:
+    parameters = state.unwrapped_model.named_parameters()
+    idle = [name for name, one in parameters if one.requires_grad and one.grad is None]
+    if idle:
+        more = f" and {len(idle) - 3} more" * (len(idle) > 3)
+        yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
+
+
+def _first_batch(label: str, loader: Any) -> Any:
+    """Return a few samples of a loader's first batch."""
+    if isinstance(loader, FakeLoader):
+        return loader.make(min(SAMPLES, loader.order.batch_size))
+    for batch in loader:
+        try:
+            return split(batch, count_samples(batch), size=SAMPLES)[0][1]
+        except (TypeError, ValueError):
+            return batch  # not of tensors that count samples: taken whole
+    raise ValueError(f"the {label} data of {loader!r} has no batch")
+
+
+def _describe(loader: Any) -> str:
+    order = getattr(loader, "order", None)
+    try:
+        batches = f"{len(loader):,}"
+    except TypeError:
+        batches = "unknown many"
+    if order is None:
+        return f"{batches} batches"
+    return f"{order.num_samples:,} samples in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
+
+
+@contextmanager
+def collecting(doubts: list[str]) -> Iterator[None]:
+    """Inside, warnings go into a list in place of the terminal, each once."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: doubts.append(record.getMessage())
+    log = logging.getLogger("runner")
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield
+        doubts += [str(one.message).partition("\n")[0] for one in caught]
+        doubts[:] = dict.fromkeys(doubts)
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate

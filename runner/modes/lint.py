@@ -1,0 +1,91 @@
+"""What in a config does not go together, though the run would train: said before it does.
+
+What cannot train at all is an error of whoever finds it, in training too: a warm-up longer than the schedule, a
+`max_duration` in tokens with a model that counts none, a monitored metric that nobody computes, algorithms that exclude
+one another, a precision that the device has not. Here is what is most likely a mistake:
+
+- an interval, a patience or a half-life longer than the run;
+- a metric of an evaluator monitored, and `trainer.eval_interval=0`;
+- a batch larger than the data, or smaller than the number of processes;
+- more microbatches than a batch has samples, or microbatches larger than it;
+- `amp_fp16` on a CPU;
+- keys that a class takes as `**options`: nobody can say whether they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.config.composed import targets
+from runner.config.signatures import default_of, taken_as_options
+from runner.time import Progress, Time, convert
+
+TOO_LONG = {
+    "interval": "it comes only at the end, if at all",
+    "patience": "training never stops early",
+}
+"""What happens where the value of a key that ends so is longer than the run."""
+
+
+def doubtful(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
+    """Yield what is most likely a mistake, a sentence each that begins with the key and its value.
+
+    Args:
+        config: checked by `runner.config.build.check`.
+        progress: the run's length, in batches too where they are known.
+        order: of the training samples, a `SampleOrder`; None where that is not known.
+        device: type of the device to train on.
+    """
+    yield from _too_long(config, progress)
+    yield from _never_evaluated(config)
+    yield from _batches(config, order)
+    if config["trainer"].get("precision") == "amp_fp16" and device == "cpu":
+        yield "trainer.precision='amp_fp16' on a CPU saves nothing and is slow: use fp32 or amp_bf16"
+    for path, section in targets(config):
+        for key in taken_as_options(path, section):
+            yield f"{path}.{key} goes into the **options of {section['_target_']}: whether it is read was not checked"
+
+
+def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
+    duration = progress.max_duration
+    for path, section in targets({key: config.get(key) for key in ("trainer", "callbacks", "algorithms")}):
+        for key, value in section.items():
+            effect = next((text for end, text in TOO_LONG.items() if key.endswith(end)), None)
+            if effect is None or not isinstance(value, str | int) or isinstance(value, bool):
+                continue
+            if key.endswith("interval") and value == default_of(path, section, key):
+                continue  # nobody has asked for it
+            try:
+                length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
+            except ValueError:
+                continue  # no time, or in a unit that cannot be compared
+            if length > duration.exact:
+                yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
+
+
+def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
+    if Time.parse_or_epochs(config["trainer"].get("eval_interval", "1ep")).value:
+        return
+    for key, section in (config.get("callbacks") or {}).items():
+        monitor, label = section.get("monitor"), section.get("dataloader_label")
+        if monitor is not None and label != "train" and not str(monitor).startswith("train/"):
+            yield f"callbacks.{key}.monitor={monitor!r} is never computed: trainer.eval_interval is 0"
+
+
+def _batches(config: Mapping[str, Any], order: Any) -> Iterator[str]:
+    if order is None:
+        return
+    batch, samples = order.batch_size, order.num_samples
+    if batch > samples:
+        yield f"data.batch_size={batch} is more than the {samples:,} training samples: an epoch is one batch"
+    ranks = config["launch"].get("nproc_per_node", 1)
+    ranks = ranks if isinstance(ranks, int) else 1
+    if batch < ranks:
+        yield f"data.batch_size={batch} is less than launch.nproc_per_node={ranks}: some processes have nothing to do"
+    share = max(1, min(batch, samples) // ranks)
+    parts, size = config["trainer"].get("grad_accum", 1), config["trainer"].get("microbatch_size")
+    if parts > share:
+        yield f"trainer.grad_accum={parts} is more than the samples of a batch on each process: there are {share}"
+    if isinstance(size, int) and size > share:
+        yield f"trainer.microbatch_size={size} is more than the samples of a batch on each process: there are {share}"

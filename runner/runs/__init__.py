@@ -1,0 +1,1 @@
+"""Runs: what one leaves in its folder, and how one made before is found, trusted and begun again."""

@@ -1,0 +1,230 @@
+"""Folders of runs and sweeps: each made for one alone, removed again when nothing came of it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from omegaconf import OmegaConf
+
+from runner.config.errors import WrongConfig
+from runner.distributed.launch import is_rank_zero, kept_over_restarts
+from runner.files.lock import PATIENCE, take_lock
+from runner.files.whole import read_object, write_whole
+
+LOCK = ".lock"  # in the folder of a run, held while it trains
+SWEEP = "sweep.json"  # in a sweep's folder: what it is
+INDEX, INDEX_LOCK = ".index.json", ".index.lock"  # beside the folders of sweeps: which of them is whose
+OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
+MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
+
+_made: list[Path] = []  # by this process, since the last clean-up
+
+
+def register_resolver() -> None:
+    """Let `${run_folder:base,mode}` in a config name a new folder, one per config."""
+    OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
+
+
+def _run_folder(base: str, mode: str) -> str:
+    if mode in ("check", "explain", "compare", "sync"):  # which leave nothing, and may have nowhere to write
+        folder = tempfile.mkdtemp(prefix="runner-")
+        _made.append(Path(folder))
+        return folder
+    return make_run_folder(base)
+
+
+def make_run_folder(base: str) -> str:
+    """Return a new folder `base/<date>/<time>`, made for this run alone, however many start in one second.
+
+    Where torchrun has restarted the workers it is the folder of before.
+
+    Args:
+        base: relative to the working directory.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = kept_over_restarts(f"folder/{base}", lambda: _make_folder(base))
+    watch(Path(folder))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _make_folder(base: str) -> str:
+    now = datetime.datetime.now()
+    day = Path(base).absolute() / f"{now:%Y-%m-%d}"
+    watch(day)
+    day.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 10_000):
+        folder = day / (f"{now:%H-%M-%S}" if number == 1 else f"{now:%H-%M-%S}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        _made.append(folder)
+        return str(folder)
+    raise OSError(f"no free folder name in {day}")
+
+
+def remembered_folder(base: str, identity: str, renew: bool) -> str:
+    """Return the folder that was made under `base` for the same sweep before, or else a new one.
+
+    Args:
+        base: relative to the working directory.
+        identity: of the sweep.
+        renew: whether it is to have a new folder from now on.
+
+    Raises:
+        OSError: it cannot be made, or another process does not give back the list of them.
+    """
+    root = Path(base).absolute()
+    watch(root)
+    root.mkdir(parents=True, exist_ok=True)
+    if (lock := lock_file(root / INDEX_LOCK, PATIENCE)) is None:
+        raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; end it, and start again")
+    with lock:
+        # New, or torn: the folders of sweeps say themselves whose they are, the latest last.
+        listed = read_object(root / INDEX) or {
+            read_object(file).get("identity"): str(file.parent.relative_to(root))
+            for file in sorted(root.glob(f"*/*/{SWEEP}"), key=_changed_at)
+        }
+        known = {key: name for key, name in listed.items() if key and isinstance(name, str) and (root / name).is_dir()}
+        if renew or identity not in known:
+            known[identity] = str(Path(make_run_folder(base)).relative_to(root))
+        write_whole(root / INDEX, json.dumps(known, indent=1))
+    return str(root / known[identity])
+
+
+def lock_file(path: Path, patience: float = 0.0) -> IO[str] | None:
+    """Return a file that is locked until it is closed or this process ends; None when another process has the lock.
+
+    Where the file system has no locks nothing but habit keeps two apart.
+
+    Args:
+        path: of the file; made where it does not exist.
+        patience: seconds to wait for another process to give it back.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+    deadline = time.monotonic() + patience
+    while take_lock(file) is False:
+        if time.monotonic() >= deadline:
+            file.close()
+            return None
+        time.sleep(0.05)
+    return file
+
+
+def watch(folder: Path) -> None:
+    """Have `remove_unused` look at a folder and those around it, as far as they do not exist yet."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    _made.extend(reversed(new))
+
+
+def remove_unused() -> None:
+    """Remove those folders made here that nothing came into but what is known of a sweep without jobs."""
+    while _made:
+        folder = _made.pop()
+        with suppress(OSError):
+            left = os.listdir(folder)
+            if {*left} <= {"multirun.yaml", SWEEP, INDEX, INDEX_LOCK}:
+                for name in left:
+                    (folder / name).unlink()
+            folder.rmdir()
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Inside, no other process trains in a run's folder. Rank 0.
+
+    Where no lock can be had, as on a full disk, nothing but habit keeps two apart.
+
+    Raises:
+        WrongConfig: another process trains there.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            lock = lock_file(run_dir / LOCK)
+            if lock is None:
+                raise WrongConfig(f"{str(run_dir)!r}: another process trains this run now; wait for it, or stop it")
+            stack.enter_context(lock)
+        yield
+
+
+@contextmanager
+def removed_when_refused(run_dir: Path) -> Iterator[None]:
+    """On a WrongConfig inside, remove the run's folder, if it was empty before. Rank 0."""
+    is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
+    is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never where the user stands
+    try:
+        yield
+    except WrongConfig:
+        if is_new:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+
+
+def checkpoint_before_restart(run_dir: Path) -> str | None:
+    """Return the newest checkpoint that this launch has written into a run's folder, before its workers were restarted.
+
+    None where there is none, or nothing was restarted. Rank 0.
+    """
+    began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
+    written = [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
+    if not written:
+        return None
+    from runner.checkpoints.files import find_checkpoint
+
+    return str(find_checkpoint(run_dir))
+
+
+def run_folder_of(path: str) -> Path | None:
+    """Return the folder of the run that a path names: itself, or the one around a checkpoint; None for a lone one."""
+    folder = Path(path).absolute()
+    if not (folder / MANIFEST).exists():
+        return folder
+    run_dir = folder.parent.parent
+    return run_dir if folder.parent.name == "checkpoints" or (run_dir / "config.yaml").is_file() else None
+
+
+def checkpoints_in(run_dir: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, torn ones too, wherever its config has them saved.
+
+    What a save was cut off in does not count: it has no name yet.
+    """
+    found = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
+    return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())
+
+
+def latest_run() -> Path | None:
+    """Return the run of this working directory that wrote a checkpoint last; None where none has.
+
+    Names and times are looked at, and no contents: a run in ten thousand is found in a tenth of a second.
+    """
+    folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
+    folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # of another name
+    newest, run = 0, None
+    for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
+        if changed <= newest:
+            break  # a folder changes when a checkpoint gets its name in it: those that follow hold no later one
+        saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
+        if saved and max(saved) > newest:
+            newest, run = max(saved), folder.parent
+    return run
+
+
+def _changed_at(path: Path) -> int:
+    """Return when a file or folder was changed, in nanoseconds; 0 where it is gone by now."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,105 @@
+"""Modules that are kept with a run, as no commit holds them: written, read, and imported when it is made again."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from runner.runs.uncommitted import SHIPPED
+from runner.terminal import show_path
+
+CODE = "code"
+"""The folder of a run in which they lie, each below it as below an entry of `sys.path`."""
+
+_copies: list[TemporaryDirectory[str]] = []
+"""Folders that modules are imported from; removed when this process ends."""
+
+
+def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
+    """Replace the modules kept in a run's folder, and return their files."""
+    partial = run_dir / f".{CODE}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    _write(partial, modules)
+    shutil.rmtree(run_dir / CODE, ignore_errors=True)
+    if modules:
+        os.replace(partial, run_dir / CODE)
+    return [run_dir / CODE / name for name in modules]
+
+
+def read_code(run_dir: Path) -> dict[str, bytes]:
+    """Return the modules that a run's folder holds, by path below it; of a link, where it leads."""
+    folder = run_dir / CODE
+    found = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
+    return {
+        path.relative_to(folder).as_posix(): os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in found
+        if (path.is_symlink() or path.is_file()) and "__pycache__" not in path.parts
+    }
+
+
+def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
+    """Return the modules that a run is made again with, where some are not as they were then; says which.
+
+    Args:
+        run_dir: of its record.
+        again: whether it is made again; one that goes on does so with the modules of now.
+        is_own: whether this user made the record: what others made is not imported.
+
+    Returns:
+        Contents as in `import_from`.
+    """
+    code = {name: content.decode("latin-1") for name, content in read_code(run_dir).items()}
+    changed = _changed(code)
+    if not changed:
+        return {}
+    ours = {name for name in changed if name.partition("/")[0] in SHIPPED}
+    used = {*changed} - ours if again and is_own else set()
+    where = show_path(run_dir / CODE)
+    for names, what in ((used, "used"), ({*changed} - used, "not used")):
+        if names:
+            print(
+                f"INFO: {', '.join(sorted(names))}: not as when the run was made; what it was then is {what}: {where}",
+                file=sys.stderr,
+            )
+    return {name: content for name, content in code.items() if name.partition("/")[0] not in SHIPPED} if used else {}
+
+
+def import_from(code: Mapping[str, str]) -> None:
+    """Have modules imported as given, in this process and in workers that it starts, where they are others now.
+
+    From a copy: nobody else can write there.
+
+    Args:
+        code: contents by path, each byte a character, so that they go into messages.
+    """
+    if not _changed(code):
+        return
+    _copies.append(TemporaryDirectory(prefix="runner-code-"))
+    _write(Path(_copies[-1].name), {name: content.encode("latin-1") for name, content in code.items()})
+    sys.path.insert(0, _copies[-1].name)
+    importlib.invalidate_caches()
+    kept = {name.partition("/")[0].removesuffix(".py") for name in code}
+    for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
+        del sys.modules[loaded]
+
+
+def _changed(code: Mapping[str, str]) -> list[str]:
+    """Return the names of modules that would be imported otherwise now, or not at all."""
+
+    def is_there(name: str, content: str) -> bool:
+        places = (Path(entry) / name for entry in sys.path)
+        now = next((place for place in places if place.is_file()), None)
+        return now is not None and now.read_bytes() == content.encode("latin-1")
+
+    return [name for name, content in code.items() if not is_there(name, content)]
+
+
+def _write(folder: Path, modules: Mapping[str, bytes]) -> None:
+    for name, content in modules.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)

@@ -1,0 +1,47 @@
+"""What a config says of optimizers otherwise than a checkpoint's did: they would go on with the values saved in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.runs.changes import ABSENT, find_changes
+from runner.terminal import show_path
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+_SCHEDULES = "runner.schedulers."
+
+
+def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
+    """Give the optimizers of a resumed run what its config says now, where that has changed. All ranks.
+
+    Args:
+        state: after a checkpoint was loaded; where the checkpoint does not say its config, nothing is done.
+        config: of the run, as it is now.
+
+    Raises:
+        ValueError: the checkpoint holds what cannot become something else: another optimizer's state, a value that its
+            groups of parameters do not share, or a schedule of torch's own, which makes each rate of the one before.
+    """
+    from runner.checkpoints.files import read_config
+
+    if state.resumed_from is None or not (before := read_config(state.resumed_from)):
+        return
+    schedules = [str((one.get("scheduler") or {}).get("_target_", _SCHEDULES)) for one in (before, config)]
+    is_function = all(one.startswith(_SCHEDULES) for one in schedules)  # of time, of which a checkpoint holds nothing
+    groups = [group for one in state.optimizers for group in one.param_groups]
+    for change in find_changes(before, config):
+        section, _, name = change.key.partition(".")
+        if section not in ("optimizer", "scheduler") or (section == "scheduler" and is_function):
+            continue
+        names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
+        saved = [group.get(names[-1], ABSENT) for group in groups]
+        if not is_function or change.after is ABSENT or any(one is ABSENT or one != saved[0] for one in saved):
+            weights = show_path(state.resumed_from)
+            raise ValueError(
+                f"{change}: the checkpoint cannot take that up; start from its weights with trainer.load_path={weights}"
+            )
+        for group in groups:
+            group |= dict.fromkeys(names, change.after)  # schedules take multiples of initial_lr

@@ -1,0 +1,167 @@
+"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and what no commit holds.
+
+The newest record lies in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
+`signature` says that this user made it: what others made may name any class, and making objects of it runs code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.addresses import hidden_everywhere
+from runner.distributed.launch import Job
+from runner.files.whole import write_whole
+from runner.runs.kept_code import CODE, write_code
+from runner.runs.secrets import is_secret, without_secrets
+from runner.runs.signing import sign
+from runner.runs.trust import SIGNED, signed_code
+from runner.runs.uncommitted import git_commit, loose_modules, patch
+from runner.terminal import show_path
+
+log = logging.getLogger("runner")
+
+PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
+FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature")
+
+
+def write_record(
+    run_dir: Path, config: dict[str, Any], arguments: list[str], run_name: str = "", goes_on_from: Path | None = None
+) -> list[Path]:
+    """Write a run's record into its folder, and return the files. Rank 0.
+
+    Args:
+        run_dir: made where it does not exist; a record that it holds is kept as that of an earlier session.
+        config: the resolved config.
+        arguments: with which it was composed: overrides, and a `--config-dir`.
+        run_name: name of the run.
+        goes_on_from: the checkpoint, where it goes on from one; later ones in its folder are moved to the earlier
+            session's.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    session = _keep_earlier(run_dir)
+    if session is not None and goes_on_from is not None and goes_on_from.is_relative_to(run_dir.resolve()):
+        from runner.runs.set_aside import set_aside_later
+
+        aside = set_aside_later(goes_on_from, session / "checkpoints")
+        if aside:
+            names, folder = ", ".join(aside), show_path(session / "checkpoints")
+            log.warning(
+                "checkpoints later than %s are of another future: moved to %s: %s", goes_on_from.name, folder, names
+            )
+    code = loose_modules(config)
+    files = {
+        "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
+        "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
+        "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1).encode(),
+    }
+    changes, secrets = without_secrets(patch())
+    if secrets:
+        log.warning("git.patch leaves out what may hold secrets: %s", ", ".join(secrets))
+    if changes:
+        files["git.patch"] = changes
+    if secrets := [name for name, content in code.items() if is_secret(name, content)]:
+        log.warning("code/ leaves out what may hold secrets: %s", ", ".join(secrets))
+        code = {name: content for name, content in code.items() if name not in secrets}
+    signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
+    if signature is not None:
+        files["signature"] = signature.encode()
+    for name in FILES:
+        if name not in files:
+            (run_dir / name).unlink(missing_ok=True)
+        else:
+            write_whole(run_dir / name, files[name])
+    return [*(run_dir / name for name in files), *write_code(run_dir, code)]
+
+
+def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
+    """Write a job's record, and give it to the run's destinations, with the job's tags. All ranks."""
+    from runner.distributed.collectives import get_global_rank
+
+    if get_global_rank() == 0:
+        if job.tags:
+            logger.log_tags(job.tags)
+        run_dir = Path(job.run_dir)
+        files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
+        # Of earlier sessions; checkpoints of another future, which lie there too, stay here.
+        files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
+        for path in files:
+            # A link may have been laid by whoever made the run before.
+            if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
+                logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
+
+
+def differences(then: Mapping[str, Any]) -> list[str]:
+    """Return lines about what differs now from a record's environment and changes numbers: commit and versions."""
+    lines = []
+    commit = git_commit()
+    if then.get("git_commit") and commit and then["git_commit"] != commit:
+        lines.append(f"the run was made at git commit {then['git_commit'][:10]}, this is {commit[:10]}")
+    versions = [
+        f"{name} {version_then}, now {_version(name)}"
+        for name, version_then in (then.get("packages") or {}).items()
+        if version_then != _version(name)
+    ]
+    if versions:
+        lines.append(f"the run was made with {'; '.join(versions)}: numbers may differ")
+    return lines
+
+
+def _keep_earlier(run_dir: Path) -> Path | None:
+    """Copy the record of an earlier session aside, and return where; None where there is none."""
+    if not (run_dir / "config.yaml").exists():
+        return None
+    sessions = run_dir / "sessions"
+    folder = sessions / str(1 + sum(1 for _ in sessions.glob("[0-9]*")))
+    folder.mkdir(parents=True)
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            shutil.copy2(run_dir / name, folder / name, follow_symlinks=False)
+    with suppress(FileNotFoundError):
+        shutil.copytree(run_dir / CODE, folder / CODE, symlinks=True)
+    return folder
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, hardware, command and commit, as plain values."""
+    import torch
+
+    from runner.distributed.collectives import get_world_size
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "command": shlex.join([Path(sys.executable).name, "-m", "runner", *hidden_everywhere(sys.argv[1:])]),
+        "folder": os.getcwd(),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "ranks": get_world_size(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "git_commit": git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

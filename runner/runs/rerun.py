@@ -1,0 +1,131 @@
+"""A saved run with what is typed now.
+
+What is typed changes the record and nothing else does: `conf/` is composed with the record's overrides, and again with
+the typed ones added; what differs between the two is what the user wants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.config.command_line import key_of, merge_repeated
+from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.runs.recompose import CONFIG_DIR
+from runner.runs.saved_run import SavedRun
+
+
+def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the run's own overrides before them, without those that are given again or replaced.
+
+    Its `--config-dir` comes last, where it is used.
+    """
+    kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
+    arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
+    # After options such as -m: Hydra reads overrides on one side of them only.
+    first = next(place for place, one in enumerate(arguments) if re.match(r"~|[^-][^=]*=", one))
+    options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
+    return merge_repeated([*arguments[:first], *kept, *arguments[first:], *options])
+
+
+def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a run's config with what was typed now.
+
+    Args:
+        saved: the run.
+        composed: `conf/` with `overrides`, resolved.
+        overrides: its own and those typed now.
+    """
+    config = _changed(saved.config, saved.base, composed)
+    for one in overrides:
+        if one not in saved.overrides and not _appends(one):
+            _copy(key_of(one).split("."), composed, config)  # typed, though conf/ may say the same by now
+    for key in composed:
+        if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
+            config[key] = composed[key]
+    if config["resume"] is not None:
+        config["resume"] = saved.path  # which may have been typed as an id
+    elif config["rerun"] is not None:
+        config["rerun"] = saved.given  # an id of digits alone is a number to Hydra
+    return config
+
+
+def name_again(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
+    """Return the name of a run that goes on, or of one made again that cannot be named after its choices; else ''.
+
+    Args:
+        saved: the run.
+        config: from `begun_again`, which gives it no other `run_name`.
+        run_dir: its folder now.
+    """
+    if config["rerun"] is None:
+        return saved.run_name
+    if saved.is_whole or config["run_name"]:
+        return ""
+    chosen = re.sub(r"(-\d+)+$", "", saved.run_name)  # without the date and the time
+    return f"{chosen}-{'-'.join(run_dir.parts[-2:])}" if chosen else ""
+
+
+def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
+    """Return what the record of a run keeps of how it was composed: the `--config-dir`, then overrides.
+
+    Args:
+        saved: the run that it goes on with, or makes again; what could not be used of its own is kept.
+        hydra_config: of the job.
+    """
+    sources = hydra_config.runtime.config_sources
+    options = [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
+    now = [*options, *hydra_config.overrides.task]
+    unused = saved.unused if saved is not None else []
+    kept = [one for one in unused if not any(_replaces(typed, one) for typed in now)]
+    return merge_repeated([*kept, *now])
+
+
+def _changed(config: Any, before: Any, after: Any) -> Any:
+    """Return a config with what changed from one config to another."""
+    if not all(isinstance(one, Mapping) for one in (config, before, after)):
+        return config if before == after else after
+    same = {key: value for key, value in config.items() if key in after or key not in before}
+    new = {key: value for key, value in after.items() if key not in config and value != before.get(key)}
+    common = {key: _changed(same[key], before.get(key), after[key]) for key in same if key in after}
+    return {**same, **common, **new}
+
+
+def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
+    """Let a value in a config, or its absence, be as in another config."""
+    *sections, key = path
+    for one in sections:
+        source = source.get(one) if isinstance(source, Mapping) else None
+        if not isinstance(source, Mapping):
+            return
+        into[one] = dict(into.get(one) or {})
+        into = into[one]
+    if key in source:
+        into[key] = source[key]
+    else:
+        into.pop(key, None)
+
+
+def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
+    """Whether what is typed changes a key of the record that what it is composed from now has no longer."""
+
+    def has(section: Any) -> bool:
+        *above, key = argument.partition("=")[0].split(".")
+        for one in above:
+            section = section.get(one) if isinstance(section, Mapping) else None
+        return isinstance(section, Mapping) and key in section
+
+    return re.match(r"\w[\w.]*=", argument) is not None and has(saved.config) and not has(saved.base)
+
+
+def _appends(argument: str) -> bool:
+    return re.match(r"\+(callbacks|algorithms)=", argument) is not None
+
+
+def _replaces(typed: str, saved: str) -> bool:
+    """Whether an override says all that another says: of the same key or a section around it."""
+    if typed.startswith("~"):  # removes what others may have to add first
+        return saved.startswith("~") and key_of(typed) == key_of(saved)
+    return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

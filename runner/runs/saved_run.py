@@ -1,0 +1,247 @@
+"""A run that was made before: found by its folder or id, and read from its record, trusted or not.
+
+The record is the truth: its config is used as it was composed then, whatever `conf/` has become since.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from runner.config import build
+from runner.config.command_line import config_dir, key_of, typed_value
+from runner.config.composed import OF_THE_COMMAND
+from runner.distributed.launch import kept_over_restarts
+from runner.runs.folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run, run_folder_of
+from runner.runs.kept_code import code_to_import, import_from
+from runner.runs.recompose import (
+    CONFIG_DIR,
+    changes_since,
+    composable,
+    compose_conf,
+    composing,
+    config_dir_of,
+    resolved,
+)
+from runner.runs.record import differences
+from runner.runs.result import read_result
+from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
+from runner.terminal import show_path
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run's record, in plain containers, so that launchers can send it to other processes.
+
+    Attributes:
+        given: as typed after `resume=` or `rerun=`.
+        path: the run's folder or the checkpoint that is meant; None where only the record is here.
+        run_dir: the run's folder, likewise.
+        config: as composed then.
+        overrides: those of its overrides that `conf/` still takes.
+        base: `conf/` as it is now, with these.
+        run_name: the name that the run had, empty where that is not known.
+        config_dir: directory whose configs it is composed with as well, though none is typed now.
+        is_whole: whether `base` is composed with all that the run was, so that its choices are the run's.
+        unused: arguments of its record that are not among `overrides`, and that the next record keeps.
+        code: modules that it is made again with, where some have changed since: for `import_from`.
+        is_own: whether this user made the record, and nobody has changed it since.
+    """
+
+    given: str
+    path: str | None
+    run_dir: str | None
+    config: dict[str, Any]
+    overrides: list[str] = field(default_factory=list)
+    base: dict[str, Any] = field(default_factory=dict)
+    run_name: str = ""
+    config_dir: str | None = None
+    is_whole: bool = True
+    unused: list[str] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
+    is_own: bool = True
+
+
+def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
+    """Return the run that `resume=` or `rerun=` names; None without one, or where a folder to resume has no record.
+
+    Args:
+        arguments: as typed.
+
+    Raises:
+        ValueError: there is no such run, it is none to begin again, or it holds classes that nobody vouches for.
+    """
+    found = {key: value for key in ("resume", "rerun") if (value := typed_value(arguments, key)) is not None}
+    if not found:
+        return None
+    if len(found) == 2:
+        raise ValueError("resume= and rerun=: the one goes on with a run, the other begins it anew; give one of them")
+    if (typed := config_dir(arguments)) is not None and not typed.is_dir():
+        raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
+    ((key, given),) = found.items()
+    if not Path(given).exists():
+        if is_id(given):
+            return _find_by_id(key, given, arguments)
+        if "," in given:
+            raise ValueError(f"{key}={given}: takes one run at a time")
+    # A run's folder, its folder of checkpoints, or one of them.
+    path = Path(given).absolute()
+    folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
+    if folder is not None:
+        return _read(key, given, str(path), folder, arguments)
+    if key == "rerun":
+        reason = "no record (config.yaml) there" if path.exists() else "no such folder"
+        raise ValueError(f"rerun={given!r}: {reason}; give a run's folder or its MLflow id")
+    if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        check_links(run_dir)
+    return None
+
+
+def with_latest(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the folder of a run in place of `resume=latest` or `rerun=latest`, and say which it is.
+
+    Raises:
+        ValueError: there is no such run.
+    """
+    keys = [key for key in ("resume", "rerun") if typed_value(arguments, key) == "latest"]
+    if not keys:
+        return list(arguments)
+    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # by then it has been at work
+    if not run:
+        raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
+    print(f"INFO: {keys[0]}=latest: {run}", file=sys.stderr)
+    return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
+
+
+def from_the_start(saved: SavedRun) -> bool:
+    """Whether a run to go on with ended before its first checkpoint, so that it is begun again in its folder; says so.
+
+    Raises:
+        ValueError: it has finished, or its checkpoints are not complete.
+    """
+    if saved.run_dir is None or saved.path != saved.run_dir:
+        return False
+    folder, resume = Path(saved.run_dir), f"resume={saved.given!r}"
+    found = checkpoints_in(folder)
+    if any((one / MANIFEST).exists() for one in found):
+        return False
+    if found:
+        raise ValueError(f"{resume}: no checkpoint there is complete: {', '.join(map(show_path, found))}")
+    result = read_result(folder)
+    if result is not None and result.status == "FINISHED":
+        raise ValueError(f"{resume}: this run has finished and left no checkpoint; rerun={saved.given} trains it again")
+    print(f"INFO: {resume}: ended before its first checkpoint; it begins from the start", file=sys.stderr)
+    return True
+
+
+def is_id(given: Any) -> bool:
+    """Whether what names a run is an id of MLflow's, and no path."""
+    return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
+
+
+def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
+    """Ask the destinations of the user's own config for a run, also one that now is to go without them."""
+    typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
+    with composing():
+        config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
+    with TemporaryDirectory(prefix="runner-record-") as downloads:
+        wanted = Path(downloads) if key == "rerun" else None
+        found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
+        if not found:
+            raise ValueError(f"{key}={run_id!r}: neither a folder, nor a run that MLflow has where this config looks")
+        if len(found) > 1:
+            raise ValueError(f"{key}={run_id!r}: names several runs: {', '.join(sorted(found))}; give a folder")
+        folder = Path(found.pop())
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"{key}={run_id!r}: this run has no record (config.yaml); it was not made by a command")
+        return _read(key, run_id, None if folder == wanted else str(folder), folder, arguments)
+
+
+def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str]) -> SavedRun:
+    """Return the run whose record lies in a folder, once it is known that it may be used; tell what differs now."""
+    check_links(folder)
+    config = _read_yaml(folder / "config.yaml")
+    overrides = _read_yaml(folder / "overrides.yaml") or []
+    environment = _read_yaml(folder / "environment.json") or {}
+    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
+        raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is no record of a run")
+    if config.get("mode", "train") != "train" and typed_value(arguments, "mode") != "sync":
+        used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
+        raise ValueError(
+            f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
+            f"give the one that it used: {used}"
+        )
+    for one in OF_THE_COMMAND:
+        config.pop(one, None)
+    recorded = [one for one in map(str, overrides) if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
+    plain = [one for one in recorded if _is_plain(one)]
+    is_trusted = is_own(folder)
+    directory, has_all = config_dir_of(recorded, arguments, is_trusted)
+    options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
+    with composing():
+        kept = composable(plain, options)
+        composed = compose_conf(kept, options)
+        made = [config, OmegaConf.to_container(composed)]
+        check_targets(folder, made, _allowed("allow_targets", arguments))
+        typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+        check_addresses(folder, made, _allowed("allow_addresses", arguments), typed)
+        check_credentials(folder, config, typed)
+        base = resolved(composed, config)
+    for group in ("experiment", "sweep"):
+        base.pop(group, None)
+    changes = changes_since(config, base, options) if has_all else []
+    for line in [*changes, *differences(environment)]:
+        print(f"INFO: {line}", file=sys.stderr)
+    code = code_to_import(folder, key == "rerun", is_trusted)
+    import_from(code)
+    return SavedRun(
+        given=given,
+        path=path,
+        run_dir=None if path is None else str(folder),
+        config=config,
+        overrides=kept,
+        base=base,
+        run_name=str(environment.get("run_name", "")),
+        config_dir=directory,
+        is_whole=has_all and kept == plain,
+        # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
+        unused=[one for one in recorded if one not in kept] if is_trusted else [],
+        is_own=is_trusted,
+        code=code,
+    )
+
+
+def _is_plain(override: str) -> bool:
+    """Whether a record may say so when it is composed again.
+
+    Of Hydra itself it may change nothing, it chooses no file outside of the groups, and what an override computes is in
+    its config already.
+    """
+    key, _, value = override.partition("=")
+    group, _, package = key_of(key).partition("@")
+    is_hydras = any(re.match(r"\s*hydra\b", one) for one in (group, package))
+    is_choice = "." not in group  # of a file in a group, or of several; a value has the name of its section
+    leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
+    return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
+
+
+def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
+    found = [one for one in arguments if key_of(one) == key]
+    value = OverridesParser.create().parse_override(found[-1]).value() if found else []
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _read_yaml(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:  # a file, not its text: errors name it, also where it is no text
+        return yaml.safe_load(file)

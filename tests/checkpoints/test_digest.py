@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import struct
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms import EMA
+from runner import ClassificationModel, State, Trainer, first_difference
+from runner.checkpoints.digest import append_digests, digest, digest_state, read_digests, truncate_digests
+from runner.data import TensorLoader
+
+QUIET_NAN, OTHER_NAN = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8 << 48, 0x7FF8 << 48 | 1))
+
+DIFFERENT: list[Any] = [
+    *(None, True, False, 1, 0, -1, 10**30, 1.0, 0.0, -0.0, math.inf, QUIET_NAN, OTHER_NAN, "1", "", "None", b"1", b""),
+    *([], [[]], [None], [1], [[1]], [1, 1], ["ab", "c"], ["a", "bc"], ["abc"], [1, [2]], [[1], 2], [[1, 2]]),
+    *({}, {"a": 1}, {"a": 2}, {"b": 1}, {1: "a"}, {"1": "a"}, ["a", 1], {"a": {"b": 1}}, {"a": {}, "b": 1}),
+    *(torch.tensor(value) for value in (0, 0.0, -0.0, True, False, 1j, -1j, math.nan, math.inf)),
+    *(torch.zeros(shape) for shape in (1, 2, (1, 1), (2, 1), (1, 2), 0, (0, 1))),
+    *(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])),
+    *(torch.zeros(1, dtype=dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn)),
+    *(torch.zeros(1, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)),
+    torch.tensor([1], dtype=torch.int16).view(torch.bfloat16),  # one bit from zero
+    torch.tensor([1], dtype=torch.int32).view(torch.float32),
+]
+
+
+def test_values_that_differ_have_different_digests():
+    found = [(digest(value), value) for value in DIFFERENT]
+    assert [(a[1], b[1]) for a, b in itertools.combinations(found, 2) if a[0] == b[0]] == []
+    assert all(len(one) == 32 and int(one, 16) >= 0 for one, _ in found)
+
+
+@pytest.mark.parametrize("value", DIFFERENT, ids=repr)
+def test_a_value_has_one_digest_wherever_it_is_nested(value: Any):
+    assert digest(value) == digest(value)
+    assert digest([value]) == digest((value,))
+    assert digest({"a": 1, "b": [value], 3: None}) == digest(OrderedDict({3: None, "b": (value,), "a": 1}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+def test_only_shape_type_and_bits_of_a_tensor_count(dtype: torch.dtype):
+    tensor = torch.arange(12).reshape(3, 4).to(dtype)
+    transposed = tensor.t().contiguous().t()
+    assert not transposed.is_contiguous()
+    equal = [transposed, tensor.clone(), torch.cat([tensor, tensor])[3:]]
+    if dtype.is_floating_point:
+        equal += [nn.Parameter(tensor), tensor.clone().requires_grad_() * 1]
+    assert {digest(one) for one in equal} == {digest(tensor)}
+
+
+def test_a_digest_is_that_of_documented_bytes():
+    value = {"b": [None, True, -2, 0.5], "a": torch.tensor([[1.0]], dtype=torch.bfloat16), 3: b"xy"}
+    written = b"dict 3;"  # by the written form of the keys: 'a', 'b', 3
+    written += b"str 1;a" + b"tensor torch.bfloat16 (1, 1);" + b"\x80\x3f"
+    written += b"str 1;b" + b"list 4;NoneType None;bool True;int -2;float " + struct.pack("<d", 0.5)
+    written += b"int 3;" + b"bytes 2;xy"
+    assert digest(value) == hashlib.blake2b(written, digest_size=16).hexdigest()
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, [torch.float32], {"a": 1j}])
+def test_what_no_checkpoint_holds_has_no_digest(value: Any):
+    with pytest.raises(TypeError, match="has no digest"):
+        digest(value)
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+        inputs = torch.randn(12, 4)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(network, 3),
+        "train_dataloader": TensorLoader(inputs, torch.arange(12) % 3, batch_size=4, shuffle=True),
+        "optimizers": lambda params: torch.optim.AdamW(params, lr=0.01),
+        "schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        "algorithms": [EMA("2ba")],
+        "max_duration": "2ep",
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def flip(tensor: Tensor) -> None:
+    """Changes the last bit of the first element."""
+    tensor.detach().view(-1)[:1].view(torch.uint8)[0] ^= 1
+
+
+def weight(state: State) -> Tensor:
+    return next(state.unwrapped_model.parameters())
+
+
+CHANGES: dict[str, tuple[str, Callable[[State], Any]]] = {
+    "weight": ("weights", lambda state: flip(weight(state))),
+    "running mean": ("weights", lambda state: flip(state.unwrapped_model.get_buffer("module.1.running_mean"))),
+    "first moment": ("optimizer", lambda state: flip(state.optimizers[0].state[weight(state)]["exp_avg"])),
+    "step": ("optimizer", lambda state: flip(state.optimizers[0].state[weight(state)]["step"])),
+    "rate": ("optimizer", lambda state: state.optimizers[0].param_groups[0].update(lr=0.02)),
+    "schedule": ("optimizer", lambda state: setattr(state.schedulers[0], "last_epoch", 7)),
+    "average": ("algorithms", lambda state: flip(state.algorithms[0].state_dict()["average"]["module.0.bias"])),
+    "draw": ("randomness", lambda state: torch.rand(1)),
+    "input": ("content", lambda state: flip(state.batch[0])),
+    "target": ("content", lambda state: flip(state.batch[1])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_bit_shows_in_its_part_alone(name: str):
+    part, change = CHANGES[name]
+    with torch.random.fork_rng(), make_trainer() as trainer:
+        trainer.fit()
+        before = digest_state(trainer.state)
+        assert digest_state(trainer.state) == before  # which leaves the state alone
+        change(trainer.state)
+        after = digest_state(trainer.state)
+    assert [key for key in before if before[key] != after[key]] == [part]
+
+
+def test_the_scaler_is_part_of_the_optimizer():
+    with make_trainer(precision="amp_fp16") as trainer:
+        trainer.fit()
+        before = digest_state(trainer.state)
+        assert trainer.state.scaler is not None
+        trainer.state.scaler.update(1024.0)
+        after = digest_state(trainer.state)
+    assert [key for key in before if before[key] != after[key]] == ["optimizer"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", ["draw", "weight"])
+def test_an_accelerators_state_counts_too(change: str):
+    with torch.random.fork_rng(), make_trainer(device="cuda") as trainer:
+        trainer.fit()
+        before = digest_state(trainer.state)
+        if change == "draw":
+            torch.rand(1, device="cuda")
+        else:
+            flip(weight(trainer.state))
+        after = digest_state(trainer.state)
+    expected = {"draw": "randomness", "weight": "weights"}[change]
+    assert [key for key in before if before[key] != after[key]] == [expected]
+    assert digest(torch.ones(3, device="cuda")) == digest(torch.ones(3))
+
+
+def write(path: Path, lines: dict[int, dict[str, str]], rest: str = "") -> Path:
+    path.write_text("".join(json.dumps({"epoch": 0, "batch": batch, **parts}) + "\n" for batch, parts in lines.items()))
+    with path.open("a") as file:
+        file.write(rest)
+    return path
+
+
+def test_the_first_difference_is_found(tmp_path: Path):
+    whole = {batch: {"samples": f"s{batch}", "weights": f"w{batch}"} for batch in range(1, 7)}
+    a = write(tmp_path / "a", whole)
+    assert first_difference(a, a) == (6, None, ())
+    b = write(tmp_path / "b", {**whole, 4: {"samples": "s4", "weights": "x"}, 5: {"samples": "x", "weights": "x"}})
+    assert first_difference(a, b) == first_difference(b, a) == (3, 4, ("weights",))
+    assert first_difference(a, b, ["samples"]) == (4, 5, ("samples",))
+    assert first_difference(a, write(tmp_path / "c", {1: {}}))._asdict() == {
+        "agreed": 0,
+        "batch": 1,
+        "parts": ("samples", "weights"),
+    }
+
+
+def test_only_batches_of_both_are_compared(tmp_path: Path):
+    thirds = write(
+        tmp_path / "a", {3: {"weights": "3"}, 6: {"weights": "6"}, 9: {"weights": "9"}}, rest='{"epoch":0,"b'
+    )
+    halves = write(tmp_path / "b", {batch: {"weights": str(batch)} for batch in (2, 4, 6, 8)})
+    assert first_difference(thirds, halves) == first_difference(halves, thirds) == (6, None, ())
+    with pytest.raises(ValueError, match="no batch in common"):
+        first_difference(thirds, write(tmp_path / "c", {2: {}, 4: {}}))
+
+
+def test_a_runs_folder_stands_for_its_file(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="state_digest"):
+        first_difference(tmp_path, tmp_path)
+    write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
+    assert first_difference(tmp_path, tmp_path / "digests.jsonl") == (1, None, ())
+
+
+def test_a_file_is_cut_off_after_a_batch(tmp_path: Path):
+    path = write(tmp_path / "a", {})
+    for batch in (2, 4, 6):
+        append_digests(path, {"epoch": 0, "batch": batch, "weights": str(batch)})
+    to_four = "".join(path.read_text().splitlines(True)[:2])
+    with path.open("a") as file:
+        file.write('{"epoch":0,"batch":8,"wei')
+    truncate_digests(path, 5)
+    assert path.read_text() == to_four
+    assert [one["batch"] for one in read_digests(path)] == [2, 4]
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_files_are_compared_without_torch(tmp_path: Path):
+    write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
+    program = "import sys, runner; print(runner.first_difference('.', '.'), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "Comparison(agreed=1, batch=None, parts=()) False\n"

@@ -1,0 +1,439 @@
+"""A run that was cut off and resumed against the run that was not, to the last bit."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+from algorithms import EMA, BatchAugment, GradientClipping, MixUp
+from callbacks import InMemoryLogger
+from runner import (
+    Algorithm,
+    Callback,
+    ClassificationModel,
+    Trainer,
+    capture,
+    evaluation_weights,
+    save_checkpoint,
+)
+from runner.checkpoints.files import read_file
+from runner.data import TensorLoader
+from runner.schedulers import cosine_annealing
+
+BATCHES = 10  # of two epochs
+
+
+def make_net(*more: nn.Module, width: int = 6) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(16, width), nn.BatchNorm1d(width), nn.Dropout(0.4), nn.Linear(width, 3), *more
+        )
+
+
+class Kept(torchmetrics.CatMetric):
+    """A number that changes with each of the values that were seen, but not with their order."""
+
+    def compute(self):
+        values = torch.atleast_1d(super().compute()).double().sort().values
+        return values @ torch.arange(1.0, len(values) + 1, dtype=torch.float64)
+
+
+class Model(ClassificationModel):
+    """Dropout, batch norm, and training metrics of both kinds of state: sums, and all that was seen."""
+
+    def __init__(self, width: int = 6):
+        super().__init__(make_net(width=width), 3)
+
+    def metrics(self, train):
+        return {**super().metrics(train), "kept": Kept()}
+
+    def update_metric(self, batch, outputs, metric):
+        if isinstance(metric, Kept):
+            metric.update(outputs.detach().amax(1).float())
+        else:
+            super().update_metric(batch, outputs, metric)
+
+
+class SaveEach(Callback):
+    """Saves a checkpoint after each batch and each epoch."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def batch_checkpoint(self, state, logger):
+        save_checkpoint(state, self.folder / f"ba{state.timestamp.batch}")
+
+    def epoch_checkpoint(self, state, logger):
+        save_checkpoint(state, self.folder / f"ep{state.timestamp.epoch}")
+
+
+class Overflow(Algorithm):
+    """Makes the loss of the third batch overflow, so that the loss scale is halved."""
+
+    def after_loss(self, state, logger):
+        if state.timestamp.batch == 2:
+            assert isinstance(state.loss, torch.Tensor)
+            state.loss = state.loss * 1e30
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(3)
+    images, targets = torch.randn(38, 1, 4, 4, generator=generator), torch.arange(38) % 3
+    defaults: dict[str, Any] = {
+        "model": Model(),
+        "train_dataloader": TensorLoader(images, targets, batch_size=8, shuffle=True, seed=1),
+        "eval_dataloader": TensorLoader(images, targets, batch_size=8, shuffle=False),
+        "optimizers": lambda params: torch.optim.AdamW(params, lr=0.05),
+        "schedulers": cosine_annealing(t_warmup="3ba"),
+        "max_duration": "2ep",
+        "eval_interval": "3ba",
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def full_arguments() -> dict[str, Any]:
+    """All that could be forgotten in a checkpoint."""
+    return {
+        "algorithms": [MixUp(alpha=0.5), EMA("4ba"), BatchAugment(pad=1, flip="random"), GradientClipping("norm", 1.0)],
+        "grad_accum": 2,
+    }
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a run leaves behind, time apart."""
+    state = trainer.state
+    now = state.timestamp
+    return {
+        "weights": {name: value.clone() for name, value in state.unwrapped_model.state_dict().items()},
+        "optimizer": state.optimizers[0].state_dict(),
+        "scale": state.scaler.get_scale() if state.scaler is not None else None,
+        "algorithms": [one.state_dict() for one in state.algorithms],
+        "metrics": {label: dict(values) for label, values in state.metric_values.items()},
+        "counts": now[: now._fields.index("total_wct")] if "total_wct" in now._fields else (),
+    }
+
+
+def equal(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def after(values: InMemoryLogger, batch: int) -> dict[str, list[tuple[int, float]]]:
+    """What was logged after a batch."""
+    found = {}
+    for key, points in values.data.items():
+        found[key] = [(int(now.batch), value) for now, value in points if now.batch > batch]
+    return {key: points for key, points in found.items() if points}
+
+
+@pytest.mark.parametrize(
+    "make_arguments",
+    [
+        dict,
+        full_arguments,
+        lambda: {"algorithms": [EMA("1ep", start="0.5dur")], "microbatch_size": 3},
+        lambda: (
+            {"schedulers": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)}
+            | {"step_schedulers_every_batch": True}
+        ),
+        lambda: {"schedulers": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)},
+        lambda: {"optimizers": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True)},
+        lambda: {"precision": "bf16"},
+        lambda: {"precision": "amp_fp16", "algorithms": [Overflow()]},
+        lambda: {"iteration_length": "1ep", "microbatch_size": "auto"},
+    ],
+    ids=["plain", "all", "ema", "onecycle", "exponential", "sgd", "bf16", "fp16", "auto"],
+)
+@pytest.mark.filterwarnings("ignore:precision='bf16'.*slower")
+def test_a_resumed_run_is_the_run_that_did_not_stop(make_arguments, tmp_path: Path):
+    logged = InMemoryLogger()
+    with make_trainer(**make_arguments(), callbacks=[SaveEach(tmp_path)], loggers=[logged]) as whole:
+        whole.fit()
+    expected = outcome(whole)
+    assert whole.state.timestamp.batch == BATCHES
+    for name, batch in [*((f"ba{n}", n) for n in range(1, BATCHES + 1)), ("ep1", 5)]:
+        again = InMemoryLogger()
+        resumed = make_trainer(**make_arguments(), resume_path=tmp_path / name, loggers=[again])
+        assert resumed.state.timestamp.batch == batch
+        with resumed:
+            resumed.fit()
+        equal(outcome(resumed), expected)
+        equal(after(again, batch), after(logged, batch))
+
+
+def test_resuming_at_the_end_finds_nothing_to_do_and_goes_on_when_asked(tmp_path: Path):
+    with make_trainer(**full_arguments(), callbacks=[SaveEach(tmp_path)]) as whole:
+        whole.fit()
+        whole.fit(duration="1ep")
+    ended = make_trainer(**full_arguments(), resume_path=tmp_path / "ep2")
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        ended.fit()
+    ended.close()
+    with make_trainer(**full_arguments(), resume_path=tmp_path / "ep2") as resumed:
+        resumed.fit(duration="1ep")
+    equal(outcome(resumed)["weights"], outcome(whole)["weights"])
+
+
+def test_a_resumed_run_is_exact_with_a_plain_dataloader(tmp_path: Path):
+    """Shuffled by torch's own sampler, augmented by its data set from the global generator."""
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 38
+
+        def __getitem__(self, index):
+            return torch.full((1, 4, 4), float(index)) + torch.randn(1, 4, 4), index % 3
+
+    def loader(kind: str) -> Any:
+        generator = torch.Generator().manual_seed(5) if kind == "generator" else None
+        return torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True, generator=generator)
+
+    for kind in ("global", "generator"):
+        folder = tmp_path / kind
+        with make_trainer(train_dataloader=loader(kind), callbacks=[SaveEach(folder)]) as whole:
+            whole.fit()
+        for name in ("ba2", "ba5", "ep1", "ba8"):
+            torch.manual_seed(12345)  # the process that resumes is another one
+            with make_trainer(train_dataloader=loader(kind), resume_path=folder / name) as resumed:
+                resumed.fit()
+            equal(outcome(resumed), outcome(whole))
+
+
+def test_a_resumed_run_is_exact_with_a_random_transform(tmp_path: Path):
+    def loader() -> TensorLoader:
+        images, targets = torch.ones(38, 1, 4, 4), torch.arange(38) % 3
+        return TensorLoader(
+            images,
+            targets,
+            batch_size=8,
+            shuffle=True,
+            transform=lambda batch: (batch[0] + torch.randn_like(batch[0]), batch[1]),
+        )
+
+    with make_trainer(train_dataloader=loader(), callbacks=[SaveEach(tmp_path)]) as whole:
+        whole.fit()
+    for name in ("ba2", "ba5", "ba8"):
+        torch.manual_seed(12345)
+        with make_trainer(train_dataloader=loader(), resume_path=tmp_path / name) as resumed:
+            resumed.fit()
+        equal(outcome(resumed), outcome(whole))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Of a run with the plain arguments, after one epoch."""
+    with make_trainer(max_duration="1ep", eval_interval=0) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "run" / "checkpoints" / "ep1")
+        save_checkpoint(trainer.state, tmp_path / "weights", weights_only=True)
+    return tmp_path / "run" / "checkpoints" / "ep1"
+
+
+def test_load_path_takes_the_weights_alone(checkpoint: Path):
+    for path in (checkpoint, str(checkpoint), checkpoint.parent.parent, checkpoint.parent.parent.parent / "weights"):
+        with make_trainer(load_path=path) as trainer:
+            equal(dict(trainer.state.unwrapped_model.state_dict()), dict(read_file(checkpoint, "model.pt")))
+            assert trainer.state.timestamp.batch == 0 and not trainer.state.optimizers[0].state
+
+
+def test_evaluation_after_load_is_the_evaluation_before(tmp_path: Path):
+    with make_trainer(**full_arguments()) as trainer:
+        trainer.fit()
+        before = trainer.eval()["eval"]
+        save_checkpoint(trainer.state, tmp_path / "average")
+    with make_trainer(load_path=tmp_path / "average") as trainer:  # without EMA: the weights are the average
+        equal(trainer.eval()["eval"], before)
+
+
+def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path):
+    class Holds(Callback):
+        def batch_end(self, state, logger): ...
+
+        def state_dict(self):
+            return {"path": tmp_path}
+
+    refused = pytest.raises(TypeError, match=r"^Holds\.state_dict\(\) cannot be saved: it holds a PosixPath; return")
+    with make_trainer(callbacks=[Holds()]) as trainer, refused:
+        save_checkpoint(trainer.state, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_numbers_of_numpy_can_be_resumed(tmp_path: Path):
+    class Best(Callback):
+        best = 0.0
+
+        def batch_end(self, state, logger): ...
+
+        def state_dict(self):
+            return {"best": numpy.float64(0.5), "at": numpy.int64(3)}
+
+        def load_state_dict(self, state):
+            self.best, self.at = state["best"], state["at"]
+
+    def arguments() -> dict[str, Any]:
+        rates = numpy.logspace(-2, -1, 2, dtype="float32")
+        return {"optimizers": lambda params: torch.optim.SGD(params, lr=rates[0]), "schedulers": None}
+
+    with make_trainer(callbacks=[Best()], **arguments()) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "end")
+    best = Best()
+    with make_trainer(callbacks=[best], resume_path=tmp_path / "end", **arguments()):
+        assert (best.best, best.at) == (0.5, 3)
+
+
+class Deeper(ClassificationModel):
+    def __init__(self):
+        super().__init__(make_net(nn.Linear(3, 3)), 3)
+
+
+@pytest.mark.parametrize("how", ["load_path", "resume_path"])
+@pytest.mark.parametrize("algorithms", [[], [EMA]], ids=["plain", "averaged"])
+def test_weights_that_do_not_fit_are_listed(how: str, algorithms: list[type[EMA]], tmp_path: Path):
+    with make_trainer(max_duration="1ep", algorithms=[one() for one in algorithms]) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "saved")
+    with pytest.raises(ValueError, match="do not fit the model") as error:
+        make_trainer(model=Deeper(), algorithms=[one() for one in algorithms], **{how: tmp_path / "saved"})
+    assert "missing ['module.5.bias', 'module.5.weight'], unexpected []" in str(error.value)
+    with pytest.raises(ValueError, match=re.escape("module.1.weight (6, 16) into (5, 16)")):
+        make_trainer(model=Model(width=5), algorithms=[one() for one in algorithms], **{how: tmp_path / "saved"})
+
+
+def test_weights_that_fit_in_part_are_loaded_in_part_when_asked(checkpoint: Path, caplog):
+    with caplog.at_level(logging.WARNING, "runner"):
+        trainer = make_trainer(model=Deeper(), load_path=checkpoint, load_strict=False, optimizers=None)
+    trainer.close()
+    assert "missing ['module.5.bias', 'module.5.weight']" in caplog.text
+    saved = read_file(checkpoint, "model.pt")
+    equal(trainer.state.unwrapped_model.state_dict()["module.1.weight"], saved["module.1.weight"])
+
+
+def test_shapes_are_never_loaded_in_part(checkpoint: Path):
+    with pytest.raises(ValueError, match="of other shape"):
+        make_trainer(model=Model(width=5), load_path=checkpoint, load_strict=False)
+
+
+def test_weights_alone_cannot_be_resumed(checkpoint: Path):
+    path = checkpoint.parent.parent.parent / "weights"
+    assert not (path / "state.pt").exists()
+    with pytest.raises(ValueError, match="holds weights only: start from it with load_path"):
+        make_trainer(resume_path=path)
+
+
+def test_other_optimizers_and_schedulers_are_refused(checkpoint: Path):
+    with pytest.raises(ValueError, match="has 1 optimizers, this run 0"):
+        make_trainer(optimizers=None, resume_path=checkpoint)
+    with pytest.raises(ValueError, match="has 1 schedulers, this run 0"):
+        make_trainer(schedulers=None, resume_path=checkpoint)
+    with pytest.raises(ValueError, match="parameter group"):
+        make_trainer(
+            optimizers=lambda params: torch.optim.AdamW([{"params": [one]} for one in params], lr=0.1),
+            resume_path=checkpoint,
+        )
+
+
+@pytest.mark.parametrize("how", ["load_path", "resume_path"])
+def test_a_path_without_a_checkpoint_is_named(how: str, tmp_path: Path):
+    for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(FileNotFoundError, match=re.escape(f"path={str(path)!r}: no complete checkpoint there")):
+            make_trainer(**{how: path})
+
+
+def test_saving_changes_nothing(tmp_path: Path):
+    with make_trainer(**full_arguments()) as without:
+        without.fit()
+    with make_trainer(**full_arguments(), callbacks=[SaveEach(tmp_path)]) as saving:
+        saving.fit()
+    equal(outcome(saving), outcome(without))
+
+
+def test_one_process_goes_on_where_two_ranks_stopped_and_two_where_two_did(run_ranks, tmp_path: Path):
+    run_ranks(f"import runpy; runpy.run_path({__file__!r})['save_and_resume']()", env={"PYTHONWARNINGS": "error"})
+    whole, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=False) for name in ("whole", "resumed"))
+    for name, found in resumed.items():
+        torch.testing.assert_close(found, whole, rtol=0, atol=0, msg=lambda message, name=name: f"{name}: {message}")
+    with ranked_trainer(resume_path=tmp_path / "ba3") as alone:
+        alone.fit()
+    expected = shared_outcome(alone)
+    for part in ("weights", "counts"):
+        torch.testing.assert_close(whole[part], expected[part], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(whole["metrics"], expected["metrics"], rtol=1e-6, atol=1e-6)
+
+
+def shared_outcome(trainer: Trainer) -> dict[str, Any]:
+    """That part of the outcome which does not depend on the number of ranks."""
+    found = outcome(trainer)
+    return {key: found[key] for key in ("weights", "metrics", "counts")}
+
+
+class WithoutChance(Model):
+    """Neither dropout nor batch norm, whose numbers depend on the ranks; in float64."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.module = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def ranked_trainer(**arguments: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(3)
+    images, targets = torch.randn(38, 1, 4, 4, generator=generator, dtype=torch.float64), torch.arange(38) % 3
+    return make_trainer(
+        model=WithoutChance(),
+        train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True, seed=1),
+        eval_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=False),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        algorithms=[EMA("4ba")],
+        **arguments,
+    )
+
+
+def save_and_resume() -> None:
+    """On each rank: a whole run, and one resumed from each of its checkpoints."""
+    from runner import get_global_rank
+    from runner.distributed.collectives import any_rank, destroy_process_group, init_process_group
+
+    init_process_group(torch.device("cpu"))
+    with ranked_trainer(callbacks=[SaveEach(Path())]) as trainer:
+        trainer.fit()
+    whole = shared_outcome(trainer)
+    any_rank(False)  # waits for the other
+    resumed = {}
+    for name in (*(f"ba{n}" for n in range(1, BATCHES + 1)), "ep1"):
+        with ranked_trainer(resume_path=name) as trainer:
+            trainer.fit()
+        resumed[name] = shared_outcome(trainer)
+    if get_global_rank() == 0:
+        torch.save(whole, "whole.pt")
+        torch.save(resumed, "resumed.pt")
+    del trainer
+    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
+    destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("algorithms", [[], [EMA("1ba")]], ids=["trained", "averaged"])
+@pytest.mark.parametrize("copy", [False, True])
+def test_what_is_captured_has_arrived_on_the_host(weights_only: bool, algorithms: list[Algorithm], copy: bool):
+    with make_trainer(device="cuda", algorithms=algorithms) as trainer:
+        trainer.fit()
+        with torch.no_grad(), evaluation_weights(trainer.state):
+            expected = [value.cpu() for value in trainer.state.unwrapped_model.state_dict().values()]
+        torch.cuda._sleep(1_000_000_000)  # cycles that the copies have to wait for
+        found = capture(trainer.state, weights_only, copy)
+    assert found is not None
+    torch.testing.assert_close([*found["model.pt"].values()], expected, rtol=0, atol=0)

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import copy
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+from packaging.requirements import Requirement
+
+from runner import Callback, build
+from runner.config.composed import targets
+from runner.config.errors import ConstructorFailed
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+MADE: list[str] = []
+
+
+class Witness(Callback):
+    """Notes when it is made."""
+
+    def __init__(self, name: str = "witness", size: int = 1) -> None:
+        if size < 1:
+            raise ValueError(f"size={size!r}: must be at least 1")
+        MADE.append(name)
+        self.name = name
+
+    @classmethod
+    def warm_up(cls) -> None:
+        MADE.append("warm")
+
+    def init(self, state: Any, logger: Any) -> None:
+        if self.name.endswith("at once"):
+            raise ValueError("size is refused" if "plain" in self.name else "size=1: is refused")
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        if self.name == "refuses":
+            raise ValueError("name='refuses' is refused")
+
+
+class Careless(torch.optim.Optimizer):
+    """An optimizer that does not look at its arguments."""
+
+    def __init__(self, params: Any, lr=0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+
+def load_tiny(batch_size: int = 4) -> tuple[Any, Any]:
+    MADE.append("data")
+    batches = [(torch.zeros(batch_size, 64), torch.zeros(batch_size, dtype=torch.int64))]
+    return batches, batches
+
+
+@pytest.fixture(scope="module")
+def default() -> Any:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config: Any = OmegaConf.to_container(
+            compose("config", ["model=mlp", "callbacks=none", "algorithms=none"]), resolve=True
+        )
+    config.pop("experiment", None)
+    return config
+
+
+@pytest.fixture
+def config(default: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A small config with two witnesses, whose targets are in this file."""
+    monkeypatch.setitem(sys.modules, "built_here", sys.modules[__name__])
+    MADE.clear()
+    made = copy.deepcopy(default)
+    made["data"] = {"_target_": "built_here.load_tiny", "batch_size": 4}
+    made["callbacks"] = {
+        "first": {"_target_": "built_here.Witness", "name": "a"},
+        "second": {"_target_": "built_here.Witness", "name": "b"},
+    }
+    made["trainer"] |= {"max_duration": "1ba", "device": "cpu"}
+    return made
+
+
+def test_checking_makes_nothing(config: Any):
+    before = copy.deepcopy(config)
+    build.check(config)
+    assert MADE == []
+    assert config == before
+
+
+def test_a_trainer_is_what_the_config_says(config: Any, tmp_path: Path):
+    with build.build(config, tmp_path / "run", "a run") as trainer:
+        state = trainer.state
+        assert [one.config_key for one in state.callbacks if isinstance(one, Witness)] == ["first", "second"]
+        assert (state.run_name, state.run_dir, state.config) == ("a run", tmp_path / "run", config)
+        assert str(state.max_duration) == "1ba"
+        assert isinstance(state.optimizers[0], torch.optim.SGD)
+        assert state.optimizers[0].param_groups[0]["momentum"] == 0.9
+        trainer.fit()
+        assert state.timestamp.batch == 1
+    assert not (tmp_path / "run").exists()
+    assert MADE == ["a", "b", "data"]
+
+
+def test_the_weights_depend_on_the_seed_alone(config: Any, tmp_path: Path):
+    def weights(seed: int, *without: str) -> torch.Tensor:
+        changed = copy.deepcopy(config) | {"seed": seed}
+        for key in without:
+            del changed["callbacks"][key]
+        torch.rand(seed + 3)  # what was drawn before changes nothing
+        with build.build(changed, tmp_path, "") as trainer:
+            return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
+
+    assert torch.equal(weights(1), weights(1, "first"))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize(
+    ("group", "section", "note"),
+    [
+        ("callbacks", {"first": {"_target_": "built_here.Witness", "size": 0}}, "in callbacks.first.size (built_here"),
+        ("optimizer", {"_target_": "torch.optim.SGD", "_partial_": True, "lr": -1}, "in optimizer (torch.optim.SGD)"),
+        ("scheduler", {"_target_": "runner.schedulers.linear", "alpha_f": -1}, "in scheduler.alpha_f (runner"),
+    ],
+)
+def test_a_constructor_s_error_names_its_section_before_data_is_read(
+    config: Any, tmp_path: Path, group: str, section: Any, note: str
+):
+    with pytest.raises(ValueError) as raised:
+        build.build(config | {group: section}, tmp_path, "")
+    assert raised.value.__notes__[0].startswith(note)
+    assert "data" not in MADE
+
+
+def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(config: Any, tmp_path: Path):
+    config["optimizer"] = {"_target_": "built_here.Careless", "_partial_": True, "lr": "abc"}
+    with pytest.raises(TypeError, match="lr='abc': must be a number") as raised:
+        build.build(config, tmp_path, "")
+    assert raised.value.__notes__ == ["in optimizer.lr (built_here.Careless)"]
+    assert "data" not in MADE
+
+
+def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Path):
+    config["model"]["module"]["dropout"] = 2
+    with pytest.raises(ValueError) as raised:
+        build.build(config, tmp_path, "")
+    assert raised.value.__notes__ == ["in model.module.dropout (runner.models.MLP)"]
+
+
+def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp_path: Path):
+    """A message without the name of an argument: of the section inside, where that is at fault."""
+    config["model"]["module"] = {"_target_": "torch.nn.Linear", "in_features": -3, "out_features": 4}
+    with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
+        build.build(config, tmp_path, "")
+    assert raised.value.__notes__ == ["in model.module (torch.nn.Linear)"]
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp_path: Path):
+    config["scheduler"] = {"_target_": "runner.schedulers.cosine_annealing", "t_warmup": "2ba"}
+    build.check(config)
+    with pytest.raises(ValueError) as raised:
+        build.build(config, tmp_path, "")
+    assert "in scheduler.t_warmup (runner.Trainer)" in raised.value.__notes__
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "str"])
+def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Path):
+    config["data"] = {"_target_": f"builtins.{kind}"}
+    with pytest.raises(TypeError, match=f"data: builtins.{kind} must return .train_loader, eval_loader., not a {kind}"):
+        build.build(config, tmp_path, "")
+
+
+def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
+    config["callbacks"]["second"]["name"] = "refuses"
+    trainer = build.build(config, tmp_path, "")
+    with pytest.raises(ValueError) as raised, build.naming_hooks(config), trainer:
+        trainer.fit()
+    assert "in callbacks.second.name (built_here.Witness)" in raised.value.__notes__
+
+
+@pytest.mark.parametrize(("name", "key"), [("at once", "second.size"), ("plain, at once", "second")])
+def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: str, config: Any, tmp_path: Path):
+    config["callbacks"]["first"]["size"] = config["callbacks"]["second"]["size"] = 1  # of the second it is told
+    config["callbacks"]["second"]["name"] = name
+    with pytest.raises(ValueError) as raised:
+        build.build(config, tmp_path, "")
+    assert f"in callbacks.{key} (built_here.Witness)" in raised.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modle": {}}, "modle: no such key; did you mean 'model'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": True}, "seed=True"),
+        ({"seed": None}, "seed=None"),
+        ({"run_name": ["x"]}, r"run_name=\['x'\]: must be a name, or null"),
+        ({"resume": 3}, "resume=3: must be a folder, or null"),
+        ({"resume": "nowhere"}, "resume='nowhere': no such folder"),
+        ({"resume": "."}, "resume='.': no complete checkpoint there"),
+        ({"experiment_name": {}}, "experiment_name={}"),
+        ({"model": None}, "model=None: needs a `_target_`; choose a file of conf/model/"),
+        ({"data": {"x": 1}}, "data={'x': 1}: needs a `_target_`"),
+        ({"optimizer": None}, "optimizer=None"),
+        ({"callbacks": {"x": None}}, "callbacks.x=None: needs a `_target_`"),
+        ({"algorithms": {"x": 3}}, "algorithms.x=3: needs a `_target_`"),
+        ({"callbacks": {"_target_": "own.Mine"}}, "callbacks._target_='own.Mine': has no name; a file of callbacks/"),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_built_is_refused(config: Any, change: Any, message: str, tmp_path: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            build.check(config | change)
+    assert MADE == []
+
+
+def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any):
+    config["trainer"]["load_path"] = "nowhere"
+    with pytest.raises(ValueError, match="trainer.load_path='nowhere': no such folder"):
+        build.check(config)
+
+
+def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
+    config["callbacks"] |= {"x": {"_target_": "nowhere.X"}, "y": None, "z": {}}
+    build.warm_up(config)
+    assert MADE == ["warm", "warm"]
+    build.warm_up({"callbacks": None})
+
+
+def test_targets_are_found_in_lists_and_inside_one_another():
+    config = {"a": {"_target_": "A", "b": {"_target_": "B"}}, "c": [{"_target_": "C"}, 3], "d": "x"}
+    assert [(path, one["_target_"]) for path, one in targets(config)] == [("a", "A"), ("a.b", "B"), ("c[0]", "C")]
+
+
+def test_what_runs_commands_is_no_target_however_it_is_reached(config: Any, tmp_path: Path):
+    config["callbacks"]["first"] = {"_target_": "logging.os.system", "_args_": [f"touch {tmp_path}/ran"]}
+    with pytest.raises(InstantiationException, match=r"'os\.system' \(resolved from 'logging\.os\.system'\)"):
+        build.make_parts(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_hydra_is_asked_for_that_runs_them():
+    """1.3.5 knows `os.system` by that name alone."""
+    needed = tomllib.loads((CONF.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    (hydra,) = (one for one in map(Requirement, needed) if one.name == "hydra-core")
+    assert "1.3.6" in hydra.specifier and "1.3.5" not in hydra.specifier

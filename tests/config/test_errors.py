@@ -1,0 +1,275 @@
+"""Errors as Hydra, OmegaConf and constructors raise them, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+from tiers import one_in
+
+from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
+from runner.config.signatures import NoSuchArgument
+from runner.config.suggestions import _compose_without, _usual, about_replaced
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@pytest.fixture(autouse=True)
+def no_hydra_is_left() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+
+
+def explained(*overrides: str) -> str:
+    """What is said of a command that does not compose."""
+    with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", list(overrides))
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return explain(raised.value, overrides, CONF)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    one_in(
+        3,
+        [
+            (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, "),
+            (["model="], "model=: no such choice; allowed: gpt, "),
+            (["+algorithms=[ema,mixupp]"], "algorithms=mixupp: no such choice; did you mean 'mixup'?"),
+            # Another group has it.
+            (
+                ["+algorithms=speed_monitor"],
+                "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon",
+            ),
+            (["+callbacks=[lr_monitor,mixup]"], "callbacks=mixup: no such choice; did you mean +algorithms=mixup?"),
+            (
+                ["model=schedule_free"],
+                "model=schedule_free: no such choice; did you mean +algorithms=schedule_free or opt",
+            ),
+            (
+                ["optimizer.lrr=1"],
+                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, ",
+            ),
+            # The allowed keys are those of the chosen optimizer.
+            (
+                ["optimizer=adam", "optimizer.momentum=1"],
+                "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
+            ),
+            # Also where another key is wrong.
+            (
+                ["optimizer=adam", "optimizer.momentum=1", "optimizer.x=1"],
+                "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
+            ),
+            # It stands in another section, or further inside.
+            (
+                ["model=mlp", "model.hidden=3"],
+                "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?",
+            ),
+            (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),
+            (
+                ["model=mlp", "model.module={width: 3}"],
+                "model.module.width: model.module has no key 'width'; allowed: drop",
+            ),
+            (
+                ["~data", "data.batch_size=3"],
+                "data.batch_size: there is no data in this run; choose one with data=<name>",
+            ),
+            (["model.module.x.y=1"], "model.module.x.y: model.module has no key 'x'"),
+            (
+                ["callbacks.mlflow_logger.tags.team=x"],
+                "callbacks.mlflow_logger.tags.team: callbacks.mlflow_logger.tags is empty; "
+                "add to it with +callbacks.mlflow_logger.tags.team=...",
+            ),
+            (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
+            (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
+            (
+                ["~callbacks.lr_monitor"],
+                "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +",
+            ),
+            (["callbacks.lr_monitor.x=1"], "callbacks.lr_monitor.x: 'lr_monitor' is not part of this run"),
+            (["callbacks.lr_moniter.x=1"], "callbacks.lr_moniter.x: callbacks has no key 'lr_moniter'"),
+            (["~model", "model.x=1"], "model.x: there is no model in this run; choose one with model=<name>"),
+            (["~run_name"], "run_name: is null, there is nothing to remove"),
+            (["+seed=1"], "+seed: is there already; write seed=... without the +"),
+            (["+model=mlp"], "+model: there is one already; write model=... without the +"),
+            (
+                ["+callbacks=lr_monitor", "+callbacks=speed_monitor"],
+                "callbacks: given more than once; for several in one list write",
+            ),
+            (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
+            (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
+            (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
+            (["nonsense"], "nonsense: cannot be read; write key=value"),
+            (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
+            (["speedmonitor"], "speedmonitor: has no key; did you mean +callbacks=speed_monitor?"),
+            (["mlp"], "mlp: has no key; did you mean model=mlp?"),
+            (["check"], "check: has no key; did you mean mode=check?"),
+            (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
+            (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
+            (["seed=???"], "seed: Missing mandatory value: seed"),
+        ],
+    ),
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_does_not_compose(overrides: list[str], message: str):
+    said = explained(*overrides)
+    assert said.startswith(message)
+    assert "\n" not in said
+    assert "_target_" not in said and "_partial_" not in said
+
+
+def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "my_own.yaml").write_text("my_own: {_target_: a.B}\n")
+    with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
+        compose("config", ["my_own"])
+    given = [f"--config-dir={tmp_path}", "my_own"]
+    assert explain(raised.value, given, CONF) == "my_own: has no key; did you mean +algorithms=my_own?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (["callbacks=speed_monitor"], "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, learning_"),
+        (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
+        (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
+        (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),
+        # what is added or meant, and what is an error
+        (["+callbacks=speed_monitor", "~callbacks.progress_bar", "callbacks.speed_monitor.window_size=3"], None),
+        (["callbacks=none"], None),
+        (["callbacks=[]"], None),
+        (["callbacks=none", "+callbacks=speed_monitor"], None),
+        (["callbacks=[checkpoint_saver,speed_monitor]"], None),
+        (["-m", "algorithms=none,ema"], None),
+        (["callbacks=speedmonitor"], None),
+        (["callbacks=none", "algorithms=none", "algorithms=ema"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_replaced_without_a_word_is_said(typed: list[str], sentence: str | None):
+    said = list(about_replaced(typed, CONF))
+    assert len(said) == (sentence is not None)
+    assert all(one.startswith(str(sentence)) for one in said)
+
+
+def unknown(*keys: str) -> Exception:
+    return NoSuchArgument("optimizer.a: no such argument", [f"optimizer.{key}" for key in keys])
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed", "said"),
+    [
+        (["a"], ["+optimizer.a=1"], ""),
+        (["a"], ["optimizer=adamw"], ". It is set by a file: remove it with ~optimizer.a"),
+        (
+            ["a", "b", "c"],
+            ["experiment=mine", "optimizer.b=3"],
+            ". It is set by experiment=mine or another file: remove it with ~optimizer.a ~optimizer.c",
+        ),
+    ],
+)
+def test_a_key_that_a_file_sets_can_be_removed(keys: list[str], typed: list[str], said: str):
+    assert explain(unknown(*keys), typed, CONF) == f"optimizer.a: no such argument{said}"
+
+
+def noted(error: Exception, note: str) -> Exception:
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("plain"), "plain"),
+        (ValueError(""), "ValueError"),
+        (noted(ValueError("size=0: too small"), "in a.b.size (x.Y)"), "a.b.size=0: too small"),
+        (noted(ValueError("size=0: too small"), "in a.b (x.Y)"), "a.b: size=0: too small (x.Y)"),
+        (noted(ValueError("too small"), "in a.b (x.Y)"), "a.b: too small (x.Y)"),
+        (noted(ValueError("two cannot be combined"), "in trainer (runner.Trainer)"), "two cannot be combined"),
+        (noted(ValueError("x"), "raised by someone"), "x"),
+        (FileNotFoundError(2, "No such file or directory", "/a"), "cannot use '/a': No such file or directory"),
+        (OSError("made up"), "made up"),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_constructor(error: Exception, message: str):
+    assert explain(error, [], CONF) == message
+
+
+def test_a_type_error_says_where_it_was_raised():
+    """Its message alone seldom says what is wrong."""
+    with pytest.raises(TypeError) as raised:
+        None + 1  # type: ignore[operator]  # noqa: B018
+    said = explain(noted(raised.value, "in model (x.Y)"), [], CONF)
+    assert said.startswith("model: unsupported operand") and "(x.Y)" in said
+    assert f"[{__file__}:" in said
+
+
+def test_what_a_constructor_seldom_raises_says_where_and_how_to_see_more():
+    failed = ConstructorFailed("KeyError: 'x'")
+    try:
+        {}["x"]
+    except KeyError as error:
+        failed.__cause__ = error
+    said = explain(noted(failed, "in model (x.Y)"), [], CONF)
+    assert said.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
+    assert said.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
+
+
+def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
+    def fails(path: str) -> Any:
+        return Path(path).read_text()
+
+    OmegaConf.register_new_resolver("fails", fails)
+    try:
+        with pytest.raises(CONFIG_ERRORS) as raised:
+            OmegaConf.to_container(OmegaConf.create({"a": f"${{fails:{tmp_path}/missing}}"}), resolve=True)
+    finally:
+        OmegaConf.clear_resolver("fails")
+    assert explain(raised.value, [], CONF) == f"a: No such file or directory: '{tmp_path}/missing'"
+
+
+def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
+    with pytest.raises(yaml.YAMLError) as raised:
+        yaml.safe_load("a: [1\nb: 2")
+    assert isinstance(raised.value, CONFIG_ERRORS)
+    assert "line 2" in explain(raised.value, [], CONF)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ("- override /model: mlp\n- /callbacks: [speed_monitor]", "^experiment/mine: .* put overrides last$"),
+        ("- /model: mlp", "^model: a file chooses a second one; .*'override /model: ...' instead$"),
+    ],
+)
+def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str, message: str):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ndefaults:\n{defaults}\n")
+    command = ["experiment=mine", f"hydra.searchpath=[{tmp_path}]"]
+    refused = pytest.raises(WrongConfig, match=message)
+    with initialize_config_dir(str(CONF), version_base="1.3"), refused, config_errors():
+        compose("config", command)
+    with pytest.raises(AssertionError), config_errors():
+        raise AssertionError("of the program's own")
+
+
+def test_a_fault_of_the_program_is_none_of_the_configuration():
+    assert not issubclass(AttributeError, CONFIG_ERRORS)
+    assert not issubclass(RuntimeError, CONFIG_ERRORS)
+    assert not issubclass(KeyError, CONFIG_ERRORS)
+
+
+@pytest.mark.parametrize("group", ["callbacks", "algorithms"])
+def test_what_config_yaml_lists_is_what_composing_gives(group: str):
+    """So that most commands need not compose only to learn which defaults they replace."""
+    composed = list(_compose_without(group, [f"{group}=none"], CONF)[group])
+    assert _usual(group, [f"{group}=none"], CONF) == composed and len(composed) >= 2
+    of_recipe = ["experiment=digits_fast", f"{group}=none"]
+    assert _usual(group, of_recipe, CONF) == list(_compose_without(group, of_recipe, CONF)[group])

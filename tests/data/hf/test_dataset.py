@@ -1,0 +1,311 @@
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_tokenizer import make_tokenizer
+
+from runner import ClassificationModel, Trainer
+from runner.data import DatasetLoader
+from runner.data.hf.dataset import load_hf_dataset
+from runner.data.images.imagefolder import MEAN, STD
+
+SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0, "cache": None}
+DEFAULTS = {key: one.default for key, one in inspect.signature(load_hf_dataset).parameters.items()}
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two files of JSON lines, the arguments by which they are data, and a place of their own for what is prepared."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("train", 40), ("eval", 7)):
+        lines = [
+            {"text": f"{name} row {i}, Öl.\n", "x": [i / 2, -1.0], "n": i, "y": i % 3 == 0, "z": [0] * (i % 3)}
+            for i in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one | {"s": {"a": 1}}) + "\n" for one in lines))
+    return {"name": "json", "data_files": {"train": "train.jsonl", "validation": "eval.jsonl"}}
+
+
+def load(**options: Any) -> tuple[Any, Any]:
+    return load_hf_dataset(**{**SIZES, **options})
+
+
+def fake(**options: Any) -> tuple[Any, Any]:
+    return vars(load_hf_dataset)["fake"](**{**DEFAULTS, **SIZES, **options})
+
+
+def likeness(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(one.shape, one.dtype) for one in batch]
+
+
+def test_a_column_of_texts_is_packed_into_windows(rows: dict[str, Any]):
+    train, evaluation = load(**rows, text="text", context=1)
+    content = "".join(f"eval row {i}, Öl.\n" for i in range(7)).encode()
+    assert bytes([int(targets[0]) for _, batch in evaluation for targets in batch]) == content[1:]
+    assert len(train.order.permutation(0)) == len("".join(f"train row {i}, Öl.\n" for i in range(40)).encode()) - 1
+
+
+def test_after_each_row_stands_the_end_of_text(rows: dict[str, Any], tmp_path: Path):
+    name = make_tokenizer(tmp_path / "tokenizer")
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
+    expected = [t for i in range(7) for t in [*outside(f"eval row {i}, Öl.\n")["input_ids"], outside.eos_token_id]]
+    options = {**rows, "text": "text", "tokenizer": name, "context": 1, "cache": str(tmp_path / "kept")}
+    for _ in range(2):
+        _, evaluation = load(**options)
+        assert [int(one) for _, batch in evaluation for one in batch] == expected[1:]
+        kept = sorted(tmp_path.glob("kept/*.uint16"))
+        assert len(kept) == 2
+    made_up = fake(**options)
+    assert next(iter(made_up[0]))[0].max() == 299
+    (tmp_path / "train.jsonl").write_text('{"text": "new and longer than the context"}\n')
+    (tmp_path / "eval.jsonl").write_text('{"text": "new"}\n')
+    load(**options)
+    assert len([*tmp_path.glob("kept/*.uint16")]) == 4
+
+
+def test_numbers_truth_values_and_lists_become_tensors(rows: dict[str, Any]):
+    train, evaluation = load(**rows, inputs="x", targets="n")
+    assert [type(one) for one in (train, evaluation)] == [DatasetLoader, DatasetLoader]
+    seen = []
+    for inputs, targets in train:
+        assert likeness((inputs, targets)) == [(torch.Size([4, 2]), torch.float32), (torch.Size([4]), torch.int64)]
+        assert torch.equal(inputs, torch.stack([targets / 2, torch.full((4,), -1.0)], dim=1))
+        seen += targets.tolist()
+    assert sorted(seen) == [*range(40)] != seen
+    _, evaluation = load(**rows, inputs="x", targets="y")
+    assert [int(one) for _, targets in evaluation for one in targets] == [1, 0, 0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("columns", [{"inputs": "x", "targets": "n"}, {"text": "text", "context": 1}], ids=str)
+def test_a_part_of_the_rows_is_kept_by_seed(rows: dict[str, Any], columns: dict[str, Any]):
+    def targets(seed: int, part: int) -> list[int]:
+        loader = load(**rows, **columns, eval_split=None, eval_share=0.2, seed=seed)[part]
+        loader.seek(0)
+        return [one for _, batch in loader for one in batch.flatten().tolist()]
+
+    assert targets(0, 1) == targets(0, 1) != targets(1, 1)
+    if "text" not in columns:
+        assert len(targets(0, 1)) == 8
+        assert sorted(targets(0, 0) + targets(0, 1)) == [*range(40)]
+
+
+@pytest.fixture
+def saved(tmp_path: Path, rows: dict[str, Any]) -> Path:
+    """What `save_to_disk` wrote: images of one color, their labels, and arrays."""
+    from PIL import Image
+
+    datasets: Any = pytest.importorskip("datasets")
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    content = {
+        "image": [Image.new("RGB" if i % 4 else "RGBA", (10, 12), colors[i % 3]) for i in range(12)],
+        "tall": [Image.new("RGB", (10, 12 + i), colors[i % 3]) for i in range(12)],
+        "label": [i % 3 for i in range(12)],
+        "array": [numpy.full((2, 3), i).tolist() for i in range(12)],
+        "nested": [[[1], [2, 3]]] * 12,
+        "unknown": [-1] * 12,
+        "empty": [None, *range(11)],
+    }
+    features = {
+        "image": datasets.Image(),
+        "tall": datasets.Image(),
+        "label": datasets.ClassLabel(names=["red", "green", "blue"]),
+        "array": datasets.Array2D((2, 3), "float32"),
+        "nested": datasets.List(datasets.List(datasets.Value("int32"))),
+        "unknown": datasets.ClassLabel(names=["a"]),
+        "empty": datasets.Value("int64"),
+    }
+    both = datasets.Dataset.from_dict(content, features=datasets.Features(features))
+    datasets.DatasetDict({"train": both, "test": both}).with_format("numpy").save_to_disk(tmp_path / "saved")
+    both.save_to_disk(tmp_path / "one")
+    return tmp_path / "saved"
+
+
+def load_saved(saved: Path, **options: Any) -> tuple[Any, Any]:
+    return load(**{"name": str(saved), "eval_split": "test", **options})
+
+
+@pytest.mark.parametrize(("column", "size", "shape"), [("image", None, (12, 10)), ("tall", 6, (6, 6))])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_images_are_normalized(saved: Path, column: str, size: int | None, shape: tuple[int, int], num_workers: int):
+    options = {"inputs": column, "targets": "label", "image_size": size, "num_workers": num_workers}
+    for loader in load_saved(saved, **options):
+        for images, labels in loader:
+            assert images.dtype == torch.float32 and images.shape[1:] == (3, *shape)
+            expected = (torch.eye(3)[labels] - torch.tensor(MEAN)) / torch.tensor(STD)
+            torch.testing.assert_close(images, expected[:, :, None, None].expand_as(images))
+
+
+def test_the_center_is_cut_out():
+    from PIL import Image
+
+    from runner.data.hf.columns import image_tensor
+
+    image = Image.new("RGB", (30, 10), (0, 0, 0))
+    image.paste((255, 255, 255), (10, 0, 20, 10))
+    for size in (10, 5, 20):
+        inner = slice(1, -1)  # whose edges are blurred
+        cut = image_tensor(image, size)[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
+        torch.testing.assert_close(cut + torch.tensor(MEAN).view(3, 1, 1), torch.ones_like(cut), atol=0.01, rtol=0)
+
+
+def test_a_model_learns_colors(saved: Path):
+    torch.manual_seed(0)
+    train, evaluation = load_saved(saved, inputs="tall", targets="label", image_size=4)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    with Trainer(
+        model=ClassificationModel(module, 3),
+        train_dataloader=train,
+        eval_dataloader=evaluation,
+        optimizers=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        max_duration="5ep",
+        eval_interval=0,
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        assert trainer.eval()["eval"]["MulticlassAccuracy"] == 1
+
+
+def test_folders_of_images(saved: Path, tmp_path: Path):
+    from PIL import Image
+
+    for split in ("train", "validation"):
+        for number, name in enumerate(("a", "b")):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            Image.new("L", (4, 4), 255 * number).save(tmp_path / "images" / split / name / "1.png")
+    for options in ({"name": "imagefolder", "data_dir": "images"}, {"name": "images"}):
+        _, evaluation = load(**options, inputs="image", targets="label")
+        (images, labels) = next(iter(evaluation))
+        assert labels.tolist() == [0, 1] and images[1].min() > 0 > images[0].max()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"inputs": "image", "targets": "label"},
+        {"inputs": "tall", "targets": "label", "image_size": 6},
+        {"inputs": "array", "targets": "label"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("eval_split", ["test", None])
+def test_the_stand_in_is_like_the_data(saved: Path, columns: dict[str, Any], eval_split: str | None):
+    options = {**columns, "eval_split": eval_split}
+    for real, made_up in zip(load_saved(saved, **options), fake(name=str(saved), **options), strict=True):
+        assert (len(real), real.order.num_samples) == (len(made_up), made_up.order.num_samples)
+        assert likeness(next(iter(real))) == likeness(batch := next(iter(made_up)))
+        assert batch[1].max() == 2
+
+
+@pytest.mark.parametrize("columns", [{"text": "text"}, {"inputs": "x", "targets": "n"}], ids=str)
+def test_the_stand_in_of_files_is_like_the_data(rows: dict[str, Any], columns: dict[str, Any]):
+    for real, made_up in zip(load(**rows, **columns), fake(**rows, **columns), strict=True):
+        assert abs(real.order.num_samples - made_up.order.num_samples) <= 1  # rows have about the same length
+        assert likeness(next(iter(real))) == likeness(next(iter(made_up)))
+
+
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "no choice": ({}, "text=None, inputs=None, targets=None: give text, a column for language modelling, or both"),
+    "both": ({"text": "text", "inputs": "x"}, "text='text', inputs='x', targets=None: give text"),
+    "one": ({"inputs": "x"}, "or both inputs and targets"),
+    "column": ({"text": "texts"}, "text='texts': there is no such column; there are text, x, n, y, z, s"),
+    "inputs": ({"inputs": "u", "targets": "n"}, "inputs='u': there is no such column; there are text"),
+    "no text": ({"text": "n"}, r"text='n': this column holds no texts but Value\('int64'\)"),
+    "texts": ({"inputs": "text", "targets": "n"}, r"inputs='text': this column holds Value\('string'\); numbers"),
+    "struct": ({"inputs": "x", "targets": "s"}, "targets='s': this column holds"),
+    "ragged": ({"inputs": "z", "targets": "n"}, "inputs='z': its lists have 0 to 2 entries; a batch needs equal ones"),
+    "split": ({"text": "text", "split": "test"}, r"split='test': Unknown split .* \['train', 'validation'\]"),
+    "eval_split": ({"text": "text", "eval_split": "test"}, "eval_split='test': Unknown split"),
+    "share": ({"text": "text", "eval_split": None, "eval_share": 0}, "eval_share=0 must lie between 0 and 1"),
+    "context": ({"text": "text", "context": 10**4}, "context=10000 is longer than the text of 750 tokens to train on"),
+    "image_size": ({"inputs": "x", "targets": "n", "image_size": 0}, "image_size=0 must be at least 1 pixel"),
+    "batch_size": ({"inputs": "x", "targets": "n", "batch_size": 0}, "batch_size=0 must be at least 1"),
+    "no files": ({"text": "text", "data_files": None}, "data_files=None: name='json' needs data_files=<paths>"),
+    "lost": ({"text": "text", "data_files": "a.jsonl"}, "name='json': datasets cannot load it: Unable to find '/.*'"),
+    "nowhere": ({"text": "text", "name": "/nowhere", "data_files": None}, "name='/nowhere': datasets cannot load it"),
+    "broken": (
+        {"text": "text", "data_files": "broken.jsonl"},
+        "name='json': datasets cannot load it: JSON parse error",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_what_is_wrong_is_one_sentence(case: str, rows: dict[str, Any], tmp_path: Path):
+    (tmp_path / "broken.jsonl").write_text("{no json\n")
+    options, message = FILES[case]
+    with pytest.raises((OSError, ValueError), match=message) as raised:
+        load(**{**rows, **options})
+    assert "\n" not in str(raised.value)
+    if case not in ("ragged", "context"):  # for which all rows are read
+        with pytest.raises((OSError, ValueError), match=message):
+            fake(**{**rows, **options})
+
+
+SAVED: dict[str, tuple[dict[str, Any], str]] = {
+    "split": ({"eval_split": "validation"}, "eval_split='validation': name='saved' has the splits train, test"),
+    "one": ({"name": "one"}, "eval_split='test': name='one' has one split only; eval_split=null keeps a part of it"),
+    "labels": ({"targets": "unknown"}, r"targets='unknown': some rows have no label \(-1\); choose another split"),
+    "shapes": ({"inputs": "tall"}, r"inputs='tall': samples have the shapes .*; give image_size=<pixels>"),
+    "nested": ({"inputs": "nested"}, "inputs='nested': row [0-9]+ does not become a tensor: expected sequence"),
+    "no value": ({"inputs": "empty"}, "inputs='empty': row 0 has no value"),
+}
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_what_is_wrong_with_saved_data_is_one_sentence(case: str, saved: Path):
+    options, message = SAVED[case]
+    with pytest.raises(ValueError, match=message):
+        for loader in load(**{"name": "saved", "eval_split": "test", "inputs": "image", "targets": "label", **options}):
+            list(loader)
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(rows: dict[str, Any], capfd: pytest.CaptureFixture[str]):
+    load(**rows, text="text")
+    assert capfd.readouterr() == ("", "")
+    assert not pytest.importorskip("datasets.utils").are_progress_bars_disabled()
+
+
+def test_ranks_prepare_it_once(rows: dict[str, Any], tmp_path: Path, run_ranks: Any):
+    def program():
+        from importlib import import_module
+
+        from runner.data.hf.dataset import load_hf_dataset
+
+        Json = import_module("datasets.packaged_modules.json.json").Json
+        import_module("datasets").config.HF_DATASETS_CACHE = "prepared"
+        prepare = Json._prepare_split
+
+        def counted(*args, **kwargs):
+            print("prepared")
+            return prepare(*args, **kwargs)
+
+        Json._prepare_split = counted
+        files = {"train": "train.jsonl", "validation": "eval.jsonl"}
+        train, _ = load_hf_dataset("json", data_files=files, inputs="n", targets="n", num_workers=0)
+        print(*(int(one) for _, batch in train for one in batch))
+
+    lines = [one.stdout.splitlines() for one in run_ranks(program)]
+    assert sorted(len(one) for one in lines) == [1, 3]  # one of them prepared two splits
+    assert sorted(int(one) for rank in lines for one in rank[-1].split()) == [*range(40)]
+
+
+def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"datasets is not installed here: pip install -e '\.\[hf\]'"):
+        load(text="text")
+
+
+def test_the_config_has_every_argument_with_its_default():
+    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "hf_dataset.yaml")
+    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
+    arguments = arguments["data"]
+    assert arguments.pop("_target_") == "runner.data.hf.dataset.load_hf_dataset"
+    assert arguments == DEFAULTS

@@ -1,0 +1,227 @@
+import hashlib
+import inspect
+import random
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from archive_server import Server, serving, tar_gz
+from omegaconf import OmegaConf
+
+from runner import ClassificationModel, Trainer
+from runner.data import TensorLoader
+from runner.data.images.cifar10 import FOLDER, MD5, MEAN, STD, URL, load_cifar10
+from runner.models import ResNet8
+
+COUNTS = {**{f"data_batch_{number}": number for number in range(1, 6)}, "test_batch": 7}
+NUM_TRAIN, NUM_EVAL = 15, 7
+MEAN_STD = (torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
+
+
+def record(label: int, number: int) -> bytes:
+    """An image as the files have it, grey but for its first row, where its number is in red, green and blue."""
+    planes = (bytes([value % 256] * 32 + [100] * 992) for value in (number, 2 * number, 3 * number))
+    return bytes([label]) + b"".join(planes)
+
+
+def files() -> dict[str, bytes]:
+    """All files, of a few images with numbers of their own; each image's label is its number's last digit."""
+    numbers, made = iter(range(100)), {}
+    for name, count in COUNTS.items():
+        made[f"{FOLDER}/{name}.bin"] = b"".join(record(number % 10, number) for number in islice(numbers, count))
+    return made
+
+
+def write(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "cifar", files())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        server.body = tar_gz({**files(), f"{FOLDER}/readme.html": b"about", f"{FOLDER}/batches.meta.txt": b"names"})
+        yield server
+
+
+def load(folder: Path, **options: Any) -> tuple[TensorLoader, TensorLoader]:
+    return load_cifar10(**{"path": str(folder), "url": None, "batch_size": 4, "eval_batch_size": 3, **options})
+
+
+def test_pixels_and_labels_are_those_of_the_files(folder: Path):
+    train, evaluation = load(folder)
+    assert (len(train), len(evaluation)) == (4, 3)
+    assert (train.order.shuffle, evaluation.order.shuffle) == (True, False)
+    assert (train.tensors[0].dtype, train.tensors[0].shape) == (torch.uint8, (NUM_TRAIN, 3, 32, 32))
+    seen: dict[str, list[int]] = {"train": [], "eval": []}
+    for split, loader in (("train", train), ("eval", evaluation)):
+        for images, labels in loader:
+            assert (images.dtype, images.shape[1:], labels.dtype) == (torch.float32, (3, 32, 32), torch.int64)
+            pixels = (images * MEAN_STD[1] + MEAN_STD[0]) * 255
+            for image, label in zip(pixels, labels.tolist(), strict=True):
+                number = round(image[0, 0, 0].item())
+                expected = torch.full((3, 32, 32), 100.0)
+                expected[:, 0] = torch.tensor([number, 2 * number, 3 * number]).view(3, 1)
+                torch.testing.assert_close(image, expected, atol=1e-3, rtol=0)
+                assert label == number % 10
+                seen[split].append(number)
+    assert sorted(seen["train"]) == list(range(15)) and seen["train"] != sorted(seen["train"])
+    assert seen["eval"] == list(range(15, 22))
+
+
+def test_the_order_is_that_of_the_seed(folder: Path):
+    def labels(seed: int) -> torch.Tensor:
+        return torch.cat([labels for _, labels in load(folder, seed=seed)[0]])
+
+    assert torch.equal(labels(1), labels(1)) and not torch.equal(labels(1), labels(2))
+
+
+def test_what_was_evaluated_can_be_trained_on(folder: Path):
+    train, evaluation = load(folder)
+    with torch.inference_mode():
+        next(iter(evaluation))
+    model = ResNet8(in_channels=3, width=2)
+    images, labels = next(iter(train))
+    torch.nn.functional.cross_entropy(model(images.requires_grad_()), labels).backward()
+    assert images.grad is not None
+
+
+def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(folder: Path, tmp_path: Path):
+    fake = vars(load_cifar10)["fake"]
+    real, made_up = load(folder), fake(str(folder), None, None, 4, 3)
+    for one, other in zip(real, made_up, strict=True):
+        assert len(one) == len(other) and one.order.num_samples == other.order.num_samples
+        for batch, made in zip(one, other, strict=True):
+            assert [(x.shape, x.dtype) for x in batch] == [(x.shape, x.dtype) for x in made]
+            pixels = made[0] * MEAN_STD[1] + MEAN_STD[0]
+            assert -1e-6 < pixels.min() < 0.1 and 0.9 < pixels.max() < 1 + 1e-6 and set(made[1].tolist()) == {9}
+    unread = fake(str(tmp_path / "none"))
+    assert [one.order.num_samples for one in unread] == [50_000, 10_000] and not (tmp_path / "none").exists()
+    with pytest.raises(FileNotFoundError, match="there is no "):
+        fake(str(tmp_path / "none"), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"test_batch\.bin has 0 bytes, which is no whole number of records of 3073; remove it"),
+        (record(0, 1)[:-1], r"test_batch\.bin has 3072 bytes, which is no whole number of records of 3073; remove it"),
+        (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, and CIFAR-10 has 0 to 9 only; remove it"),
+    ],
+    ids=["empty", "cut off", "label"],
+)
+def test_a_file_that_is_none_of_cifar10_is_refused(folder: Path, content: bytes, message: str):
+    write(folder, {f"{FOLDER}/test_batch.bin": content})
+    with pytest.raises(ValueError, match=f"path='{re.escape(str(folder))}': .*{message}"):
+        load(folder)
+
+
+def test_a_missing_file_is_named_where_nothing_may_be_downloaded(folder: Path):
+    (folder / FOLDER / "data_batch_3.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"path='.*': there is no .*data_batch_3\.bin; unpack {URL} in this"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"eval_batch_size": -1}, {"seed": -1}, {"url": "x"}, {"md5": "x"}], ids=str
+)
+def test_wrong_arguments_are_refused_before_anything_is_downloaded(server: Server, tmp_path: Path, wrong: Any):
+    ((name, value),) = wrong.items()
+    for call in (load_cifar10, vars(load_cifar10)["fake"]):
+        with pytest.raises(ValueError, match=f"{name}={value!r}:? must "):
+            call(**{"path": str(tmp_path / "new"), "url": server.url, **wrong})
+    assert server.requests == 0 and not (tmp_path / "new").exists()
+
+
+def test_missing_files_are_downloaded_once(server: Server, tmp_path: Path):
+    md5 = hashlib.md5(server.body).hexdigest()
+    for _ in range(2):
+        train, evaluation = load(tmp_path / "new", url=server.url, md5=md5)
+        assert (train.order.num_samples, evaluation.order.num_samples) == (NUM_TRAIN, NUM_EVAL)
+    assert server.requests == 1
+    with pytest.raises(ValueError, match=f"md5='{MD5}': what {server.url} gave has '{md5}'"):
+        load(tmp_path / "other", url=server.url, md5=MD5)
+
+
+def test_colors_are_learned(tmp_path: Path):
+    generator, images = random.Random(0), []
+    for _ in range(60):
+        label = generator.randrange(3)
+        planes = ([generator.randrange(128 if plane == label else 0, 256) for _ in range(1024)] for plane in range(3))
+        images.append(bytes([label]) + b"".join(bytes(plane) for plane in planes))
+    names = [f"{FOLDER}/{name}.bin" for name in COUNTS]
+    write(tmp_path, {name: b"".join(images[10 * i : 10 * i + 10]) for i, name in enumerate(names)})
+    torch.manual_seed(0)
+    train, evaluation = load(tmp_path, batch_size=10, eval_batch_size=10)
+    with Trainer(
+        model=ClassificationModel(ResNet8(in_channels=3, width=4), 10),
+        train_dataloader=train,
+        eval_dataloader=evaluation,
+        optimizers=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
+        max_duration="8ep",
+        eval_interval=0,
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        assert trainer.eval()["eval"]["MulticlassAccuracy"] == 1
+
+
+SHORT = ("data=cifar10", "data.batch_size=5", "model=resnet8", "model.module.in_channels=3", "model.module.width=4")
+QUIET = ("callbacks=[checkpoint_saver]", "algorithms.batch_augment.pad=4", "algorithms.batch_augment.flip=random")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    assert (run / "checkpoints" / "latest").resolve().name == "ep4-ba12"
+    return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
+
+
+@pytest.mark.slow
+def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, server: Server, tmp_path: Path):
+    given = (*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "scheduler=constant")
+    first = run_here(*given, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)
+    assert re.search(rf"^INFO: downloading {server.url} \(0\.\d+ MB\) into data/cifar10$", first.err, re.MULTILINE)
+    run_here(*given, "trainer.max_duration=7ba", "hydra.run.dir=parts", code=0)
+    run_here("resume=parts", "trainer.max_duration=4ep", code=0)
+    assert server.requests == 1 and (tmp_path / "data" / "cifar10" / FOLDER / "test_batch.bin").is_file()
+    torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=0, atol=0)
+
+
+def test_of_two_ranks_one_downloads(run_app: Any, server: Server, strict: dict[str, str], tmp_path: Path):
+    done = run_app(
+        *(*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "model.module.width=2"),
+        *("trainer.max_duration=4ep", "launch.nproc_per_node=2", "hydra.run.dir=run"),
+        env=strict,
+    )
+    assert server.requests == 1 and (done.stdout + done.stderr).count("downloading http") == 1
+    assert weights(tmp_path / "run")
+
+
+@pytest.mark.parametrize("wrong", [("data.batch_size=0",), ("model.module.in_channels=0",), ("data.url=cifar",)])
+def test_a_wrong_command_downloads_nothing(run_here: Any, server: Server, tmp_path: Path, wrong: tuple[str]):
+    ended = run_here(*SHORT, *QUIET, f"data.url={server.url}", *wrong, code=2)
+    assert ended.err.startswith(f"error: {wrong[0].partition('=')[0]}=") and ended.err.count("\n") == 1
+    assert server.requests == 0 and not (tmp_path / "data").exists()
+
+
+def test_a_download_that_fails_is_one_sentence(run_here: Any, free_port: int):
+    ended = run_here(*SHORT, *QUIET, f"data.url=http://127.0.0.1:{free_port}/x.tar.gz", code=2)
+    assert re.fullmatch(r"error: data\.url='http.*': cannot be reached \(.*\); get http.* unpack it, .*\n", ended.err)
+    assert run_here(*SHORT, "mode=check", code=0).out.count("50,000 samples") == 1
+
+
+def test_the_config_has_every_argument_with_its_default():
+    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "cifar10.yaml")
+    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
+    assert arguments["data"].pop("_target_") == "runner.data.images.cifar10.load_cifar10"
+    assert arguments["data"] == {key: one.default for key, one in inspect.signature(load_cifar10).parameters.items()}

@@ -1,0 +1,54 @@
+import time
+from typing import Any
+
+import pytest
+import torch
+from sklearn import datasets
+
+from runner.data import load_digits
+from runner.data.images import digits
+
+
+def test_the_pixels_and_labels_are_those_that_scikit_learn_reads():
+    truth: Any = datasets.load_digits()
+    pixels = torch.from_numpy(truth.images).unsqueeze(1)
+    labels = torch.from_numpy(truth.target)
+    train, evaluation = load_digits()
+    images = torch.cat([train.tensors[0], evaluation.tensors[0]]).double()
+    assert images.shape == (1797, 1, 8, 8)
+    torch.testing.assert_close(torch.cat([train.tensors[1], evaluation.tensors[1]]), labels)
+    torch.testing.assert_close(images * 16, pixels, atol=0, rtol=0)
+
+
+def test_the_background_is_zero_and_the_split_is_1200_to_597():
+    train, evaluation = load_digits(batch_size=50, eval_batch_size=100, seed=3)
+    images, labels = train.tensors
+    assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert (images.min(), images.max(), images.median()) == (0, 1, 0.0625)
+    assert (len(train), len(evaluation)) == (24, 6)
+    assert (train.order.shuffle, train.order.seed, evaluation.order.shuffle) == (True, 3, False)
+    assert sum(len(labels) for _, labels in evaluation) == 597
+
+
+def test_reading_is_fast():
+    seconds = []
+    for _ in range(5):
+        start = time.process_time()
+        load_digits()
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.1  # about 0.01 on an idle machine; scikit-learn's import alone takes 2
+
+
+def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):
+        load_digits()
+
+
+def test_a_scikit_learn_without_the_file_is_named(monkeypatch, tmp_path):
+    class Spec:
+        origin = str(tmp_path / "__init__.py")
+
+    monkeypatch.setattr(digits, "find_spec", lambda name: Spec)
+    with pytest.raises(FileNotFoundError, match=r"digits\.csv\.gz is missing"):
+        load_digits()

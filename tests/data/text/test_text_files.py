@@ -1,0 +1,180 @@
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_tokenizer import TEXT, make_tokenizer
+
+from runner.data.text import text_files
+from runner.data.text.text_files import load_text_files
+
+SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A folder of three texts, one of them in a folder of its own, and a file that is none."""
+    folder = tmp_path / "texts"
+    (folder / "a").mkdir(parents=True)
+    (folder / "b.txt").write_text(TEXT)
+    (folder / "a" / "z.txt").write_text("first\r\n" + TEXT, newline="")
+    (folder / "c.txt").write_text("last")
+    (folder / "notes.md").write_text("no part of it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def load(folder: Path, **options: Any):
+    return load_text_files(str(folder), **{**SIZES, "cache": None, **options})
+
+
+def joined(loaders) -> list[int]:
+    """The tokens of both loaders, the training windows put in order."""
+    found = []
+    for loader in loaders:
+        windows = loader.tensors[0].long() & 0xFFFF
+        found += [*windows[:, :-1].flatten().tolist(), int(windows[-1, -1])]
+    return found
+
+
+def test_bytes_are_those_of_the_files_in_order(texts: Path):
+    content = b"".join((texts / name).read_bytes() for name in ("a/z.txt", "b.txt", "c.txt"))
+    train, evaluation = load(texts, eval_share=0.25)
+    start = len(content) - round(len(content) * 0.25)
+    assert bytes(joined([train])) == content[:start][: (start - 1) // 8 * 8 + 1]
+    assert bytes(joined([evaluation])) == content[start:][: (len(content) - start - 1) // 8 * 8 + 1]
+    inputs, targets = next(iter(train))
+    assert inputs.shape == targets.shape == (4, 8) and inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_tokens_are_those_of_transformers_with_an_end_after_each_file(texts: Path, tokenizer: str):
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    names = ("a/z.txt", "b.txt", "c.txt")
+    expected = [
+        token
+        for name in names
+        for token in [*outside(texts.joinpath(name).read_bytes().decode())["input_ids"], outside.eos_token_id]
+    ]
+    train, evaluation = load(texts, eval_path=str(texts / "b.txt"), pattern="[ac]*/*.txt", tokenizer=tokenizer)
+    both = joined([train])
+    size = expected.index(outside.eos_token_id) + 1
+    assert both == expected[: (size - 1) // 8 * 8 + 1]
+    assert joined([evaluation]) == expected[size:][: (expected[size:].index(outside.eos_token_id)) // 8 * 8 + 1]
+    whole, _ = load(texts, eval_share=1e-9 + 9.5 / len(expected), tokenizer=tokenizer, context=1)
+    assert joined([whole]) == expected[: len(joined([whole]))]
+    assert len(joined([whole])) >= len(expected) - 10
+
+
+def test_a_tokenizer_without_an_end_joins_files_without_one(texts: Path, tmp_path: Path):
+    name = make_tokenizer(tmp_path / "tokenizer", end=None)
+    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
+    train, _ = load(texts, tokenizer=name, context=1, eval_share=0.5)
+    assert outside.decode(joined([train])).startswith("first\r\n" + TEXT[:1000])
+
+
+def test_long_files_are_cut_where_a_line_ends(texts: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch):
+    whole = [joined([one]) for one in load(texts, tokenizer=tokenizer)]
+    monkeypatch.setattr(text_files, "PIECE", 400)
+    pieces = [text for text, _ in text_files._pieces([texts / "b.txt"])]
+    assert len(pieces) > 3 and "".join(pieces) == TEXT and all(one.endswith("\n") for one in pieces)
+    assert [joined([one]) for one in load(texts, tokenizer=tokenizer)] == whole
+    (texts / "b.txt").write_text("x" * 2000)  # not a single line
+    assert "".join(text for text, _ in text_files._pieces([texts / "b.txt"])) == "x" * 2000
+
+
+def test_tokens_are_kept_until_the_files_change(texts: Path, tokenizer: str, tmp_path: Path):
+    options = {"tokenizer": tokenizer, "cache": str(tmp_path / "kept")}
+    first = load(texts, **options)
+
+    def kept() -> list[Path]:
+        return sorted(tmp_path.glob("kept/*.uint16"))
+
+    (file,) = kept()
+    before = file.stat()
+    assert joined(load(texts, **options)) == joined(first) == joined(load(texts, tokenizer=tokenizer))
+    assert kept() == [file] and file.stat().st_mtime_ns == before.st_mtime_ns
+    os.utime(texts / "b.txt", (1, 1))
+    load(texts, **options)
+    assert len(kept()) == 2
+    other = make_tokenizer(tmp_path / "other", vocab_size=280)
+    load(texts, **{**options, "tokenizer": other})
+    assert len(kept()) == 3
+
+
+@pytest.mark.parametrize("tokenized", [False, True])
+@pytest.mark.parametrize("eval_path", [False, True])
+def test_the_stand_in_has_the_sizes_of_the_data(
+    texts: Path, tokenizer: str, tmp_path: Path, tokenized: bool, eval_path: bool
+):
+    (tmp_path / "other.txt").write_text(TEXT)
+    signature = {key: one.default for key, one in inspect.signature(load_text_files).parameters.items()}
+    options = {**signature, **SIZES, "path": str(texts), "eval_tokens": 500, "cache": str(tmp_path / "kept")}
+    options["tokenizer"] = tokenizer if tokenized else None
+    options["eval_path"] = str(tmp_path / "other.txt") if eval_path else None
+    fake: Any = vars(load_text_files)["fake"]
+    guessed = fake(**options)
+    real = load_text_files(**options)
+    for one, other, guess in zip(real, fake(**options), guessed, strict=True):
+        assert (len(one), one.order.num_samples) == (len(other), other.order.num_samples)
+        assert tokenized or len(guess) == len(one)
+        (inputs, targets), made_up = next(iter(one)), next(iter(other))
+        assert [x.shape for x in made_up] == [inputs.shape, targets.shape]
+        assert made_up[0].dtype == torch.int64 and made_up[1].max() == (299 if tokenized else 255)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "path": ({"path": "nowhere"}, "path='nowhere': there is no such file or folder"),
+    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': there is no such file or folder"),
+    "nothing fits": ({"pattern": "*.rst"}, "no file in this folder fits pattern='.*.rst'"),
+    "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
+    "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is trained on too"),
+    "context": ({"context": 0}, "context=0 must be at least 1"),
+    "batch_size": ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+    "eval_batch_size": ({"eval_batch_size": 0}, "eval_batch_size=0 must be at least 1"),
+    "long": ({"context": 10_000}, "context=10000 is longer than the text of 5986 tokens to train on"),
+    "share": ({"eval_share": 1.0}, "eval_share=1.0 must lie between 0 and 1"),
+    "small share": ({"eval_share": 1e-6}, "context=8 is longer than the text of 0 tokens to evaluate on"),
+    "eval_tokens": ({"eval_tokens": 7}, "eval_tokens=7 must be at least one window of context=8 tokens"),
+    "tokenizer": ({"tokenizer": "texts"}, "tokenizer='texts': transformers cannot load it"),
+    "no tokenizer": ({"tokenizer": "./none"}, "tokenizer='./none': transformers cannot load it"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_sentence(case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    options, message = {"path": "texts", **WRONG[case][0]}, WRONG[case][1]
+    with pytest.raises((OSError, ValueError), match=message) as raised:
+        load_text_files(**{**SIZES, **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_with_a_tokenizer_a_text_must_be_utf_8(texts: Path, tokenizer: str, tmp_path: Path):
+    (texts / "b.txt").write_bytes(b"fine\n\xff\xfe")
+    load(texts)
+    with pytest.raises(ValueError, match=r"path: .*b.txt' is not UTF-8 .*tokenizer=null"):
+        load(texts, tokenizer=tokenizer, cache=str(tmp_path / "kept"))
+    assert not [*tmp_path.glob("kept/*.partial")]
+
+
+def test_what_to_install_is_said(texts: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"transformers is not installed here: pip install -e '\.\[hf\]'"):
+        load(texts, tokenizer="gpt2")
+
+
+def test_the_config_has_every_argument_with_its_default():
+    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "text_files.yaml")
+    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
+    arguments = arguments["data"]
+    assert arguments.pop("_target_") == "runner.data.text.text_files.load_text_files"
+    assert arguments == {key: one.default for key, one in inspect.signature(load_text_files).parameters.items()}

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from runner.data import TensorLoader
+from runner.data.text import windows
+from runner.data.text.windows import HostLoader, WindowSizes, next_token, spread_windows, window_loaders
+
+SIZES = WindowSizes(context=8, batch_size=4, eval_batch_size=3, eval_tokens=None)
+
+
+@pytest.mark.parametrize("largest", [255, 65_535, 70_000])
+def test_tokens_of_every_width_come_back_as_they_were(largest: int):
+    tokens = torch.randint(largest, (100,)).index_fill(0, torch.tensor([3, 98]), largest)
+    stored = {255: torch.uint8, 65_535: torch.int16, 70_000: torch.int32}[largest]  # uint16 as the bits of int16
+    inputs, targets = next_token(windows.cut_windows(tokens.to(stored), 9))
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.flatten().tolist() == tokens[:99].tolist()
+    assert targets.flatten().tolist() == tokens[1:].tolist()
+
+
+def test_windows_for_evaluation_are_spread_evenly():
+    cut = windows.cut_windows(torch.arange(101), 10)
+    assert spread_windows(cut, None) is cut and spread_windows(cut, 1000) is cut
+    assert spread_windows(cut, 39)[:, 0].tolist() == [0, 30, 60]
+
+
+def test_what_stays_on_the_host_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch):
+    tokens = torch.arange(500, dtype=torch.int16)
+    resident = window_loaders(tokens[:400], tokens[400:], 3, SIZES)
+    monkeypatch.setattr(windows, "RESIDENT_BYTES", 0)
+    staying = window_loaders(tokens[:400], tokens[400:], 3, SIZES)
+    assert [type(one) for one in (*resident, *staying)] == [TensorLoader, TensorLoader, HostLoader, HostLoader]
+    assert not hasattr(staying[0], "to")  # by which the Trainer would move it
+    for one, other in zip(resident, staying, strict=True):
+        for loader in (one, other):
+            loader.seek(1, 2)
+        for batch, same in zip(one, other, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))

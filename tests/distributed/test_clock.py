@@ -1,0 +1,53 @@
+"""A signal that reaches one rank of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from rank_models import Classifier, class_data
+from rank_runs import program_of
+
+from callbacks import CheckpointSaver
+from runner import Callback, Trainer
+from runner.data import TensorLoader
+from runner.distributed.collectives import get_global_rank
+
+
+def train_until_signalled() -> None:
+    """Trains until rank 1 is asked to end, and says at which batch."""
+
+    class Terminate(Callback):
+        def batch_end(self, state, logger):
+            if get_global_rank() == 1 and state.timestamp.batch == 25:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.005)
+
+        def close(self, state, logger):
+            Path(f"stopped{get_global_rank()}.json").write_text(json.dumps(state.timestamp.batch))
+
+    with Trainer(
+        model=Classifier(),
+        train_dataloader=TensorLoader(*class_data(24), batch_size=8, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        max_duration="100000ba",
+        callbacks=[CheckpointSaver("50000ba"), Terminate()],
+        run_dir="run",
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+
+
+def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, strict):
+    started = time.monotonic()
+    finished = run_ranks(program_of("test_distributed_signals", "train_until_signalled"), 2, check=False, env=strict)
+    assert [one.returncode for one in finished] == [143, 143], [one.stderr for one in finished]
+    assert time.monotonic() - started < 30
+    stopped = [json.loads((tmp_path / f"stopped{rank}.json").read_text()) for rank in range(2)]
+    assert stopped[0] == stopped[1] >= 25
+    checkpoints = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()]
+    assert [path.name.partition("-")[2] for path in checkpoints] == [f"ba{stopped[0]}"]

@@ -1,0 +1,178 @@
+"""Ranks against one process; what both do is in `rank_runs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rank_models import Classifier, class_data
+from rank_runs import (
+    CASES,
+    Everything,
+    evaluate_each_size,
+    program_of,
+    train,
+    train_out_of_memory,
+    train_with_mixup_and_dropout,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+from runner import Trainer
+from runner.distributed.collectives import any_rank, get_global_rank, get_world_size
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, strict):
+    run_ranks(program_of("rank_runs", "on_ranks"), world_size, env=strict)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+    for name in CASES:
+        alone = train(name)
+        for found in ranks:
+            own, metrics = dict(found["train"][name]), found["train"][name]["metrics"]
+            # torchmetrics counts in float32.
+            torch.testing.assert_close(metrics, alone["metrics"], rtol=1e-6, atol=0, msg=_named(name))
+            own["metrics"] = alone["metrics"]
+            torch.testing.assert_close(own, alone, rtol=1e-9, atol=1e-12, msg=_named(name))
+            # Ranks are equal to the last bit, or they would drift apart.
+            torch.testing.assert_close(
+                found["train"][name], ranks[0]["train"][name], rtol=0, atol=0, msg=_named(f"{name}, on ranks")
+            )
+    expected = evaluate_each_size()
+    for found in ranks:
+        assert found["eval"].keys() == expected.keys()
+        for n in expected:
+            assert found["eval"][n]["samples"] == expected[n]["samples"] == n
+            torch.testing.assert_close(
+                found["eval"][n]["values"], expected[n]["values"], rtol=1e-6, atol=0, msg=_named(f"{n} samples")
+            )
+        torch.testing.assert_close(found["mixup"], ranks[0]["mixup"], rtol=0, atol=0)
+        assert [size for size, _ in found["auto"]] == [2, 2]
+        torch.testing.assert_close(found["auto"][0], found["auto"][1], rtol=1e-12, atol=1e-15, msg=_named("auto"))
+        assert found["any"] == [True, False] and found["object"] == {"rank": 0}
+    check_refusals(ranks[0]["refusals"])
+    for found in ranks:
+        # All gradients in one bucket; the tokens of all ranks are counted by one number more.
+        gradients = {"gloo:all_reduce [[32]]": 40}
+        tokens = {"gloo:all_reduce [[]]": 40, "gloo:all_reduce [[63]]": 40}
+        assert found["collectives"] == {"samples": gradients, "accumulated": gradients, "tokens": tokens}
+        assert found["clock"] == ranks[0]["clock"]
+        # By rank 0's: after one batch ranks agree to meet again in a second, which is after 50 more, and so on.
+        assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))
+    batches, seconds = ranks[0]["clock"]
+    assert batches > 10 and seconds >= 1.5
+
+
+def check_refusals(said: dict[str, str | None]) -> None:
+    for name in ("plain", "shuffled", "batch sampler"):
+        assert (said[name] or "").startswith("train_dataloader: a DataLoader without a sharding sampler"), name
+    assert said["sharded"] is None and said["sharded batch sampler"] is None and said["evaluation, sharded"] is None
+    assert "the same samples" in (said["evaluation"] or "")
+    assert "DistributedSampler repeats samples, as 13" in (said["evaluation, padded"] or "")
+
+
+def _named(name: str) -> Any:
+    return lambda message: f"{name}: {message}"
+
+
+def test_evaluation_by_hand():
+    model = Everything()
+    for n, found in evaluate_each_size().items():
+        inputs, targets = class_data(n)
+        with torch.no_grad():
+            logits = model.module(inputs)
+        values = found["values"]
+        assert float(values["accuracy"]) == pytest.approx(float((logits.argmax(1) == targets).double().mean()))
+        assert float(values["loss"]) == pytest.approx(float(F.cross_entropy(logits, targets)), rel=1e-12)
+        assert values["kept"].tolist() == pytest.approx(inputs[:, 0].sort().values.tolist(), rel=1e-6)
+        assert found["samples"] == n
+
+
+def test_ranks_draw_different_dropout_masks_and_lambdas():
+    # The seed of a rank is the run's plus its number: two seeds must not give one stream.
+    one, other = train_with_mixup_and_dropout(0), train_with_mixup_and_dropout(1)
+    assert not torch.equal(one["module.0.weight"], other["module.0.weight"])
+
+
+def refuse_data_then_train() -> None:
+    """Gives a Trainer data that it refuses, and trains with another one."""
+    unsharded = DataLoader(TensorDataset(*class_data(12)), batch_size=2)
+    with pytest.raises(ValueError, match="without a sharding sampler"):
+        Trainer(model=Classifier(), train_dataloader=unsharded, device="cpu")
+    assert not dist.is_initialized()
+    train("even")
+
+
+def test_a_trainer_whose_data_is_refused_leaves_no_group_behind(run_ranks, strict):
+    run_ranks(program_of("test_distributed", "refuse_data_then_train"), 2, env=strict)
+
+
+def test_running_out_of_memory_alone():
+    (found, weights), (size, expected) = train_out_of_memory()
+    assert found == size == 2
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+def test_one_process_makes_no_group():
+    train("even")
+    assert not dist.is_initialized()
+    assert (get_world_size(), get_global_rank()) == (1, 0)
+    assert any_rank(True) and not any_rank(False)
+
+
+def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
+    def program():
+        import torch
+        from torch import nn
+
+        from runner import ClassificationModel, Trainer, get_global_rank, save_checkpoint
+        from runner.data import TensorLoader
+
+        def make(deterministic, resume_path=None):
+            torch.manual_seed(0)
+            module = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+            return Trainer(
+                model=ClassificationModel(module, 3),
+                train_dataloader=TensorLoader(torch.randn(96, 20), torch.arange(96) % 3, batch_size=9, shuffle=True),
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+                max_duration="8ba",
+                device="cpu",
+                deterministic=deterministic,
+                resume_path=resume_path,
+            )
+
+        def weights(trainer):
+            return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
+
+        with make(True) as whole:
+            whole.fit()
+        with make(True) as first:
+            first.fit(duration="3ba")
+            save_checkpoint(first.state, "checkpoint")
+        with make(True, "checkpoint") as second:
+            second.fit()
+        with make(False) as overlapping:
+            overlapping.fit()
+        if get_global_rank() == 0:
+            print(torch.equal(weights(whole), weights(second)))
+            print(torch.allclose(weights(whole), weights(overlapping), atol=1e-6))
+
+    first, *_ = run_ranks(program, 3)
+    assert first.stdout.split() == ["True", "True"]
+
+
+def test_a_group_is_not_left_in_order_once_the_device_has_failed(free_port: int):
+    """NCCL would wait for it; the process ends with the group."""
+    import torch
+    from torch import distributed
+
+    from runner.distributed.collectives import destroy_process_group
+
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port}", rank=0, world_size=1)
+    destroy_process_group(torch.AcceleratorError("the cause"))
+    assert distributed.is_initialized()
+    destroy_process_group(ValueError("another"))
+    assert not distributed.is_initialized()

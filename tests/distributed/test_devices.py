@@ -1,0 +1,25 @@
+"""The device that a rank picks, or refuses to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner.distributed.collectives import pick_device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(device: str):
+    with pytest.raises(ValueError, match="device='"):
+        pick_device(device)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_rank_without_a_gpu_of_its_own_is_refused(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert pick_device(device) == torch.device("cuda:1")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="this rank would use GPU 2, but 2 are here"):
+        pick_device(device)

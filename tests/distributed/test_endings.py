@@ -1,0 +1,107 @@
+"""What a signal does to a job, also where the process waits in torch and hears nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from python_process import PATIENCE, start_python
+
+from runner.distributed.endings import ended_by_signals
+from runner.distributed.signals import HANDLED
+
+STUCK = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+from runner.processes import endings
+
+endings.SECOND_CTRL_C = 0.3
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=30))
+with endings.ended_by_signals(grace=float(sys.argv[1])):
+    told = False
+    while True:  # a signal that comes just before the wait begins is not what this is about
+        try:
+            if not told:
+                told = True
+                print("waiting", flush=True)
+            store.get("never")
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "grace"), [([signal.SIGTERM], 0.3), ([signal.SIGHUP], 0.3), ([signal.SIGINT, signal.SIGINT], 1e6)]
+)
+def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: list[signal.Signals], grace: float):
+    process = start_python(["-c", STUCK, str(grace)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"waiting\n"
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.1)  # two at once are one to the system
+        assert process.wait(PATIENCE) == 128 + numbers[-1]
+        assert process.stderr.read().startswith(f"ended by {numbers[-1].name}: ".encode())
+
+
+def test_a_signal_is_an_exception_and_one_like_it_does_not_cut_off_what_follows():
+    before = [signal.getsignal(number) for number in HANDLED]
+    threads = threading.active_count()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        closed = False
+        with pytest.raises(SystemExit) as raised, ended_by_signals(grace=PATIENCE):
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)
+                closed = True
+        assert raised.value.code == 128 + number and closed
+    assert [signal.getsignal(number) for number in HANDLED] == before
+    assert signal.set_wakeup_fd(-1) == -1 and threading.active_count() == threads
+
+
+def test_what_is_ignored_or_handled_by_others_stays_so():
+    def mine(number, frame): ...
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGUSR2, mine)
+    try:
+        with ended_by_signals(grace=0.01):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            time.sleep(0.1)
+            assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGUSR2)) == (signal.SIG_IGN, mine)
+    finally:
+        signal.signal(signal.SIGHUP, before[0])
+        signal.signal(signal.SIGUSR2, before[1])
+
+
+def test_a_signal_to_a_forked_process_is_none_to_the_one_that_forked_it():
+    with ended_by_signals(grace=0.01):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(PATIENCE)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        time.sleep(0.1)
+
+
+def test_in_a_thread_nothing_is_done():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with ended_by_signals(grace=0.01):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from python_process import start_python, wait_until
+
+from runner.distributed import gpus
+from runner.job import start_ranks
+
+# Leases as many of the GPUs as asked, one job after the other, and writes down what each sees; made-up GPUs.
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from runner.distributed import gpus
+
+name, *jobs = sys.argv[1:]
+for number, asked in enumerate(jobs):
+    with gpus.given_back():
+        gpus.lease(int(asked), Path(f"over-{name}").exists)
+        Path(f"{name}-{number}.partial").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        os.rename(f"{name}-{number}.partial", f"{name}-{number}")
+        while not Path(f"{name}-{number}-ends").exists():
+            time.sleep(0.01)
+"""
+
+
+# Waits in training until another job has come so far.
+MEETS = """
+import os, time
+from pathlib import Path
+from runner import Callback
+
+class Meets(Callback):
+    def fit_start(self, state, logger):
+        Path("sees-" + os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+        deadline = time.monotonic() + 60
+        while len([*Path().glob("sees-*")]) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a process whose jobs lease so many of the GPUs."""
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *jobs: int, gpus: str = "0,1,2") -> Any:
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TMPDIR": str(tmp_path)}
+            with (tmp_path / f"{name}.err").open("wb") as err:
+                process = start_python(["-c", HOLDER, name, *map(str, jobs)], cwd=tmp_path, env=env, stderr=err)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def sees(folder: Path, name: str) -> str:
+    wait_until((folder / name).exists)
+    return (folder / name).read_text()
+
+
+def is_told(folder: Path, name: str) -> bool:
+    return "INFO: waits for" in (folder / f"{name}.err").read_text()
+
+
+def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tmp_path: Path, hold: Any):
+    first = hold("a", 1)
+    assert sees(tmp_path, "a-0") == "0"
+    hold("b", 1)
+    assert sees(tmp_path, "b-0") == "1"
+    hold("c", 2)
+    wait_until(lambda: is_told(tmp_path, "c"))
+    told = (tmp_path / "c.err").read_text()
+    assert told == "INFO: waits for 2 of the GPUs 0, 1, 2: other jobs have them\n"
+    hold("d", 1)  # which `c` leaves to others, as long as there are not two
+    assert sees(tmp_path, "d-0") == "2"
+    first.send_signal(signal.SIGKILL)
+    (tmp_path / "d-0-ends").touch()
+    assert sees(tmp_path, "c-0") == "0,2"
+
+
+def test_a_process_keeps_to_the_gpus_that_cuda_has_started_with(tmp_path: Path, hold: Any):
+    hold("a", 1)
+    assert sees(tmp_path, "a-0") == "0"
+    hold("b", 1, 1, 2)
+    assert sees(tmp_path, "b-0") == "1"
+    (tmp_path / "a-0-ends").touch()
+    (tmp_path / "b-0-ends").touch()
+    assert sees(tmp_path, "b-1") == "1"
+    (tmp_path / "b-1-ends").touch()
+    assert sees(tmp_path, "b-2") == "1,0"  # rank 0 is on the first
+
+
+def test_gpus_have_names_too_and_more_than_there_are_is_left_to_who_checks(tmp_path: Path, hold: Any):
+    hold("a", 1, gpus="MIG-GPU-1/2/0, GPU-7")
+    assert sees(tmp_path, "a-0") == "MIG-GPU-1/2/0"
+    hold("b", 3, gpus="0,1,-1,2")
+    assert sees(tmp_path, "b-0") == "0,1,-1,2"
+
+
+def test_a_job_that_is_not_wanted_any_more_waits_no_longer(tmp_path: Path, hold: Any):
+    hold("a", 3)
+    assert sees(tmp_path, "a-0") == "0,1,2"
+    waiting = hold("b", 1)
+    wait_until(lambda: is_told(tmp_path, "b"))
+    (tmp_path / "over-b").touch()
+    assert waiting.wait() == 143
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process has leased nothing yet, and sees the GPUs 3 and 4."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpus, "_chosen", [])
+    gpus._gpus.cache_clear()
+    with gpus.given_back():
+        yield
+    gpus._gpus.cache_clear()
+
+
+def test_a_folder_of_somebody_else_is_not_used(here: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpus.os, "getuid", lambda: os.stat("/").st_uid + 7)
+    with pytest.raises(PermissionError, match=r"runner-gpus-\d+ belongs to another user"):
+        gpus.lease(1)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "device", "seen"),
+    [(2, "auto", "3"), (2, "cuda", "3"), (1, "auto", "3,4"), (2, "cpu", "3,4"), (2, "cuda:1", "3,4")],
+)
+def test_jobs_lease_where_several_run_and_take_what_there_is(
+    jobs: int, device: str, seen: str, here: None, tmp_path: Path
+):
+    launcher = {"_target_": "hydra_plugins.JoblibLauncher", "n_jobs": jobs}
+    config = {"launch": {"_target_": "runner.distributed.launch.Launch"}, "trainer": {"device": device}}
+    start_ranks(config, OmegaConf.create({"launcher": launcher, "sweep": {"dir": str(tmp_path)}}))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+@pytest.mark.slow
+def test_jobs_of_a_parallel_sweep_see_a_gpu_each(run_app: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(MEETS)
+    sweep = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
+    small = ("model=mlp", "data.batch_size=400", "trainer.max_duration=1ba")
+    own = ("callbacks=[checkpoint_saver]", "+callbacks.meets._target_=own.Meets")
+    run_app(*sweep, *small, *own, env={"CUDA_VISIBLE_DEVICES": "5,7", "TMPDIR": str(tmp_path)})
+    assert {path.name for path in tmp_path.glob("sees-*")} == {"sees-5", "sees-7"}

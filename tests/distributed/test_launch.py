@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from python_process import Finished, describe, run_python
+from stores import query
+from tiers import one_in
+
+from runner.distributed.launch import Job, Launch, Ranks, alone, check_gpus, is_rank_zero, kept_over_restarts
+from runner.distributed.launch_secret import signed, use_secret
+from runner.distributed.local_ranks import LocalRanks
+
+OWN = '''
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from runner import Callback, get_global_rank
+
+
+class Witness(Callback):
+    """Writes down what this rank trained with, and what came of it."""
+
+    def fit_end(self, state, logger):
+        weights = b"".join(value.numpy().tobytes() for value in state.unwrapped_model.state_dict().values())
+        seen = {
+            "config": state.config,
+            "run_dir": str(state.run_dir),
+            "run_name": state.run_name,
+            "weights": hashlib.sha256(weights).hexdigest(),
+            "samples": state.timestamp.sample,
+            "seed": state.seed,
+        }
+        Path(f"rank{get_global_rank()}.json").write_text(json.dumps(seen))
+
+
+class Dying(Callback):
+    """Kills rank 1 at a batch of each round, where one is given for it."""
+
+    def __init__(self, batches: list[int], seed: int = 0):
+        self.batches, self.seed = dict(enumerate(batches)), seed
+
+    def batch_start(self, state, logger):
+        batch = self.batches.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+        if get_global_rank() == 1 and state.timestamp.batch == batch and state.rank_zero_seed == self.seed:
+            os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
+ALONE = ("--standalone", "--nproc_per_node=2")
+
+
+def torchrun(
+    folder: Path, *arguments: str, options: Sequence[str] = ALONE, timeout: float = 120.0, real: bool = False
+) -> Finished:
+    command = ["-m", "torch.distributed.run", *options, "-m", "runner", *arguments]
+    return run_python(command, cwd=folder, timeout=timeout, real=real)
+
+
+def steps(folder: Path) -> list[tuple[str, int]]:
+    """The run and the step of each training loss in MLflow."""
+    losses = "select runs.name, step from metrics join runs using (run_uuid) where key = 'loss/train/total'"
+    return sorted(query(folder / "outputs" / "mlflow.db", losses))
+
+
+@pytest.mark.parametrize("real", one_in(2, [False, True]))
+def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
+    (tmp_path / "own.py").write_text(OWN)
+    done = torchrun(
+        tmp_path,
+        *("trainer.max_duration=3ba", "model=mlp", "data.batch_size=400", "scheduler=none", "trainer.eval_interval=0"),
+        *("+callbacks.witness._target_=own.Witness", "~callbacks.learning_curves"),
+        real=real,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert (first.pop("seed"), second.pop("seed")) == (0, 1)
+    assert first == second
+    assert first["samples"] == 1200
+    assert first["config"]["data"]["batch_size"] == 400
+
+    (run_dir,) = tmp_path.glob("outputs/20*/*")
+    assert str(run_dir) == first["run_dir"]
+    store = tmp_path / "outputs" / "mlflow.db"
+    assert query(store, "select status, name from runs") == [("FINISHED", first["run_name"])]
+    assert query(store, "select count(*) from metrics where key = 'loss/train/total'") == [(3,)]
+    assert done.stdout.count("2 processes") == 1
+    assert done.stdout.splitlines()[-1].split()[0] == "compare"
+
+
+@pytest.mark.parametrize("argument", ["optimizer.lrr=1", "data.batch_size=0"])
+def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argument: str):
+    """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
+    start = time.monotonic()
+    done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger")
+    assert time.monotonic() - start < 45
+    assert done.returncode != 0
+    messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr
+    # torchrun adds a report of its own, which ends in the exit code of each rank.
+    assert "exitcode  : 2" in done.stderr
+    assert "WrongConfig" not in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
+    def program():
+        import atexit
+
+        from turns import say, wait_for  # pyright: ignore[reportMissingImports]
+
+        from runner.distributed.launch import Job, Ranks
+
+        ranks = Ranks()
+        atexit.register(say, f"rank{ranks.rank} leaves")
+        if ranks.rank == 0:
+            for seed in range(2):
+                with ranks.sharing(Job({"seed": seed, "callbacks": {"a": [1, None]}}, "/folder", f"run{seed}")):
+                    pass
+            ranks.dismiss(3)
+        else:
+            for job in ranks.receive():
+                print(job)
+        if ranks.rank == 0:
+            wait_for("rank1 leaves", "rank2 leaves")  # its store is the meeting place
+
+    done = run_ranks(program, 3, check=False)
+    assert [one.returncode for one in done] == [0, 3, 3], done
+    jobs = [Job({"seed": seed, "callbacks": {"a": [1, None]}}, "/folder", f"run{seed}") for seed in range(2)]
+    assert done[1].stdout.splitlines() == done[2].stdout.splitlines() == [str(job) for job in jobs]
+
+
+def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
+    def program():
+        from turns import say, wait_for  # pyright: ignore[reportMissingImports]
+
+        from runner.distributed.launch import Job, Ranks
+
+        ranks = Ranks()
+        if ranks.rank == 0:
+            with ranks.sharing(Job({}, "", "")):
+                wait_for("nothing came")
+            ranks.dismiss(2)
+            wait_for("more came")
+        else:
+            next(ranks.receive())
+            print(ranks.hears_more(seconds=0.2))
+            say("nothing came")
+            print(ranks.hears_more(seconds=120))
+            say("more came")
+
+    done = run_ranks(program, 2)
+    assert done[1].stdout.split() == ["False", "True"]
+
+
+def test_alone_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert is_rank_zero()
+    ranks = LocalRanks()
+    ranks.start(1, None)
+    with ranks.sharing(Job({}, "", "")):
+        assert "RANK" not in os.environ
+    ranks.dismiss(0)
+    assert (ranks.rank, ranks.size) == (0, 1)
+    assert "MASTER_ADDR" not in os.environ
+    monkeypatch.setenv("RANK", "1")
+    assert not is_rank_zero()
+
+
+@pytest.mark.slow
+def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
+    """Once before there is a checkpoint, once after: it is one folder and one run, with each batch logged once."""
+    (tmp_path / "own.py").write_text(OWN)
+    done = torchrun(
+        tmp_path,
+        *(*SHORT, "trainer.max_duration=4ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
+        *("+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[1,4]"),
+        options=[*ALONE, "--max-restarts=2"],
+    )
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = tmp_path.glob("outputs/20*/*")
+    assert (run_dir / "checkpoints" / "latest").resolve().name == "ep4-ba12"
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
+    assert steps(tmp_path) == [(f"mlp-digits-{run_dir.parent.name}-{run_dir.name}", step) for step in range(1, 13)]
+
+
+@pytest.mark.slow
+def test_a_restart_does_not_repeat_the_jobs_of_a_sweep(tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    done = torchrun(
+        tmp_path,
+        *("-m", *SHORT, "seed=0,1,2", "trainer.max_duration=2ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
+        *("+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[4]", "+callbacks.dying.seed=1"),
+        options=[*ALONE, "--max-restarts=1"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left out digits-seed0: it has finished before") == 1
+    assert len(list(tmp_path.glob("outputs/sweeps/20*/*/digits-seed*"))) == 3
+    assert steps(tmp_path) == [(f"digits-seed{seed}", step) for seed in range(3) for step in range(1, 7)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local", [1, 2])
+def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
+    """Two agents on this machine; a rank is killed, which one of them counts as a restart and the other does not."""
+    (tmp_path / "own.py").write_text(OWN)
+    where = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--max-restarts=1")
+    options = ["--nnodes=2", f"--nproc_per_node={local}", *where]
+    arguments = [*SHORT, "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"]
+    arguments += ["+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[4]"]
+    with ThreadPoolExecutor() as pool:
+        nodes = [pool.submit(torchrun, tmp_path, *arguments, options=options) for _ in range(2)]
+        ended = [node.result() for node in nodes]
+    assert [done.returncode for done in ended] == [0, 0], describe(ended)
+    (run_dir,) = tmp_path.glob("outputs/20*/*")
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
+    assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2 * local
+    assert [step for _, step in steps(tmp_path)] == list(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("launch.nproc_per_node=3",), "launch.nproc_per_node=3: torchrun has started 2 on this machine"),
+        (("-m", "seed=0,1", "hydra/launcher=joblib"), "hydra/launcher=joblib: starts processes of its own"),
+    ],
+)
+def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
+    done = torchrun(tmp_path, *arguments, "callbacks=none")
+    assert done.stderr.count("error: ") == 1 and f"error: {part}" in done.stderr
+    assert "exitcode  : 2" in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True, None])
+def test_a_number_of_processes_is_checked(count: Any):
+    with pytest.raises(ValueError, match=f"nproc_per_node={count!r}: must be a whole number of at least 1, or 'auto'"):
+        Launch(nproc_per_node=count)
+
+
+@pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True])
+def test_a_number_of_threads_is_checked(count: Any):
+    with pytest.raises(ValueError, match=f"threads={count!r}: must be a whole number of at least 1, or null"):
+        Launch(threads=count)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "x", True])
+def test_the_grace_is_checked(seconds: Any):
+    with pytest.raises(ValueError, match=f"grace={seconds!r}: must be a number of seconds above 0"):
+        Launch(grace=seconds)
+
+
+def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    assert Launch().processes() == 1
+    assert Launch(nproc_per_node=3).processes() == 3
+    assert Launch(nproc_per_node="auto").processes() == max(1, torch.cuda.device_count())
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert [Launch(nproc_per_node=asked).processes() for asked in (1, 2, "auto")] == [2, 2, 2]
+    with pytest.raises(ValueError, match="launch.nproc_per_node=4: torchrun has started 2"):
+        Launch(nproc_per_node=4).processes()
+
+
+def test_processes_do_not_share_a_gpu():
+    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes takes a GPU of its own"):
+        check_gpus(2, "cuda:0")
+    check_gpus(1, "cuda:0")
+    check_gpus(2, "cpu")
+
+
+@pytest.mark.parametrize("value", ["0", "x", "true", "1.5"])
+def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path, value: str):
+    done = run_app(f"launch.nproc_per_node={value}", exit_code=2)
+    assert done.stderr.startswith("error: launch.nproc_per_node=") and len(done.stderr.splitlines()) == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_alone_hides_the_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(KeyError), alone():
+        assert is_rank_zero()
+        os.environ["WORLD_SIZE"] = "3"
+        raise KeyError
+    assert os.environ["RANK"] == "1" and "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(("secret", "exit_code"), [("ours", 7), ("theirs", 1)])
+def test_a_rank_does_what_its_launch_sends_and_nothing_else(
+    tmp_path: Path, secret: str, exit_code: int, request: pytest.FixtureRequest
+):
+    """Any process of the machine can write into the store."""
+    from torch._C._distributed_c10d import TCPStore
+
+    request.addfinalizer(lambda: use_secret(""))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    use_secret(secret)
+    store.set("message/0", signed("message/0", json.dumps({"exit": 7})))
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    done = run_python(["-m", "runner"], cwd=tmp_path, env={**os.environ, **rank, "RUNNER_SECRET": "ours"})
+    assert done.returncode == exit_code, done.stderr
+    assert ("PermissionError: message/0 in the store of the ranks" in done.stderr) == (secret == "theirs")
+
+
+def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUNNER_SECRET", "")
+    Ranks()
+    assert "RUNNER_SECRET" not in os.environ
+
+
+def test_without_torchrun_nothing_is_kept_over_restarts():
+    assert [kept_over_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]
+
+
+def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
+    """Neither from inside, nor under torchrun, whose other ranks are sent home."""
+    (tmp_path / "own.py").write_text(
+        "import os, psutil, runner\n"
+        "class Counting(runner.Callback):\n"
+        "    def __init__(self):\n"
+        "        here = [one for one in psutil.Process().children() if one.cwd() == os.getcwd()]\n"
+        "        print('counted', os.environ.get('WORLD_SIZE'), len(here))\n"
+        "    def batch_end(self, state, logger):\n"
+        "        pass\n"
+    )
+    arguments = (*SHORT, "mode=check", "callbacks=none", "+callbacks.counting._target_=own.Counting")
+    inside = run_app(*arguments, "launch.nproc_per_node=2").stdout
+    outside = torchrun(tmp_path, *arguments)
+    assert outside.returncode == 0, outside.stderr
+    for text in (inside, outside.stdout):
+        assert {line for line in text.splitlines() if line.startswith("counted")} == {"counted None 0"}

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from callbacks import CheckpointSaver
+from runner import Callback, ClassificationModel, Event, Trainer, is_complete
+from runner.checkpoints.files import read_file
+from runner.data import TensorLoader
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+class Sends(Callback):
+    """Sends this process a signal at one event of one batch, and notes what it hears from then on."""
+
+    def __init__(self, number: int, event: str = "before_forward", batch: int = 2, times: int = 1):
+        self.number, self.event, self.batch, self.times = number, event, batch, times
+        self.heard: list[str] = []
+        self.closed: list[str] = []
+        self.handlers: list[Any] = []
+
+    def run_event(self, event, state, logger):
+        if self.heard:
+            self.heard.append(event.name)
+        if event.value == self.event and state.timestamp.batch == self.batch and not self.heard:
+            self.heard.append(event.name)
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+    def close(self, state, logger):
+        self.closed.append(type(state.error).__name__)
+        self.handlers = [signal.getsignal(number) for number in SIGNALS]
+
+    def post_close(self):
+        self.closed.append("post_close")
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": data,
+        "eval_dataloader": data,
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "3ep",
+        "callbacks": list(callbacks),
+        "device": "cpu",
+        "run_dir": run_dir,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+@pytest.mark.parametrize("number", [*SIGNALS, *OTHERS])
+def test_a_signal_lets_the_batch_finish_and_a_checkpoint_be_written(tmp_path: Path, number: int):
+    before = handlers()
+    sends, saver = Sends(number), CheckpointSaver()
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
+        make_trainer(tmp_path, sends, saver).fit()
+    assert handlers() == before
+    assert [signal.getsignal(other) for other in OTHERS] == [signal.SIG_DFL] * 3
+    if number == signal.SIGINT:
+        assert type(raised.value) is KeyboardInterrupt
+    else:
+        assert type(raised.value) is SystemExit and raised.value.code == 128 + number
+    assert sends.heard[-3:] == ["AFTER_TRAIN_BATCH", "BATCH_END", "BATCH_CHECKPOINT"]
+    assert sends.heard.count("BATCH_END") == 1
+    assert sends.closed == [type(raised.value).__name__, "post_close"]
+    checkpoint = tmp_path / "checkpoints" / "ep0-ba3"
+    assert is_complete(checkpoint) and saver.latest is not None and saver.latest.name == "ep0-ba3"
+    assert read_file(checkpoint, "state.pt")["timestamp"]["batch"] == 3
+
+
+def test_what_is_ignored_or_handled_by_others_ends_no_training(tmp_path: Path):
+    """As SIGHUP is under nohup, and SIGUSR2 by submitit."""
+    heard = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    others = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    try:
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            make_trainer(tmp_path, Sends(number), max_duration="1ep").fit()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGUSR2, others)
+    assert heard == [signal.SIGUSR2]
+
+
+def test_until_all_is_closed_a_second_sigterm_changes_nothing(tmp_path: Path):
+    class SendsAgain(Callback):
+        def close(self, state, logger):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = handlers()
+    sends = Sends(signal.SIGTERM, times=3)
+    with pytest.raises(SystemExit) as raised:
+        make_trainer(tmp_path, SendsAgain(), sends, CheckpointSaver()).fit()
+    assert raised.value.code == 143 and sends.closed == ["SystemExit", "post_close"]
+    assert is_complete(tmp_path / "checkpoints" / "ep0-ba3")
+    assert sends.handlers != before == handlers(), "restored after closing, not before"
+
+
+def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path):
+    sends = Sends(signal.SIGINT, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, sends, CheckpointSaver()).fit()
+    assert sends.heard == ["BEFORE_FORWARD"], "the batch was not finished"
+    assert sends.closed == ["KeyboardInterrupt", "post_close"]
+    assert not (tmp_path / "checkpoints" / "ep0-ba3").exists(), "half a batch is nothing to resume from"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("event", [Event.EVAL_START, Event.EPOCH_END, Event.FIT_END, Event.EPOCH_CHECKPOINT])
+def test_no_signal_is_lost_at_the_end_of_training(tmp_path: Path, number: int, event: Event):
+    sends, saver = Sends(number, event.value, batch=4), CheckpointSaver()
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
+        make_trainer(tmp_path, sends, saver, max_duration="1ep").fit()
+    assert type(raised.value) is {signal.SIGTERM: SystemExit, signal.SIGINT: KeyboardInterrupt}[signal.Signals(number)]
+    assert sends.heard[-1] == "FIT_END" and sends.closed[-1] == "post_close"
+    assert is_complete(tmp_path / "checkpoints" / "ep1-ba4")
+
+
+def test_outside_of_fit_signals_are_the_process_s_own(tmp_path: Path):
+    before = handlers()
+    during = []
+
+    class Looks(Callback):
+        def batch_end(self, state, logger):
+            during.append(handlers())
+
+        def eval_standalone_start(self, state, logger):
+            assert handlers() == before
+
+    with make_trainer(tmp_path, Looks(), max_duration="1ba") as trainer:
+        assert handlers() == before
+        trainer.eval()
+        trainer.fit()
+        assert handlers() == before
+    assert len(during) == 1 and all(mine != theirs for mine, theirs in zip(during[0], before, strict=True))
+
+
+def test_the_user_s_own_handler_comes_back_also_after_an_error(tmp_path: Path):
+    def mine(number, frame): ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        for error in (None, ValueError("mine")):
+
+            class Fails(Callback):
+                error: BaseException | None = None
+
+                def batch_end(self, state, logger):
+                    if self.error is not None:
+                        raise self.error
+
+            fails = Fails()
+            fails.error = error
+            trainer = make_trainer(tmp_path, fails, max_duration="1ba")
+            try:
+                trainer.fit()
+            except ValueError as raised:
+                assert raised is error
+            assert signal.getsignal(signal.SIGTERM) is mine
+            trainer.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_in_a_thread_fit_works_and_leaves_signals_alone(tmp_path: Path):
+    before, seen = handlers(), []
+
+    class Looks(Callback):
+        def batch_end(self, state, logger):
+            seen.append(handlers())
+
+    def fit() -> None:
+        with make_trainer(tmp_path, Looks(), max_duration="2ba") as trainer:
+            trainer.fit()
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join(60)
+    assert seen == [before, before]
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_application_s_exit_codes(run_app, tmp_path: Path, number: int, exit_code: int):
+    (tmp_path / "sends.py").write_text(
+        "import os\n"
+        "from runner import Callback\n"
+        "class Sends(Callback):\n"
+        "    def __init__(self, number): self.number = number\n"
+        "    def before_forward(self, state, logger):\n"
+        "        if state.timestamp.batch == 2: os.kill(os.getpid(), self.number)\n"
+        "    def close(self, state, logger): print('closed', type(state.error).__name__, state.timestamp.batch)\n"
+    )
+    finished = run_app(
+        "callbacks=[checkpoint_saver]",
+        "+callbacks.sends._target_=sends.Sends",
+        f"+callbacks.sends.number={int(number)}",
+        "hydra.run.dir=run",
+        exit_code=exit_code,
+    )
+    assert f"closed {'SystemExit' if number == signal.SIGTERM else 'KeyboardInterrupt'} 3" in finished.stdout
+    assert is_complete(tmp_path / "run" / "checkpoints" / "ep0-ba3")
+    assert "Traceback" not in finished.stderr

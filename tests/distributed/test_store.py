@@ -1,0 +1,162 @@
+"""The store in which ranks meet: one round after another in one store, and who failed first."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+from python_process import PATIENCE
+from torch._C._distributed_c10d import HashStore, TCPStore
+
+from runner.distributed import store as meeting
+
+SIGNS = ("rank 1 failed:", "ValueError: the cause")
+
+
+def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: Any):
+    """Of two nodes, one may count the restart and the other not."""
+
+    def program():
+        import os
+        import time
+
+        from turns import say, wait_for
+
+        from runner.distributed.launch import Job, kept_over_restarts
+        from runner.distributed.local_ranks import ranks
+
+        mine = ranks()
+        seed = int(os.environ["SEED"])
+        if mine.rank == 0:
+            wait_for(f"calls1-{seed}", f"calls2-{seed}")
+            time.sleep(0.5)  # the others find the round of before
+            folder = kept_over_restarts("folder", lambda: f"folder{seed}")
+            with mine.sharing(Job({"seed": seed}, folder, "")):
+                wait_for(f"has1-{seed}", f"has2-{seed}")
+        else:
+            say(f"calls{mine.rank}-{seed}")
+            job = next(mine.receive())
+            print(job.config["seed"], job.run_dir)
+            say(f"has{mine.rank}-{seed}")
+
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for seed in (5, 6):
+        done = run_ranks(program, 3, env={**shared, "SEED": str(seed)})
+        assert [one.stdout.split() for one in done[1:]] == [[str(seed), "folder5"]] * 2
+
+
+def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
+    def program():
+        import os
+
+        from turns import say, wait_for
+
+        from runner.distributed.store import first_failure, group_store, meet
+
+        meet()
+        rank = int(os.environ["RANK"])
+        group_store()
+        if rank == 1:
+            try:
+                raise ValueError("the cause")
+            except ValueError as error:
+                assert first_failure(error) is error
+            say("failed")
+            wait_for("read0", "read2")
+            return
+        wait_for("failed")
+        for error in (RuntimeError("connection closed"), ValueError("of its own"), KeyboardInterrupt()):
+            print(type(first_failure(error)).__name__)
+        print(first_failure(RuntimeError("connection closed")))
+        say(f"read{rank}")
+        wait_for("read0", "read2")  # rank 0 hosts the store
+
+    done = run_ranks(program, 3)
+    for one in (done[0], done[2]):
+        lines = one.stdout.splitlines()
+        assert lines[:3] == ["RankFailed", "ValueError", "KeyboardInterrupt"]
+        assert (lines[3], lines[-1]) == SIGNS
+
+
+def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
+    def program():
+        import os
+        import time
+
+        from turns import say, wait_for
+
+        from runner.distributed.signals import RankFailed
+        from runner.distributed.store import first_failure, group_store, meet
+
+        meet()
+        if os.environ["RANK"] == "1":
+            wait_for("waits")
+            time.sleep(0.5)
+            first_failure(ValueError("the cause"))
+            start = time.monotonic()
+            wait_for("left")
+            assert time.monotonic() - start < 20
+        else:
+            say("waits")
+            try:
+                group_store()
+            except RankFailed as failure:
+                print(failure)
+            say("left")
+
+    done = run_ranks(program, 2)
+    assert tuple(done[0].stdout.splitlines()) == SIGNS
+
+
+def test_a_failure_belongs_to_its_job(run_ranks: Any):
+    def program():
+        import os
+
+        from turns import say, wait_for
+
+        from runner.distributed.store import begin_job, first_failure, group_store, meet
+
+        meet()
+        begin_job(1)
+        first_failure(ValueError(os.environ["RANK"]))
+        begin_job(2)
+        group_store()
+        if os.environ["RANK"] == "0":
+            error = RuntimeError("a new one")
+            assert first_failure(error) is error
+        say("done" + os.environ["RANK"])
+        wait_for("done0", "done1")
+
+    run_ranks(program, 2)
+
+
+def test_a_failure_that_no_rank_wrote_is_none():
+    store = HashStore()
+    meeting.begin_job(1)
+    store.set("job/1/failure", json.dumps([1, "a lie"]))
+    assert meeting.find_failure(store) is None
+    assert str(meeting.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
+    assert str(meeting.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
+
+
+@pytest.mark.parametrize("kind", ["AcceleratorError", "OutOfMemoryError"])
+def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
+    """It follows from no other rank's, for whose report it would wait, and NCCL may end the process meanwhile."""
+    store = HashStore()
+    monkeypatch.setattr(meeting, "_round", store)
+    monkeypatch.setattr(meeting, "SETTLE", PATIENCE)
+    began = time.monotonic()
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    meeting.begin_job(1)
+    error = getattr(torch, kind)("the cause")
+    assert meeting.first_failure(error) is error is meeting.first_failure(error)
+    assert time.monotonic() - began < PATIENCE
+    failure = meeting.find_failure(store)
+    assert failure is not None and failure.rank == 1 and failure.trace.endswith("Error: the cause")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == (["rank 1 cannot go on, as its device failed"] if kind == "AcceleratorError" else [])

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiers import one_in
+
+from runner.distributed.threads import choose_threads, cores, parallel_jobs, with_threads
+
+
+@pytest.fixture(autouse=True)
+def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def share(processes: int) -> int:
+    """The cores of each of so many processes, worked out from what the system says."""
+    return max(1, len(os.sched_getaffinity(0)) // processes)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    one_in(3, [({}, "50000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]),
+)
+def test_idle_threads_sleep_soon_unless_the_user_says_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
+    """It is said before torch is imported, which reads it then, and never again."""
+    program = """
+import os, sys
+from runner.__main__ import command
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("torch is imported with", os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+command()
+"""
+    env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", program, "mode=check", "model=mlp", "callbacks=none"]
+    done = subprocess.run(command, cwd=tmp_path, env=env | own, capture_output=True, text=True, check=True)
+    assert done.stdout.count("torch is imported with") == 1
+    assert f"torch is imported with {expected}\n" in done.stdout
+
+
+def test_cores_are_those_that_this_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    assert cores() == len(allowed)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_cores_are_shared_by_ranks_and_by_jobs():
+    assert choose_threads(None, processes=2, jobs=1) == share(2)
+    assert choose_threads(None, processes=1, jobs=2) == share(2)
+    assert choose_threads(None, processes=2, jobs=2) == share(4)
+    assert choose_threads(None, processes=10_000, jobs=1) == 1
+
+
+def test_one_process_alone_has_torch_s_default():
+    assert choose_threads(None, processes=1, jobs=1) is None
+
+
+def test_what_is_asked_for_goes_before_all_else(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_threads(7, processes=1, jobs=1) == 7
+    assert choose_threads(7, processes=4, jobs=4) == 7
+
+
+def test_the_user_s_own_setting_stays(monkeypatch: pytest.MonkeyPatch):
+    for value in ("1", "10000", "4,2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert choose_threads(None, processes=2, jobs=1) is None
+
+
+def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert choose_threads(None, processes=2, jobs=1) == share(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "10000")
+    assert choose_threads(None, processes=2, jobs=1) is None
+
+
+def test_the_default_of_joblib_is_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(share(2)))
+    assert choose_threads(None, processes=2, jobs=2) == share(4)
+
+
+def test_jobs_at_the_same_time(tmp_path: Path):
+    def jobs(launcher: str, **settings: object) -> int:
+        target = f"hydra_plugins.somewhere.{launcher}"
+        return parallel_jobs(OmegaConf.create({"launcher": {"_target_": target, **settings}}))
+
+    assert jobs("BasicLauncher") == 1
+    assert jobs("JoblibLauncher", n_jobs=3) == 3
+    assert jobs("JoblibLauncher", n_jobs=-1) == cores()
+    assert jobs("JoblibLauncher", n_jobs=-2) == max(1, cores() - 1)
+    assert jobs("SlurmLauncher", submitit_folder=str(tmp_path / "%j")) == 1
+
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    assert jobs("LocalLauncher", submitit_folder=str(tmp_path / "%j")) == 3
+    (tmp_path / "0" / "0_0_result.pkl").touch()
+    assert jobs("LocalLauncher", submitit_folder=str(tmp_path / "%j")) == 2
+
+
+def test_threads_are_as_before_afterwards():
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), with_threads(3):
+        assert torch.get_num_threads() == 3
+        raise KeyError
+    assert torch.get_num_threads() == before
+    with with_threads(None):
+        assert torch.get_num_threads() == before

@@ -1,0 +1,89 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizer import make_tokenizer
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_imported_afterwards():
+    out = run_python(
+        "import sys\n"
+        "from runner.libraries.torchmetrics import import_torchmetrics\n"
+        "torchmetrics = import_torchmetrics()\n"
+        "print('scipy.signal' in sys.modules, 'scipy.signal._signaltools' in sys.modules)\n"
+        "assert torchmetrics is sys.modules['torchmetrics']\n"
+        "assert torchmetrics.MeanMetric()(2.0) == 2.0\n"
+        "import scipy, scipy.signal\n"
+        "print(scipy.signal.convolve([1, 2], [1, 1]).tolist(), scipy.signal is sys.modules['scipy.signal'])\n"
+    )
+    assert out.splitlines() == ["False False", "[1, 3, 2] True"]
+
+
+@pytest.mark.slow
+def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
+    transformers: Any = pytest.importorskip("transformers")
+    make_tokenizer(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    out = run_python(
+        "import sys\n"
+        "from runner.libraries.torchmetrics import import_torchmetrics\n"
+        "torchmetrics = import_torchmetrics()\n"
+        "print([one for one in ('transformers', 'scipy.signal') if one in sys.modules])\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from torchmetrics.functional.text.bert import AutoModel\n"
+        f"network = AutoModel.from_pretrained({str(tmp_path)!r})\n"
+        "import transformers\n"
+        "print(type(network) is transformers.BertModel, transformers.AutoModel.__module__)\n"
+    )
+    assert out.splitlines() == ["[]", "True transformers.models.auto.modeling_auto"]
+
+
+@pytest.mark.slow
+def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path):
+    """As the usual wheel beside a torch for the CPU: it registers something for operators that are not there."""
+    for name, content in {
+        "": "import torch\n@torch.library.register_fake('torchvision::nms')\ndef fake(dets, scores, threshold): ...\n",
+        "models": "def __getattr__(name): return None\n",
+        "transforms": "",
+    }.items():
+        (tmp_path / "torchvision" / name).mkdir()
+        (tmp_path / "torchvision" / name / "__init__.py").write_text(content)
+    out = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from runner.libraries.torchmetrics import import_torchmetrics\n"
+        "print(import_torchmetrics().MeanMetric()(2.0).item(), sys.modules['torchvision'].fake.__name__)\n"
+    )
+    assert out == "2.0 fake"
+
+
+@pytest.mark.slow
+def test_a_real_scipy_signal_that_is_loaded_already_stays():
+    out = run_python(
+        "import sys, scipy.signal\n"
+        "before = sys.modules['scipy.signal']\n"
+        "from runner.libraries.torchmetrics import import_torchmetrics\n"
+        "import_torchmetrics()\n"
+        "print(sys.modules['scipy.signal'] is before)\n"
+    )
+    assert out == "True"
+
+
+@pytest.mark.slow
+def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
+    out = run_python(
+        "import sys, runner.model, runner.data, runner.models\n"
+        "runner.data.load_digits()\n"
+        "print([name for name in ('torchmetrics', 'sklearn', 'scipy', 'torchdata', 'mlflow') if name in sys.modules])\n"
+    )
+    assert out == "[]"

@@ -1,0 +1,213 @@
+"""Models of transformers in whole runs, from the command line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiers import one_in
+
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import read_file
+from runner.models.hf.causal_lm import HFCausalLM, save_pretrained
+
+transformers: Any = pytest.importorskip("transformers")
+
+NO_DROPOUT = "model.module.overrides={attn_pdrop: 0.0, resid_pdrop: 0.0, embd_pdrop: 0.0}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a GPT-2 (tied, dropout of 0.1), a Llama (not tied), a T5's config and a tokenizer of 256 tokens."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(1)
+    common = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
+    llama = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    transformers.utils.logging.disable_progress_bar()
+    for name, config in {
+        "gpt2": transformers.GPT2Config(**common, n_positions=64, n_embd=32, n_layer=2, n_head=2),
+        "llama": transformers.LlamaConfig(**common, **llama, max_position_embeddings=64, attention_dropout=0.1),
+    }.items():
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
+    transformers.utils.logging.enable_progress_bar()
+    transformers.T5Config().save_pretrained(root / "t5")
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:200]
+    trainer = trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["import os\ndef find(path):\n    return os.path.join(path, 'x')\n"] * 9, trainer)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(root / "tokenizer")
+    return root
+
+
+def command(model: Path, *arguments: str, folder: str = "run", callbacks: str = "checkpoint_saver") -> list[str]:
+    """A short run on bytes."""
+    return [
+        *("model=hf_causal_lm", f"model.module.name={model}", "model.metric_name=BitsPerByte", "data=stdlib_text"),
+        *("data.context=32", "data.batch_size=4", "data.eval_bytes=1024", "optimizer=adamw", "optimizer.lr=0.003"),
+        "scheduler=none",
+        *("algorithms=none", f"callbacks=[{callbacks}]", "trainer.max_duration=4ba", f"hydra.run.dir={folder}"),
+        *arguments,
+    ]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return read_file(find_checkpoint(run), "model.pt")
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+def test_a_run_resumes_to_the_bit_with_dropout_and_can_be_made_again(run_here, models: Path, tmp_path: Path, name: str):
+    run_here(*command(models / name, "trainer.grad_accum=2"), code=0)
+    run_here(*command(models / name, "trainer.grad_accum=2", "trainer.max_duration=2ba", folder="cut"), code=0)
+    # The weights that training began with are not needed any more.
+    unneeded = ["model.module.pretrained=false", "resume_allow=[model.module.pretrained]"]
+    run_here("resume=cut", "trainer.max_duration=4ba", *unneeded, code=0)
+    assert_equal(tmp_path / "run", tmp_path / "cut")
+    run_here("rerun=run", "hydra.run.dir=again", code=0)
+    assert_equal(tmp_path / "run", tmp_path / "again")
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(run_here, models: Path, tmp_path: Path):
+    run_here(*command(models / "gpt2"), code=0)
+    weights = weights_of(tmp_path / "run")
+    tied = [weights[f"module.network.{name}.weight"] for name in ("lm_head", "transformer.wte")]
+    assert tied[0].data_ptr() == tied[1].data_ptr()
+    model = HFCausalLM(str(save_pretrained(tmp_path / "run", tmp_path / "saved")))
+    assert model.network.lm_head.weight is model.network.transformer.wte.weight
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_and_predicts(run_here, models: Path, tmp_path: Path):
+    trained = run_here(*command(models / "llama", callbacks="checkpoint_saver,console_summary"), code=0)
+    evaluated = run_here("mode=eval", "resume=run", "hydra.run.dir=eval", code=0)
+    values = [line.split() for line in (trained.out + evaluated.out).splitlines() if "BitsPerByte" in line]
+    assert len(values) == 2 and float(values[1][1]) == pytest.approx(float(values[0][1]), abs=0.01)
+    run_here("mode=predict", "resume=run", "predict.format=pt", "hydra.run.dir=predict", code=0)
+    predicted = torch.load(tmp_path / "predict" / "predictions.pt", weights_only=True)
+    assert predicted["loss"].shape == (32, 32)
+    assert float(predicted["loss"].mean()) / 0.6931 == pytest.approx(float(values[1][1]), rel=1e-3)
+
+
+def test_transformers_loads_what_was_trained(run_here, models: Path, tmp_path: Path):
+    ema = ["algorithms=[ema]", "algorithms.ema.half_life=1ba", "trainer.precision=fp32"]
+    run_here(*command(models / "gpt2", *ema), code=0)
+    folder = save_pretrained(tmp_path / "run", tmp_path / "saved", tokenizer=str(models / "tokenizer"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ours = HFCausalLM(str(models / "gpt2")).eval()
+    ours.load_state_dict({key.removeprefix("module."): one for key, one in weights_of(tmp_path / "run").items()})
+    tokens = torch.arange(40)[None]
+    assert torch.equal(theirs(input_ids=tokens).logits, ours(tokens))
+    assert transformers.AutoTokenizer.from_pretrained(folder).decode([40, 41])
+    # And it can be trained on from there.
+    assert torch.equal(HFCausalLM(str(folder)).eval()(tokens), ours(tokens))
+
+
+@pytest.mark.slow
+def test_what_transformers_could_not_load_is_not_written(run_here, models: Path, tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        save_pretrained(tmp_path / "run", tmp_path / "saved")
+    run_here("model=gpt", *(one for one in command(models) if not one.startswith("model")), code=0)
+    with pytest.raises(ValueError, match=r"run='.*run': its model is not model=hf_causal_lm"):
+        save_pretrained(tmp_path / "run", tmp_path / "saved")
+    factorized = [
+        "algorithms=[factorize]",
+        "algorithms.factorize.min_features=8",
+        "algorithms.factorize.latent_features=4",
+    ]
+    run_here(*command(models / "llama", *factorized, folder="changed"), code=0)
+    with pytest.raises(ValueError, match="of its weights are none of transformers' model.*an algorithm has changed"):
+        save_pretrained(tmp_path / "changed", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "file").touch()
+    with pytest.raises(FileExistsError, match="folder='.*saved': is there already"):
+        save_pretrained(tmp_path / "run", tmp_path / "saved")
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_and_transformers_says_nothing(run_here, run_app, models: Path, tmp_path: Path):
+    run_here(*command(models / "gpt2", NO_DROPOUT), code=0)
+    two = run_app(*command(models / "gpt2", NO_DROPOUT, "launch.nproc_per_node=2", folder="two"))
+    first, second = weights_of(tmp_path / "run"), weights_of(tmp_path / "two")
+    for key in first:
+        torch.testing.assert_close(first[key], second[key], rtol=1e-3, atol=1e-5, msg=key)
+    assert two.stderr == "" and "transformers" not in two.stdout
+
+
+@pytest.mark.filterwarnings("ignore:precision='amp_bf16'")
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path: Path, name: str):
+    algorithms = "ema,activation_checkpointing,gradient_clipping,seq_length_warmup,layer_freezing"
+    callbacks = "json_lines_logger,generate,activation_monitor,optimizer_monitor,nan_monitor,speed_monitor"
+    run_here(
+        *command(models / name, callbacks=callbacks),
+        *(f"algorithms=[{algorithms}]", "algorithms.activation_checkpointing.modules=[*Block,*DecoderLayer]"),
+        *("algorithms.ema.half_life=1ba", "algorithms.layer_freezing.freeze_start=0.0"),
+        *("trainer.precision=amp_bf16", "trainer.grad_accum=2", "callbacks.activation_monitor.interval=1ba"),
+        "callbacks.optimizer_monitor.batch_log_interval=1",
+        # More than the model has positions, so that it forgets the beginning.
+        *("callbacks.generate.max_new_tokens=40", "callbacks.generate.prompts=['import os']"),
+        "callbacks.generate.tokenizer={_target_: transformers.AutoTokenizer.from_pretrained, "
+        f"pretrained_model_name_or_path: {models / 'tokenizer'}}}",
+        code=0,
+    )
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    for logged in ("activations/l2_norm/module.network.", "BitsPerByte", "import os", "l2_norm/grad/module.network."):
+        assert logged in text, logged
+
+
+@pytest.mark.parametrize("save_format", one_in(3, ["torch_export", "torchscript", "safetensors"]))
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
+    export = f"callbacks.export_for_inference.save_format={save_format}"
+    run_here(*command(models / name, export, "trainer.max_duration=1ba", callbacks="export_for_inference"), code=0)
+    assert [*(tmp_path / "run").glob("model.*")]
+
+
+@pytest.mark.parametrize("mode", ["check", "explain"])
+def test_a_run_is_tried_out_and_explained(run_here, models: Path, mode: str):
+    ended = run_here(*command(models / "gpt2", f"mode={mode}"), code=0)
+    assert ended.err == "" and (mode != "check" or "LanguageModel(HFCausalLM)" in ended.out)
+
+
+def test_a_large_model_is_tried_out_without_its_weights(run_here, models: Path):
+    large = ["model.module.pretrained=false", "model.module.overrides={n_embd: 1024, n_layer: 4}"]
+    ended = run_here(*command(models / "gpt2", *large, "mode=check"), code=0)
+    assert "on the meta device" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    one_in(
+        4,
+        [
+            (["data.context=65"], "error: model.module.context=65: '.*gpt2' has 64 positions"),
+            (["model.module.name=gone/for/good"], "error: model.module.name='gone/for/good': there is no such folder"),
+            (["model.module.overrides={layers: 2}"], "error: model.module.overrides=.* has no 'layers'"),
+            (["model.module.attention=flash"], "error: model.module.attention='flash': .* did you mean"),
+        ],
+    ),
+)
+def test_a_wrong_command_ends_before_data_are_read(run_here, models: Path, arguments: list[str], message: str):
+    data = "data._target_=own.load"  # which is there for its signature only
+    Path("own.py").write_text(
+        "def load(batch_size, context, eval_batch_size, eval_bytes, seed):\n    raise RuntimeError('data were read')\n"
+    )
+    ended = run_here(*command(models / "gpt2", data, *arguments), code=2)
+    assert len(ended.err.splitlines()) == 1
+    assert re.match(message, ended.err), ended.err
+    sys.modules.pop("own", None)

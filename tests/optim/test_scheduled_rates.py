@@ -1,0 +1,82 @@
+"""Learning rates as schedules set them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner.optim.scheduled_rates import ScheduledRates
+from runner.schedulers import constant, cosine_annealing, linear
+from runner.time import Progress, Time, Timestamp
+
+
+def sgd(*rates: float | torch.Tensor) -> torch.optim.Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+    return torch.optim.SGD(groups, foreach=False)
+
+
+def test_rates_multiply_the_base_rates_of_all_groups() -> None:
+    optimizer = sgd(0.4, 0.1)
+    rates = ScheduledRates(optimizer, [linear(), constant(0.5)])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.4, 0.1]
+    rates.step(Progress(Timestamp(batch=10), Time(40, "ba")))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.15, 0.0375])
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.4, 0.1]
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.8})
+    rates.step(Progress(Timestamp(batch=20), Time(40, "ba")))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.025, 0.2])
+
+
+def test_rates_follow_a_longer_training() -> None:
+    optimizer = sgd(1.0)
+    rates = ScheduledRates(optimizer, [linear()])
+    found = []
+    for max_duration, batches in ((Time(2, "ep"), 10), (Time(4, "ep"), 10), (Time(4, "ep"), 5)):
+        rates.step(Progress(Timestamp(epoch=1, batch=10), max_duration, batches))
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == [0.5, 0.75, 0.75]
+    rates.step(Progress(Timestamp(batch=5, batch_in_epoch=5), Time(2, "ep"), 10))
+    assert optimizer.param_groups[0]["lr"] == 0.75
+
+
+def test_tensor_rates_are_filled_in_place() -> None:
+    rate = torch.tensor(0.5, dtype=torch.float64)
+    optimizer = sgd(rate)
+    rates = ScheduledRates(optimizer, [linear()])
+    rate = optimizer.param_groups[0]["lr"]
+    for n in range(3):
+        rates.step(Progress(Timestamp(batch=n), Time(4, "ba")))
+        assert optimizer.param_groups[0]["lr"] is rate
+        assert rate.item() == pytest.approx(0.5 * (1 - n / 4))
+    assert rates.state_dict() == {"base_rates": [0.5]}
+
+
+def test_rates_without_schedules_leave_the_optimizer_alone() -> None:
+    optimizer = sgd(0.5)
+    rates = ScheduledRates(optimizer, [])
+    optimizer.param_groups[0]["lr"] = 0.125
+    rates.step(Progress(Timestamp(), Time(4, "ba")))
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_rates_resume_from_their_state() -> None:
+    progress = Progress(Timestamp(batch=1), Time(4, "ba"))
+    first = ScheduledRates(sgd(0.4, 0.1), [cosine_annealing()])
+    first.step(progress)
+    optimizer = sgd(0.9, 0.9)
+    second = ScheduledRates(optimizer, [cosine_annealing()])
+    second.load_state_dict(first.state_dict())
+    second.step(progress)
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in first.optimizer.param_groups]
+    with pytest.raises(ValueError, match=r"base_rates=\[0.4, 0.1\]"):
+        ScheduledRates(sgd(0.4), []).load_state_dict(first.state_dict())
+
+
+def test_an_optimizers_own_state_keeps_the_base_rate() -> None:
+    first = sgd(0.4)
+    ScheduledRates(first, [linear()]).step(Progress(Timestamp(batch=3), Time(4, "ba")))
+    second = sgd(0.9)
+    rates = ScheduledRates(second, [linear()])
+    second.load_state_dict(first.state_dict())
+    rates.step(Progress(Timestamp(batch=2), Time(4, "ba")))
+    assert second.param_groups[0]["lr"] == pytest.approx(0.2)

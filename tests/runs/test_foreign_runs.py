@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kept_runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
+from tiers import one_in
+
+from runner.runs.record import write_record
+from runner.runs.saved_run import _allowed, _is_plain, find_saved_run
+from runner.runs.trust import check_addresses
+
+# Records of somebody else: config and overrides, and what the refusal must name.
+ATTACKS: dict[str, tuple[Any, list[str], str]] = {
+    "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
+    "a nested argument": (
+        {"model": {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "own.Evil"}}]}},
+        [],
+        "own.Evil",
+    ),
+    "a partial": ({"optimizer": {"_target_": "os.system", "_partial_": True}}, [], "os.system"),
+    "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
+    "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
+    "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
+    "through this project": (
+        {"data": {"_target_": "runner.distributed.launch.os.system"}},
+        [],
+        "runner.distributed.launch.os.system",
+    ),
+    "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
+    "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
+    "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
+    "an override with a mapping": ({}, ["+callbacks.x={_target_:own.Evil}"], "own.Evil"),
+}
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that exists once the module `own` of the working directory was imported."""
+    (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path / "imported"
+
+
+@pytest.mark.parametrize("attack", one_in(4, ATTACKS))
+@pytest.mark.parametrize("key", ["resume", "rerun"])
+def test_somebody_else_s_record_runs_nothing_unasked(attack: str, key: str, evil: Path, tmp_path: Path):
+    config, overrides, named = ATTACKS[attack]
+    folder = foreign_run(tmp_path / "run", config, overrides)
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        find_saved_run([f"{key}={folder}"])
+    assert named in str(raised.value) and "allow_targets=[" in str(raised.value)
+    assert not evil.exists()
+
+
+def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
+    folder = foreign_run(tmp_path / "run", ATTACKS["a callback"][0], [])
+    for allowed in ("allow_targets=[own.Evil]", "allow_targets=own.*", "allow_targets=[a.B,own.*]"):
+        saved = find_saved_run([f"rerun={folder}", allowed])
+        assert saved is not None and saved.config["callbacks"] == {"x": {"_target_": "own.Evil"}}
+    for other in ("allow_targets=[own.Other]", "allow_targets=own", "allow_targets=[]"):
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={folder}", other])
+    assert not evil.exists()
+
+
+def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path):
+    config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"], "mode": "train"}
+    folder = foreign_run(tmp_path / "run", config, ["allow_targets=[own.*]"])
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"resume={folder}"])
+    hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
+    saved = find_saved_run([f"resume={foreign_run(tmp_path / 'other', {}, [*hydra, 'model=mlp'])}"])
+    assert saved is not None and saved.overrides == ["model=mlp"]
+    touching = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
+    touching += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
+    plain = ["run_name=hydra-nets", "+note=a..b", "+data.path=../images", "optimizer.lr=0.5"]
+    assert [one for one in (*touching, *plain) if _is_plain(one)] == plain
+
+
+def test_what_ships_and_what_this_user_made_needs_no_permission(
+    evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    harmless = {"callbacks": {"a": {"_target_": "callbacks.SpeedMonitor"}}, "loss": {"_target_": "torch.nn.MSELoss"}}
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'harmless', harmless, [])}"]) is not None
+    run_dir = tmp_path / "mine"
+    write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
+    assert find_saved_run([f"rerun={run_dir}"]) is not None
+    assert find_saved_run([f"resume={run_dir}"]) is not None
+    for name in ("config.yaml", "overrides.yaml"):  # changed by someone since
+        before = (run_dir / name).read_text()
+        (run_dir / name).write_text(before + "\n")
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={run_dir}"])
+        (run_dir / name).write_text(before)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"rerun={run_dir}"])
+    assert not evil.exists()
+
+
+# What a foreign config may say, and what the refusal must show of it in full.
+ADDRESSES: dict[str, tuple[Any, str]] = {
+    "a server": (
+        {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
+        "http://evil.example:5000/x?y=1",
+    ),
+    "a word for one": ({"callbacks": {"m": {"tracking_uri": "databricks"}}}, "databricks"),
+    "somebody's team": ({"callbacks": {"w": {"entity": "evil"}}}, "evil"),
+    "a store": ({"callbacks": {"m": {"tracking_uri": "sqlite:////home/me/x.db"}}}, "sqlite:////home/me/x.db"),
+    "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
+    "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
+    "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
+    "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path: Path):
+    config, shown = ADDRESSES[address]
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        check_addresses(folder, [config], [], [])
+    assert shown in str(raised.value)
+    allowing = re.search(r"add '(allow_addresses=.*)'$", str(raised.value))
+    assert allowing is not None
+    check_addresses(folder, [config], _allowed("allow_addresses", [allowing[1]]), [])  # as it was told
+    check_addresses(folder, [config], ["*"], [])
+    for typed in config:
+        check_addresses(folder, [config], [], [typed])
+
+
+def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):
+    config = {"callbacks": {"mlflow_logger": {"tracking_uri": "http://evil.example"}}}
+    folder = foreign_run(tmp_path / "run", config, ["callbacks.mlflow_logger.tracking_uri=http://evil.example"])
+    key = "callbacks.mlflow_logger.tracking_uri"
+    for typed in (f"{key}=http://mine", "~callbacks.mlflow_logger"):
+        assert find_saved_run([f"resume={folder}", typed]) is not None
+    with pytest.raises(ValueError, match=r"http://evil\.example"):
+        find_saved_run([f"resume={folder}", "+callbacks=speed_monitor"])
+
+
+def test_somebody_else_s_commands_need_consent(tmp_path: Path):
+    harmless = {"_target_": "callbacks.MLPerfCallback", "cache_clear_cmd": None}
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'none', {'callbacks': {'m': harmless}}, [])}"]) is not None
+    command = "touch 'a b'"
+    config = {"callbacks": {"m": {**harmless, "cache_clear_cmd": command}}}
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match=re.escape(f"not of this project: {command}")):
+        find_saved_run([f"rerun={folder}"])
+    assert find_saved_run([f"rerun={folder}", f"allow_targets=[{json.dumps(command)}]"]) is not None
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Path):
+    folder, checkpoints = foreign_run(tmp_path / "run", {}, []), tmp_path / "run" / "checkpoints"
+    (checkpoints / "ep1").mkdir(parents=True)
+    (checkpoints / "latest").symlink_to("ep1")
+    if not has_record:
+        (folder / "config.yaml").unlink()
+    find_saved_run([f"resume={folder}"])
+    for make in (
+        lambda path: path.symlink_to(tmp_path / "secret"),
+        lambda path: path.symlink_to("../../.."),
+        os.mkfifo,  # which nobody ever ends to read
+    ):
+        for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
+            make(folder / name)
+            with pytest.raises(ValueError, match=re.escape(str(folder / name))):
+                find_saved_run([f"resume={folder}"])
+            (folder / name).unlink()
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
+def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
+    """It is complete, as its sender made it: only what is in it is wrong."""
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
+    checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    commands = [("resume=run", LONGER)]
+    if name == "model.pt":
+        commands += [("mode=eval", "resume=run"), (*SHORT, *QUIET, "trainer.load_path=run", "hydra.run.dir=other")]
+    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        write({"weight": Evil()}, checkpoint / name)
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        for command in commands:
+            refused = run_app(*command, exit_code=2)
+            assert refused.stderr.count("error: ") == 1 and "which could run code: refused" in refused.stderr
+            assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+    (tmp_path / "there").mkdir()
+    with contextlib.chdir(tmp_path / "there"):
+        pickle.loads(pickle.dumps(Evil()))
+    assert (tmp_path / "there" / "ran").exists()  # as it would have been

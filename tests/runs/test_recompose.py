@@ -1,0 +1,186 @@
+"""Runs that were made with a `--config-dir`, taken up again without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kept_runs import LONGER, QUIET, SHORT, folders, weights
+
+MADE = ("experiment=mine", *SHORT[2:], *QUIET)
+EXPERIMENT = """
+# @package _global_
+defaults:
+  - override /model: mine
+optimizer:
+  lr: 0.07
+trainer:
+  max_duration: 2ep
+"""
+USED = "INFO: --config-dir={}, with which the run was made, is used again\n"
+GONE = "INFO: --config-dir={}, with which the run was made, is not there; what the record says is used\n"
+STRETCHED = "INFO: trainer.max_duration: 2ep -> 3ep; fractions of it stretch: scheduler.t_max=1dur, "
+STRETCHED += "scheduler.t_warmup=0.15dur\n"
+
+
+def arguments_of(run: Path) -> list[str]:
+    """What the record of a run says it was composed with."""
+    return yaml.safe_load((run / "overrides.yaml").read_text())
+
+
+def name_of(run: Path) -> str:
+    """What the record of a run says it is called."""
+    return json.loads((run / "environment.json").read_text())["run_name"]
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A user's own configs: an experiment with a model of its own, in a folder whose name has to be quoted."""
+    folder = tmp_path / "Ann's conf"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "model").mkdir()
+    (folder / "experiment" / "mine.yaml").write_text(EXPERIMENT)
+    shipped = (Path(__file__).resolve().parents[2] / "conf" / "model" / "mlp.yaml").read_text()
+    assert "[128, 128]" in shipped
+    (folder / "model" / "mine.yaml").write_text(shipped.replace("[128, 128]", "[8]"))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, conf: Path, run_here: Callable[..., Any]) -> Path:
+    """The folder of a run that was made with these configs, named relative to the working directory."""
+    done = run_here(*MADE, "--config-dir", conf.name, "hydra.run.dir=outputs/2000-01-01/10-00-00", code=0)
+    assert done.err == ""
+    return tmp_path / "outputs" / "2000-01-01" / "10-00-00"
+
+
+@pytest.mark.slow
+def test_it_is_used_again_from_anywhere_and_in_every_mode(
+    run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert arguments_of(run) == [f"--config-dir={conf}", *MADE]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    used = USED.format(conf)
+    assert run_here(f"resume={run}", LONGER, code=0).err == used + STRETCHED
+    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, f"resume={run}", LONGER]
+    assert name_of(run) == "mine-digits-2000-01-01-10-00-00"
+    done = run_here(f"rerun={run}", "trainer.max_duration=2ep", "optimizer.lr=0.2", code=0)
+    assert done.err == used + "INFO: optimizer.lr: 0.07 -> 0.2\nINFO: trainer.max_duration: 3ep -> 2ep\n"
+    (again,) = folders(tmp_path / "elsewhere")
+    assert name_of(again).startswith("mine-digits-2") and f"--config-dir={conf}" in arguments_of(again)
+    config = yaml.safe_load((again / "config.yaml").read_text())
+    assert config["model"]["module"]["hidden"] == [8] and config["optimizer"]["lr"] == 0.2
+    assert run_here("mode=eval", f"resume={run}/checkpoints/ep2-ba6", code=0).err == used
+    assert run_here("mode=check", f"rerun={run}", "model.module.hidden=[4]", code=0).err == (
+        used + "INFO: model.module.hidden: [8] -> [4]\n"
+    )
+
+
+LINES = """
+lines:
+  _target_: callbacks.JSONLinesLogger
+  filename: ${hydra:job.name}-${hydra:runtime.choices.model}.jsonl
+"""
+
+
+@pytest.mark.slow
+def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callable[..., Any], tmp_path: Path):
+    (conf / "callbacks").mkdir()
+    (conf / "callbacks" / "lines.yaml").write_text(LINES)
+    run = tmp_path / "run"
+    made = [one for one in MADE if "callbacks" not in one]
+    run_app(*made, "--config-dir", conf.name, "callbacks=[checkpoint_saver,lines]", f"hydra.run.dir={run}")
+    (file,) = run.glob("*-mine.jsonl")
+    for again in (["mode=eval", f"resume={run}"], ["mode=check", f"rerun={run}"], [f"resume={run}", LONGER]):
+        run_app(*again)
+    assert {json.loads(line).get("epoch") for line in file.read_text().splitlines()} >= {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
+    run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
+):
+    before = weights(run)
+    aside = conf.rename(tmp_path / "aside")
+    gone = GONE.format(conf.name)
+    assert run_here("rerun=" + str(run), code=0).err == gone
+    (again,) = folders(tmp_path) - {run}
+    assert weights(again) == before and arguments_of(again) == [f"--config-dir={conf}", *MADE, f"rerun={run}"]
+    assert name_of(again).startswith("mine-digits-2") and "2000" not in name_of(again)
+    assert run_here(f"resume={run}", LONGER, code=0).err == gone + STRETCHED
+    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, f"resume={run}", LONGER]
+    assert name_of(run) == "mine-digits-2000-01-01-10-00-00"
+    run_here(f"rerun={run}", "experiment=digits_plain", "hydra.run.dir=other", code=0)
+    assert "experiment=mine" not in arguments_of(tmp_path / "other"), "another was typed in its place"
+
+    aside.rename(conf)
+    longer = run_here(f"resume={run}", "trainer.max_duration=4ep", code=0)
+    assert longer.err == USED.format(conf.name) + STRETCHED.replace("2ep -> 3ep", "3ep -> 4ep")
+
+
+@pytest.mark.slow
+def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
+    run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
+):
+    conf.rename(tmp_path / "aside")
+    typed = (f"rerun={run}", "model.module.hidden=[4]")  # of which the default model knows nothing
+    done = run_here(*typed, "hydra.run.dir=again", code=0)
+    assert done.err == GONE.format(conf.name) + "INFO: model.module.hidden: [8] -> [4]\n"
+    config = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
+    assert config["model"]["module"]["hidden"] == [4] and config["model"]["module"]["_target_"].endswith("MLP")
+    assert "no key 'hiden'" in run_here(f"rerun={run}", "model.module.hiden=[4]", code=2).err
+
+
+def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..., Any], tmp_path: Path):
+    (tmp_path / "other" / "experiment").mkdir(parents=True)
+    other = EXPERIMENT.replace("0.07", "0.3").replace("/model: mine", "/model: mlp")
+    (tmp_path / "other" / "experiment" / "mine.yaml").write_text(other)
+    done = run_here(f"rerun={run}", "--config-dir=other", "hydra.run.dir=again", code=0)
+    assert done.err == (
+        "INFO: conf/ or the --config-dir has changed since, and what the record says is used: "
+        "model.module.hidden: [8] -> [128, 128]; optimizer.lr: 0.07 -> 0.3\n"
+    )
+    assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE, f"rerun={run}"]
+    assert weights(tmp_path / "again") == weights(run)
+    missing = run_here(f"rerun={run}", "--config-dir=missing", code=2)
+    assert missing.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such directory\n"
+
+
+@pytest.mark.slow
+def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_path: Path):
+    run_here("-m", *MADE, "seed=0,1", f"--config-dir={conf.name}", "hydra.sweep.dir=sweep", code=0)
+    job = tmp_path / "sweep" / "digits-seed1"
+    assert arguments_of(job) == [f"--config-dir={conf}", *MADE, "seed=1"]
+    assert run_here(f"resume={job}", LONGER, code=0).err == USED.format(conf.name) + STRETCHED
+
+
+# A config of somebody else, with which Hydra itself would import a module before any target can be checked.
+EVIL = "# @package _global_\nhydra:\n  callbacks:\n    evil:\n      _target_: own.Evil\n"
+
+
+def test_that_of_somebody_else_is_not_read(
+    run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\nfrom hydra.experimental.callback import Callback as Evil\nPath('imported').touch()\n"
+    )
+    (conf / "experiment" / "mine.yaml").write_text(EVIL)
+    own = (run / "signature").read_text()
+    (run / "signature").write_text("of another user")
+    done = run_here(f"rerun={run}", "hydra.run.dir=again", code=0)
+    assert done.err == (
+        "INFO: --config-dir=Ann's conf, with which the run was made, is not read: the run was made by someone else, or "
+        "on another machine; type it if you trust what is in it\n"
+    )
+    assert arguments_of(tmp_path / "again") == [*MADE[1:], f"rerun={run}"], "signed now: nothing unread may be in it"
+    assert run_here("rerun=again", code=0).err.count("is used again") == 0
+    assert not (tmp_path / "imported").exists()
+
+    (run / "signature").write_text(own)
+    run_here(f"rerun={run}", "hydra.run.dir=trusted")
+    assert (tmp_path / "imported").exists()  # as it would have been

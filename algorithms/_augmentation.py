@@ -13,10 +13,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_images, get_item, with_item
-from algorithms._first_batch import first_batch
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_images, get_item, with_item
+from runner.algorithms._first_batch import first_batch
 
 MAX_SEVERITY = 10.0
 TOLERANCE, MAX_SHARE = 0.2, 0.05

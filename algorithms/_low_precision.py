@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate
 
 log = logging.getLogger("runner")
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._batch import Key, class_probabilities, get_item, with_item
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
 
 
 def draw_partners(num_samples: int, seed: int) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from algorithms._surgery import LAYER_SURGERY, report
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import LAYER_SURGERY, report
 
 
 def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_item
-from algorithms._first_batch import first_batch
-from algorithms._gpt import drop_positions
-from algorithms._sequences import cut_into_pieces
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_item
+from runner.algorithms._first_batch import first_batch
+from runner.algorithms._gpt import drop_positions
+from runner.algorithms._sequences import cut_into_pieces
+from runner.algorithms._surgery import operate
 from runner.checks import check_whole
 from runner.models import GPT
 from runner.models.gpt import CausalAttention

@@ -6,9 +6,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
-from algorithms._batch import Key
-from algorithms._image_operations import CORE, apply_each
+from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
+from runner.algorithms._batch import Key
+from runner.algorithms._image_operations import CORE, apply_each
 from runner.checks import check_whole
 
 MAX_DEPTH = 3  # of chains whose depth is drawn

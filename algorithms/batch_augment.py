@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms._batch import Key, get_item, with_item
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._batch import Key, get_item, with_item
 
 FLIPS = (None, "random", "alternating")
 

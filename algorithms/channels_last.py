@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algorithms._batch import AUGMENTATIONS
-from algorithms._surgery import LAYER_SURGERY, report
 from runner import Algorithm, Logger, State
+from runner.algorithms._batch import AUGMENTATIONS
+from runner.algorithms._surgery import LAYER_SURGERY, report
 from runner.batch import map_tensors
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_images, with_item
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_images, with_item
 
 
 def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from algorithms._surgery import report
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import report
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")

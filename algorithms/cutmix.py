@@ -7,10 +7,10 @@ import random
 
 from torch import Tensor
 
-from algorithms._batch import Key, get_item
-from algorithms._boxes import draw_boxes
-from algorithms._mixing import Mixing
 from runner import Logger, State
+from runner.algorithms._batch import Key, get_item
+from runner.algorithms._boxes import draw_boxes
+from runner.algorithms._mixing import Mixing
 
 Box = tuple[int, int, int, int]
 """Top, left, bottom and right of a box in pixels, ends excluded."""

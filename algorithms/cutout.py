@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_images, with_item
-from algorithms._boxes import cover, draw_boxes
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_images, with_item
+from runner.algorithms._boxes import cover, draw_boxes
 from runner.checks import check_whole
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
+from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:

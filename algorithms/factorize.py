@@ -7,8 +7,8 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate, resolve_width
 from runner.checks import check_whole
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate
 from runner.surgery import Policy, Selector
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

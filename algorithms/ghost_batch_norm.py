@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate
 from runner.checks import check_whole
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State, TimeUnit, stream_seed
+from runner.algorithms._surgery import operate
 from runner.checks import check_whole
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
-from algorithms._sample_losses import sample_losses
 from runner import Algorithm, Logger, Model, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
+from runner.algorithms._sample_losses import sample_losses
 from runner.data.order import SampleOrder
 from runner.distributed.collectives import all_reduce_sum
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms._batch import Key, class_probabilities, get_item, with_item
 from runner import Algorithm, LanguageModel, Logger, State
+from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
 
 
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:

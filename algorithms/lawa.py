@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._averaging import TimedAverage, WeightAverage, wide_copy
 from runner import Interval, Logger, State, Time
+from runner.algorithms._averaging import TimedAverage, WeightAverage, wide_copy
 from runner.checks import check_whole
 
 

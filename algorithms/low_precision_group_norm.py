@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._low_precision import LowPrecisionNorm, in_low_precision, take_over
+from runner.algorithms._low_precision import LowPrecisionNorm, in_low_precision, take_over
 
 
 class _LowGroupNorm(nn.GroupNorm):

@@ -6,8 +6,8 @@ import random
 
 from torch import Tensor
 
-from algorithms._batch import Key
-from algorithms._mixing import Mixing, interpolate
+from runner.algorithms._batch import Key
+from runner.algorithms._mixing import Mixing, interpolate
 
 
 def draw_weight(alpha: float, seed: int) -> float:

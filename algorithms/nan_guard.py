@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
+from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner.checks import check_whole
 
 POLICIES = ("raise", "skip", "rollback")

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate
 from runner.checks import check_whole
 from runner.models import GPT
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from algorithms._surgery import LAYER_SURGERY, operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import LAYER_SURGERY, operate
 from runner.batch import tensors
 
 

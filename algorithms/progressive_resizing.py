@@ -6,9 +6,9 @@ import random
 
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_images, get_item, resize, with_item
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_images, get_item, resize, with_item
 from runner.checks import check_whole
 
 MODES = ("resize", "crop")

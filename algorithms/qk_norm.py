@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate
 
 
 def normalize(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 from torch import Tensor
 
-from algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
-from algorithms._batch import Key
-from algorithms._image_operations import ALL, apply_each
+from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
+from runner.algorithms._batch import Key
+from runner.algorithms._image_operations import ALL, apply_each
 from runner.checks import check_whole
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from algorithms._gpt import drop_positions
-from algorithms._surgery import operate
 from runner import Algorithm, Logger, State
+from runner.algorithms._gpt import drop_positions
+from runner.algorithms._surgery import operate
 from runner.models import GPT
 from runner.models.gpt import Attention
 

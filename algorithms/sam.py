@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms._averaging import copy_all
-from algorithms._snapshot import KeptBuffers
 from runner import Algorithm, Event, Logger, State
+from runner.algorithms._averaging import copy_all
+from runner.algorithms._snapshot import KeptBuffers
 from runner.batch import split
 from runner.checks import check_whole
 from runner.engine import overrides

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
 from runner import Logger, State, Time, get_global_rank
+from runner.algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
 from runner.schedulers import constant
 
 log = logging.getLogger("runner")

@@ -8,10 +8,18 @@ import numpy
 import torch
 from torch import Tensor
 
-from algorithms._arguments import check_range
-from algorithms._batch import AUGMENTATIONS, Key, get_images, pick_samples, refuse_alternating_flips, resize, with_item
-from algorithms._sample_losses import evaluate_losses
 from runner import Algorithm, Logger, State, stream_seed
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import (
+    AUGMENTATIONS,
+    Key,
+    get_images,
+    pick_samples,
+    refuse_alternating_flips,
+    resize,
+    with_item,
+)
+from runner.algorithms._sample_losses import evaluate_losses
 from runner.checks import check_whole
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from algorithms._arguments import check_range
-from algorithms._batch import Key, get_item
-from algorithms._first_batch import first_batch
-from algorithms._sequences import cut_into_pieces
 from runner import Algorithm, Logger, State
+from runner.algorithms._arguments import check_range
+from runner.algorithms._batch import Key, get_item
+from runner.algorithms._first_batch import first_batch
+from runner.algorithms._sequences import cut_into_pieces
 from runner.batch import map_tensors
 from runner.checks import check_whole
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms._surgery import operate, resolve_width
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import operate, resolve_width
 from runner.checks import check_whole
 
 Layer = Callable[[Tensor], Tensor]

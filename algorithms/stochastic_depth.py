@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
-from algorithms._surgery import LAYER_SURGERY, operate
 from runner import Algorithm, Logger, State, Time, stream_seed
+from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
+from runner.algorithms._surgery import LAYER_SURGERY, operate
 from runner.model import in_eval_mode
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorithms._averaging import (
+from runner import Interval, Logger, State, Time
+from runner.algorithms._averaging import (
     TimedAverage,
     WeightAverage,
     keep_base_rates,
@@ -12,7 +13,6 @@ from algorithms._averaging import (
     set_rates,
     wide_copy,
 )
-from runner import Interval, Logger, State, Time
 from runner.checks import check_whole
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 from torch import Tensor
 
-from algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
-from algorithms._batch import Key
-from algorithms._image_operations import ALL, apply_each
+from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
+from runner.algorithms._batch import Key
+from runner.algorithms._image_operations import ALL, apply_each
 
 
 def trivial_augment(images: Tensor, strength: float, generator: numpy.random.Generator) -> Tensor:
@@ -28,10 +28,11 @@ def trivial_augment(images: Tensor, strength: float, generator: numpy.random.Gen
 class TrivialAugment(Augmentation):
     """Changes each training image by one random operation of random strength: nothing has to be tuned.
 
-    The operations are those of RandAugment, see `algorithms._image_operations`: identity, autocontrast, equalize,
-    posterize, solarize, rotate, shear and translate in both directions, color, contrast, brightness, sharpness. They
-    are torch operations on the batch's device. What is drawn is a function of (seed, config key, batch) alone, differs
-    between ranks, and is drawn for the whole batch however it is split: nothing has to be saved.
+    The operations are those of RandAugment, see `runner.algorithms._image_operations`: identity, autocontrast,
+    equalize, posterize, solarize, rotate, shear and translate in both directions, color, contrast, brightness,
+    sharpness. They are torch operations on the batch's device. What is drawn is a function of (seed, config key,
+    batch) alone, differs between ranks, and is drawn for the whole batch however it is split: nothing has to be
+    saved.
 
     Args:
         severity: the largest strength, above 0 and at most 10, which is the paper's: 30 degrees, shear 0.3, 45 % of the

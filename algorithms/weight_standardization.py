@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from algorithms._surgery import report
 from runner import Algorithm, Logger, State
+from runner.algorithms._surgery import report
 from runner.checks import check_whole
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

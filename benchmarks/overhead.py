@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import callbacks as shipped
+import runner.callbacks as shipped
 from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.data.loaders import TensorLoader
 

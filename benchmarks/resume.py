@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from callbacks import CheckpointSaver
 from runner import Callback, ClassificationModel, Logger, State, Trainer
+from runner.callbacks import CheckpointSaver
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.data import DatasetLoader, TensorLoader
 

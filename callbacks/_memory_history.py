@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from callbacks._disk import disk_errors_reported
+from runner.callbacks._disk import disk_errors_reported
 
 if TYPE_CHECKING:
     from runner import Callback, State

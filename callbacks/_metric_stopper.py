@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from callbacks._metric_choice import MetricChoice, choose_metric
 from runner import Callback
+from runner.callbacks._metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

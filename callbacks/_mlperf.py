@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported
+from runner.callbacks._disk import disk_errors_reported
 from runner.checks import check_whole
 from runner.files.whole import write_whole
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from callbacks._event_ranges import CLOSED_AT, OPENED_AT
 from runner import Event
+from runner.callbacks._event_ranges import CLOSED_AT, OPENED_AT
 
 
 class Call(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._event_ranges import CLOSED_AT, OPENED_AT
 from runner import Event
+from runner.callbacks._event_ranges import CLOSED_AT, OPENED_AT
 
 if TYPE_CHECKING:
     import torch

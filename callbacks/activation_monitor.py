@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from callbacks._thinning import next_look
 from runner import Callback, Time, TimeUnit
+from runner.callbacks._thinning import next_look
 from runner.time import convert
 
 if TYPE_CHECKING:

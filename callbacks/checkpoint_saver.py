@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
-from callbacks._metric_choice import MetricChoice, choose_metric
-from callbacks._soundness import find_fault
 from runner import Callback, Interval, Time, Timestamp
+from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
+from runner.callbacks._metric_choice import MetricChoice, choose_metric
+from runner.callbacks._soundness import find_fault
 
 if TYPE_CHECKING:
     from runner import Logger, State

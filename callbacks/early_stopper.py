@@ -6,8 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from callbacks._metric_stopper import MetricStopper
 from runner import Time, TimeUnit
+from runner.callbacks._metric_stopper import MetricStopper
 
 if TYPE_CHECKING:
     from runner import Logger, State

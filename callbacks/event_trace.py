@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from callbacks._cost_table import COLUMNS, make_rows, print_rows
-from callbacks._disk import disk_errors_reported
-from callbacks._timeline import Call, draw
 from runner import Callback, Event
+from runner.callbacks._cost_table import COLUMNS, make_rows, print_rows
+from runner.callbacks._disk import disk_errors_reported
+from runner.callbacks._timeline import Call, draw
 from runner.checks import check_whole
 from runner.files.whole import write_whole
 

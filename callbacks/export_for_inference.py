@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._extra import require
 from runner import Callback
+from runner.callbacks._extra import require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +69,7 @@ class ExportForInference(Callback):
         if transforms is not None and not all(callable(one) for one in transforms):
             raise ValueError(f"transforms={transforms!r}: must be functions from a module to a module")
         if sample_input is not None:
-            from callbacks._export import check_sample
+            from runner.callbacks._export import check_sample
 
             check_sample(sample_input)
         self.save_format = save_format
@@ -102,8 +102,8 @@ class ExportForInference(Callback):
                 raise ValueError(f"sample_input: the model cannot take it ({error})") from error
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        from callbacks._export import write
         from runner import get_global_rank
+        from runner.callbacks._export import write
 
         if get_global_rank() != 0:
             return
@@ -129,10 +129,10 @@ class ExportForInference(Callback):
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any]:
         """Return a copy of what is exported, and what it is called with, both on the CPU."""
-        from callbacks._export import last_or_first_batch
-        from callbacks._inference import inference
         from runner import ClassificationModel, LanguageModel
         from runner.batch import map_tensors
+        from runner.callbacks._export import last_or_first_batch
+        from runner.callbacks._inference import inference
 
         model = state.unwrapped_model
         takes_inputs = isinstance(model, ClassificationModel | LanguageModel)

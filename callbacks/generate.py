@@ -81,7 +81,7 @@ class Generate(Callback):
             return
         import torch
 
-        from callbacks._inference import inference
+        from runner.callbacks._inference import inference
 
         with inference(state):
             tokens = torch.zeros(1, 1, dtype=torch.int64, device=state.device)
@@ -110,8 +110,8 @@ class Generate(Callback):
     def _write(self, state: State, logger: Logger) -> None:
         import torch
 
-        from callbacks._inference import inference
         from runner import stream_seed
+        from runner.callbacks._inference import inference
 
         batch, context = state.timestamp.batch, getattr(getattr(state.unwrapped_model, "module", None), "context", None)
         generator = torch.Generator(state.device)

@@ -78,7 +78,7 @@ class ImageVisualizer(Callback):
             self._log(state, logger, state.batch, "Images/Eval" if label == "eval" else f"Images/{label}")
 
     def _log(self, state: State, logger: Logger, batch: Any, name: str) -> None:
-        from callbacks._pictures import read_together, to_classes, to_pictures, with_masks
+        from runner.callbacks._pictures import read_together, to_classes, to_pictures, with_masks
 
         images = _pick(batch, self.input_key, "input_key")
         channels = images.shape[-1 if self.channels_last else 1] if images.ndim == 4 else 0

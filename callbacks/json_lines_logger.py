@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._extra import require
 from runner import LoggerDestination
+from runner.callbacks._extra import require
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State, Timestamp
@@ -66,7 +66,7 @@ class JSONLinesLogger(LoggerDestination):
         self._write([line])
 
     def log_records(self, records: Sequence[Record]) -> None:
-        from callbacks._json_lines import encode_line
+        from runner.callbacks._json_lines import encode_line
 
         self._write([encode_line(_describe(record), _encode) for record in records])
 

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported
 from runner import LoggerDestination, Record
+from runner.callbacks._disk import disk_errors_reported
 from runner.files.whole import write_whole
 
 if TYPE_CHECKING:

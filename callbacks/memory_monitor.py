@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from callbacks._clock import SAMPLING
 from runner import Callback
+from runner.callbacks._clock import SAMPLING
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from callbacks import _memory_history
 from runner import Callback, Interval, Time
+from runner.callbacks import _memory_history
 from runner.checks import check_whole
 
 if TYPE_CHECKING:

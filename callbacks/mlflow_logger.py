@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from callbacks._mlflow_describe import describe_config, describe_inputs, flatten
-from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_session import Session
-from callbacks._mlflow_sweep import log_sweep, parent_tags
-from callbacks._mlflow_target import check_address, check_arguments, resolve_uri, ui_command, uri_of_run
 from runner import LoggerDestination
+from runner.callbacks._mlflow.describe import describe_config, describe_inputs, flatten
+from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.sweep import log_sweep, parent_tags
+from runner.callbacks._mlflow.target import check_address, check_arguments, resolve_uri, ui_command, uri_of_run
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -141,12 +141,12 @@ class MLflowLogger(LoggerDestination):
         log_sweep(self._session, summary, self._nested, self._close_timeout)
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
-        from callbacks._mlflow_lookup import find_run
+        from runner.callbacks._mlflow.lookup import find_run
 
         return find_run(run_id, self.tracking_uri, downloads)
 
     def sync(self, run_dir: Path | None) -> bool:
-        from callbacks._mlflow_sync import sync
+        from runner.callbacks._mlflow.sync import sync
 
         return sync(self.tracking_uri, self.experiment_name, run_dir)
 

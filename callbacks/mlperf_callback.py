@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks import _mlperf
-from callbacks._disk import disk_errors_reported
-from callbacks._extra import require
-from callbacks._metric_choice import MetricChoice, choose_metric
 from runner import Callback, TimeUnit
+from runner.callbacks import _mlperf
+from runner.callbacks._disk import disk_errors_reported
+from runner.callbacks._extra import require
+from runner.callbacks._metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -6,8 +6,8 @@ import logging
 import weakref
 from typing import TYPE_CHECKING
 
-from callbacks import _memory_history
 from runner import Callback
+from runner.callbacks import _memory_history
 from runner.checks import check_whole
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from callbacks._thinning import next_look
 from runner import Callback
+from runner.callbacks._thinning import next_look
 from runner.checks import check_whole
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
-from callbacks._run_description import TRAIN_LOSS, describe_metrics
 from runner import LoggerDestination, Record, TimeUnit
+from runner.callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
+from runner.callbacks._run_description import TRAIN_LOSS, describe_metrics
 from runner.terminal import live_line
 
 if TYPE_CHECKING:

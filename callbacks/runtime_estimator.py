@@ -6,8 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner import Callback, TimeUnit
+from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner.checks import check_whole
 from runner.time import Progress
 

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
-from callbacks._peak_flops import find_peak
 from runner import Callback
+from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
+from runner.callbacks._peak_flops import find_peak
 from runner.checks import check_whole
 
 if TYPE_CHECKING:

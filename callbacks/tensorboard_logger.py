@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._event_file import EventFile
-from callbacks._extra import require
 from runner import LoggerDestination
+from runner.callbacks._event_file import EventFile
+from runner.callbacks._extra import require
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State

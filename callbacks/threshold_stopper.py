@@ -6,7 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from callbacks._metric_stopper import MetricStopper
+from runner.callbacks._metric_stopper import MetricStopper
 
 if TYPE_CHECKING:
     from runner import Logger, State

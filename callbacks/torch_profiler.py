@@ -6,9 +6,9 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from callbacks._disk import disk_errors_reported
-from callbacks._torch_profile import TorchProfile, is_profiled, write_profile
 from runner import Callback, Event
+from runner.callbacks._disk import disk_errors_reported
+from runner.callbacks._torch_profile import TorchProfile, is_profiled, write_profile
 from runner.checks import check_whole
 
 if TYPE_CHECKING:

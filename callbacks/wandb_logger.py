@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks._extra import require
-from callbacks._wandb_session import Session
 from runner import LoggerDestination
 from runner.addresses import hidden_everywhere
+from runner.callbacks._extra import require
+from runner.callbacks._wandb_session import Session
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State

@@ -16,7 +16,7 @@ from typing import NoReturn
 import hydra
 
 from runner.addresses import without_credentials
-from runner.config.command_line import check_options, keys_first, merge_repeated, shadowed_packages
+from runner.config.command_line import check_options, keys_first, merge_repeated
 from runner.config.errors import CONF, WrongConfig, config_errors
 from runner.config.suggestions import about_replaced
 from runner.distributed.launch import Ranks, is_rank_zero, print_failure
@@ -45,7 +45,6 @@ def main() -> int:
     code, saved = 1, None
     try:
         with config_errors():
-            shadowed_packages()
             check_options(sys.argv[1:])
             for sentence in about_replaced(sys.argv[1:], CONF):
                 print(f"WARNING: {sentence}", file=sys.stderr)

@@ -55,9 +55,9 @@ PRELOADED = (
     "mlflow.tracking.client",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.db.utils",
-    "callbacks._mlflow_writer",
-    "callbacks._mlflow_sink",
-    "callbacks._mlflow_store",
+    "runner.callbacks._mlflow.writer",
+    "runner.callbacks._mlflow.sink",
+    "runner.callbacks._mlflow.store",
     "optuna",
     "submitit",
 )

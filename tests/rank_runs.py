@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
 
-from algorithms import EMA, MixUp
 from runner import Callback, Model, Trainer
+from runner.algorithms import EMA, MixUp
 from runner.data import TensorLoader
 from runner.distributed.collectives import (
     any_rank,

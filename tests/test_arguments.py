@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import EMA
-from callbacks import InMemoryLogger, SpeedMonitor
 from runner import Callback, ClassificationModel, LanguageModel, Model, Time, Trainer
+from runner.algorithms import EMA
 from runner.arguments import check_arguments, check_duration, check_iteration_length, check_model
+from runner.callbacks import InMemoryLogger, SpeedMonitor
 from runner.data import TensorLoader
 
 

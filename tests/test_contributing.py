@@ -34,7 +34,7 @@ FILES = {
 # What it says in words: a file each, lines at the end of a file, and names in a list.
 ALGORITHM = """# Centralizes gradients.
 gradient_centralization:
-  _target_: algorithms.GradientCentralization
+  _target_: runner.algorithms.GradientCentralization
 """
 MODEL = '''"""Two linear layers."""
 

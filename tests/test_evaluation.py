@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from callbacks import InMemoryLogger
 from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer
+from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.evaluation import _IN_FLIGHT
 

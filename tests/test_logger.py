@@ -13,8 +13,8 @@ import torch
 from python_process import PATIENCE, run_python
 from torch import nn
 
-from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, Trainer
+from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.destination import Record
 from runner.logger import Logger, join, read_back
@@ -65,7 +65,7 @@ def test_a_complex_tensor_is_an_error_with_its_key():
 def test_what_a_trainer_logged_that_was_never_closed_is_not_lost(tmp_path: Path):
     program = """
 import torch
-from callbacks import JSONLinesLogger
+from runner.callbacks import JSONLinesLogger
 from runner import ClassificationModel, Trainer
 
 data = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))] * 7

@@ -6,8 +6,8 @@ import pytest
 import torch
 from loop_runs import make_data, make_trainer
 
-from callbacks import InMemoryLogger
 from runner import Model
+from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 
 

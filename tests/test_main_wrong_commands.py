@@ -54,7 +54,10 @@ WRONG: dict[str, tuple[str, ...]] = {
     "+callbacks.mine=3": ("callbacks.mine=3", "_target_"),
     "callbacks.mlflow_logger=null": ("callbacks.mlflow_logger=None", "~callbacks."),
     "+callbacks.mine._target_=nowhere.Mine": ("callbacks.mine._target_='nowhere.Mine'", "no module 'nowhere'"),
-    "+callbacks.mine._target_=callbacks.SpeedMonitr": ("_target_='callbacks.SpeedMonitr'", "'SpeedMonitor'"),
+    "+callbacks.mine._target_=runner.callbacks.SpeedMonitr": (
+        "_target_='runner.callbacks.SpeedMonitr'",
+        "'SpeedMonitor'",
+    ),
     "+callbacks.mine._target_=own.Greter": ("_target_='own.Greter'", "did you mean 'Greeter'"),
     "+callbacks.mine._target_=needy.Mine": ("_target_='needy.Mine'", "package 'not_installed_at_all'"),
     "+callbacks.mine._target_=torn.Mine": ("_target_='torn.Mine'", "SyntaxError"),

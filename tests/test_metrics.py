@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection, MetricTracker
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
 
-from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
+from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.metrics import WeightedMean, empty, scalars, update_metrics
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import GradientClipping
 from runner import Callback, ClassificationModel, Trainer
+from runner.algorithms import GradientClipping
 from runner.data import TensorLoader
 from runner.precision import Precision
 

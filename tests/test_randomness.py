@@ -14,9 +14,9 @@ import torch
 import torchmetrics
 from torch import nn
 
-from algorithms import EMA, BatchAugment, MixUp
-from callbacks import InMemoryLogger
 from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_seed
+from runner.algorithms import EMA, BatchAugment, MixUp
+from runner.callbacks import InMemoryLogger
 from runner.data import DatasetLoader, TensorLoader
 from runner.randomness import ForwardStream, _mix, restore_determinism, set_determinism
 from runner.schedulers import cosine_annealing

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from algorithms import GradientClipping
 from runner import Callback, Model, Trainer, save_checkpoint
+from runner.algorithms import GradientClipping
 from runner.data import TensorLoader
 
 

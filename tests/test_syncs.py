@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import MulticlassAccuracy
 
-from algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp, NaNGuard
-from callbacks import (
+from runner import Callback, ClassificationModel, LanguageModel, LoggerDestination, Trainer
+from runner.algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp, NaNGuard
+from runner.callbacks import (
     ActivationMonitor,
     CheckpointSaver,
     ConsoleSummary,
@@ -49,7 +50,6 @@ from callbacks import (
     TorchProfiler,
     WandBLogger,
 )
-from runner import Callback, ClassificationModel, LanguageModel, LoggerDestination, Trainer
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import EarlyStopper, InMemoryLogger
 from runner import Callback, ClassificationModel, Event, Logger, Model, State, Time, Trainer
+from runner.callbacks import EarlyStopper, InMemoryLogger
 from runner.data import DatasetLoader, TensorLoader
 from runner.schedulers import constant, cosine_annealing, linear, multi_step, step
 

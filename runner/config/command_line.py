@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,20 +102,3 @@ def search_path(arguments: Sequence[str]) -> list[str]:
     folder = config_dir(arguments)
     quoted = re.sub(r"(['\\])", r"\\\1", f"file://{folder}")
     return [] if folder is None else [f"hydra.searchpath=['{quoted}']"]
-
-
-def shadowed_packages() -> None:
-    """Raise where a package in the working directory hides one of this project's.
-
-    Raises:
-        ImportError: it would be imported in its place.
-    """
-    home = Path(__file__).resolve().parent.parent
-    for name in ("callbacks", "algorithms"):
-        spec = importlib.util.find_spec(name)
-        where = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-        if where is None or home not in where.parents:
-            raise ImportError(
-                f"package {name!r} is found at {where}, not in this project: a folder {name}/ with an __init__.py in "
-                "the working directory hides it. Rename that folder, or run from another directory."
-            )

@@ -18,7 +18,7 @@ from runner.config.command_line import key_of, typed_value
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import about_composing
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from runner.runs.uncommitted import SHIPPED
+from runner.runs.uncommitted import OURS
 from runner.terminal import show_path
 
 CODE = "code"
@@ -57,7 +57,7 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
     changed = _changed(code)
     if not changed:
         return {}
-    ours = {name for name in changed if name.partition("/")[0] in SHIPPED}
+    ours = {name for name in changed if name.partition("/")[0] == OURS}
     used = {*changed} - ours if again and is_own else set()
     where = show_path(run_dir / CODE)
     for names, what in ((used, "used"), ({*changed} - used, "not used")):
@@ -66,7 +66,7 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
                 f"INFO: {', '.join(sorted(names))}: not as when the run was made; what it was then is {what}: {where}",
                 file=sys.stderr,
             )
-    return {name: content for name, content in code.items() if name.partition("/")[0] not in SHIPPED} if used else {}
+    return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}
 
 
 def import_from(code: Mapping[str, str]) -> None:

@@ -15,10 +15,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import runner
+
 log = logging.getLogger("runner")
 
-SHIPPED = ("runner", "callbacks", "algorithms")
-"""Packages of this project."""
+OURS = "runner"
+"""The package of this project."""
 LIMIT = 10_000_000  # bytes of modules that are kept with a run
 _SHOWN = 4  # files that are listed before the rest is counted
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -61,7 +63,7 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
     kept: dict[str, bytes] = {}
     left_out: list[str] = []
     size = 0
-    for name, file in _not_committed(_modules(_named(config))):
+    for name, file in (*_not_committed(_modules(_named(config))), *_ours_not_committed()):
         with suppress(OSError):
             size += file.stat().st_size
             if size > LIMIT:
@@ -100,9 +102,8 @@ def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
     while waiting:
         name = waiting.pop()
         if name not in found:
-            found[name] = [] if name in sys.stdlib_module_names else [*_places(name)]
-            if name not in SHIPPED:
-                waiting += [one for file in _files(found[name]) for one in _imported(file)]
+            found[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_places(name)]
+            waiting += [one for file in _files(found[name]) for one in _imported(file)]
     return found
 
 
@@ -135,18 +136,25 @@ def _imported(file: Path) -> Iterator[str]:
 
 def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Path]]:
     """Yield the files to keep, each with its path below the folder from which it is imported."""
-    pairs = sorted((place.parent, place, name) for name, places in modules.items() for place in places)
+    pairs = sorted((place.parent, place) for places in modules.values() for place in places)
     for root, group in groupby(pairs, key=lambda pair: pair[0]):
         committed = _committed(root)
-        for _, place, name in group:
+        for _, place in group:
             files = [*_files([place])]
-            loose = [file for file in files if file not in (committed or ())]
-            if name in SHIPPED:  # all of it where it is no repository, but a copy that was unpacked
-                imported = {getattr(one, "__file__", None) for one in [*sys.modules.values()]}
-                loose = [] if committed is None else [file for file in loose if str(file) in imported]
-            elif loose:
-                loose = files
-            yield from ((file.relative_to(root).as_posix(), file) for file in loose)
+            if any(file not in (committed or ()) for file in files):
+                yield from ((file.relative_to(root).as_posix(), file) for file in files)
+
+
+def _ours_not_committed() -> Iterator[tuple[str, Path]]:
+    """Yield the modules of this project that are imported and were changed in a checkout, as `_not_committed` does."""
+    home = Path(runner.__file__).resolve().parents[1]
+    if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
+        return  # installed, or a copy that was unpacked
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] == OURS and (place := getattr(module, "__file__", None)):
+            file = Path(place).resolve()  # of callbacks/, for example, to which runner/callbacks is a link
+            if file not in committed:
+                yield f"{name.replace('.', '/')}{'/__init__' if file.stem == '__init__' else ''}.py", file
 
 
 def _committed(folder: Path) -> set[Path] | None:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import algorithms
-from runner import Algorithm, ClassificationModel, LanguageModel, Model, Trainer, replace_modules
+from runner import Algorithm, ClassificationModel, LanguageModel, Model, Trainer, algorithms, replace_modules
 from runner.data import TensorLoader
 from runner.engine import snake_case
 from runner.models import GPT, ResNet8

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import ActivationCheckpointing
-from algorithms.activation_checkpointing import find_modules, forget_activations
 from runner import Callback, ClassificationModel, Trainer
+from runner.algorithms import ActivationCheckpointing
+from runner.algorithms.activation_checkpointing import find_modules, forget_activations
 from runner.models import BasicBlock, ResNet8
 
 DROPOUT = 0.4

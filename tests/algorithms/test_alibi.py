@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms import ALiBi
-from algorithms.alibi import alibi, slopes
 from runner import Callback, Evaluator, LanguageModel
+from runner.algorithms import ALiBi
+from runner.algorithms.alibi import alibi, slopes
 from runner.data import TensorLoader
 from runner.models.gpt import GPT, Attention
 

@@ -4,9 +4,9 @@ import numpy
 import pytest
 import torch
 
-from algorithms import AugMix
-from algorithms._image_operations import identity, solarize
-from algorithms.augmix import augmix
+from runner.algorithms import AugMix
+from runner.algorithms._image_operations import identity, solarize
+from runner.algorithms.augmix import augmix
 
 IMAGES = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

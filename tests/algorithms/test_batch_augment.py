@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import BatchAugment
-from algorithms.batch_augment import flip_images, shift_images
 from runner import Callback
+from runner.algorithms import BatchAugment
+from runner.algorithms.batch_augment import flip_images, shift_images
 
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5) + 1
 

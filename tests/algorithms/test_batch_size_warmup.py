@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algorithms import BatchAugment, BatchSizeWarmup, LabelSmoothing, MixUp, SelectiveBackprop
-from algorithms.batch_size_warmup import scheduled_size
+from runner.algorithms import BatchAugment, BatchSizeWarmup, LabelSmoothing, MixUp, SelectiveBackprop
+from runner.algorithms.batch_size_warmup import scheduled_size
 
 
 def test_the_size_rises_evenly_to_the_whole():
@@ -68,8 +68,8 @@ def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
         import torch.distributed as dist
         from torch import nn
 
-        from algorithms import BatchSizeWarmup, SelectiveBackprop
         from runner import Callback, LanguageModel, Trainer, get_global_rank
+        from runner.algorithms import BatchSizeWarmup, SelectiveBackprop
         from runner.data import TensorLoader
 
         class Tokens(Callback):
@@ -108,8 +108,8 @@ def test_ranks_keep_the_same_share_and_train_alike(run_ranks):
         import torch.distributed as dist
         from torch import nn
 
-        from algorithms import BatchSizeWarmup, SelectiveBackprop
         from runner import Callback, ClassificationModel, Trainer
+        from runner.algorithms import BatchSizeWarmup, SelectiveBackprop
         from runner.data import TensorLoader
 
         class Sizes(Callback):

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from scipy.ndimage import correlate
 from torch import nn
 
-from algorithms import BlurPool
-from algorithms.blurpool import blur
 from runner import ClassificationModel
+from runner.algorithms import BlurPool
+from runner.algorithms.blurpool import blur
 
 
 @pytest.mark.parametrize("size", [(6, 7), (5, 2), (1, 1)])

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algorithms import BatchAugment, ChannelsLast
-from algorithms.channels_last import to_channels_last
 from runner import Callback
+from runner.algorithms import BatchAugment, ChannelsLast
+from runner.algorithms.channels_last import to_channels_last
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
@@ -69,8 +69,8 @@ def test_two_ranks_train_without_a_warning(run_ranks):
         import torch
         from torch import nn
 
-        from algorithms import ChannelsLast
         from runner import ClassificationModel, Trainer
+        from runner.algorithms import ChannelsLast
         from runner.data import TensorLoader
 
         warnings.simplefilter("error")

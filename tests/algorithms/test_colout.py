@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algorithms import ColOut
-from algorithms.colout import draw_kept, remove_lines
+from runner.algorithms import ColOut
+from runner.algorithms.colout import draw_kept, remove_lines
 
 
 def test_rows_and_columns_are_removed_and_the_rest_stays_in_order():

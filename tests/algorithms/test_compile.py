@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import ActivationCheckpointing, Compile, StochasticDepth
-from algorithms.compile import find_repeated
 from runner import Algorithm, ClassificationModel, LanguageModel
+from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
+from runner.algorithms.compile import find_repeated
 from runner.models import GPT, MLP, ResNet8
 
 # What torch itself warns of while it compiles.

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import CutMix, LabelSmoothing
-from algorithms._boxes import cover, draw_boxes
-from algorithms._mixing import draw_partners
-from algorithms.cutmix import draw_box, paste
 from runner import Callback, stream_seed
+from runner.algorithms import CutMix, LabelSmoothing
+from runner.algorithms._boxes import cover, draw_boxes
+from runner.algorithms._mixing import draw_partners
+from runner.algorithms.cutmix import draw_box, paste
 
 KEY = "cutmix"
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from algorithms import CutOut
-from algorithms.cutout import cut_out
 from runner import ClassificationModel, Trainer
+from runner.algorithms import CutOut
+from runner.algorithms.cutout import cut_out
 from runner.data import TensorLoader
 
 

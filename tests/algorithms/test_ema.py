@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from algorithms import EMA
-from algorithms.ema import smoothing_of, update_average
 from runner import Algorithm, Callback, evaluation_weights, save_checkpoint
+from runner.algorithms import EMA
+from runner.algorithms.ema import smoothing_of, update_average
 from runner.checkpoints.files import read_file
 
 

@@ -16,8 +16,8 @@ if (here := str(Path(__file__).parent)) not in sys.path:
 
 from tasks import CLASSES, FITTING, make_trainer, train_exactly
 
-from algorithms import NaNGuard
 from runner import Algorithm
+from runner.algorithms import NaNGuard
 from runner.batch import tensors
 
 # Torch itself, when it is first asked to compile.

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import Factorize
-from algorithms.factorize import factorize, factorize_conv, factorize_linear
 from runner import ClassificationModel, LanguageModel
+from runner.algorithms import Factorize
+from runner.algorithms.factorize import factorize, factorize_conv, factorize_linear
 from runner.models import GPT
 
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import Factorize, GatedLinearUnits
-from algorithms.gated_linear_units import gated_linear_unit
 from runner import ClassificationModel
+from runner.algorithms import Factorize, GatedLinearUnits
+from runner.algorithms.gated_linear_units import gated_linear_unit
 
 
 def test_it_is_torchs_own_glu():
@@ -142,8 +142,15 @@ def test_two_ranks_train_what_one_does(run_ranks):
         import torch
         import torch.distributed as dist
 
-        from algorithms import GatedLinearUnits, LogitSoftcap, NGramEmbedding, QKNorm, RotaryEmbedding, ValueEmbedding
         from runner import LanguageModel, Trainer
+        from runner.algorithms import (
+            GatedLinearUnits,
+            LogitSoftcap,
+            NGramEmbedding,
+            QKNorm,
+            RotaryEmbedding,
+            ValueEmbedding,
+        )
         from runner.data import TensorLoader
         from runner.models import GPT
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import GhostBatchNorm
-from algorithms.ghost_batch_norm import normalize_in_chunks
 from runner import ClassificationModel
+from runner.algorithms import GhostBatchNorm
+from runner.algorithms.ghost_batch_norm import normalize_in_chunks
 
 INPUTS = torch.randn(12, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import GradientClipping
-from algorithms.gradient_clipping import clip_adaptively
+from runner.algorithms import GradientClipping
+from runner.algorithms.gradient_clipping import clip_adaptively
 
 
 @pytest.mark.parametrize("grad_accum", [1, 4])
@@ -64,7 +64,7 @@ def test_sharded_gradients_are_clipped_by_the_norm_of_all(run_ranks):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        from algorithms import GradientClipping
+        from runner.algorithms import GradientClipping
 
         torch.manual_seed(0)
         plain, sharded = nn.Linear(6, 4), nn.Linear(6, 4)

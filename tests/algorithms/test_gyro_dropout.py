@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import GyroDropout
-from algorithms.gyro_dropout import assign, draw_masks
 from runner import Callback, ClassificationModel, save_checkpoint
+from runner.algorithms import GyroDropout
+from runner.algorithms.gyro_dropout import assign, draw_masks
 
 
 class Spy(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from algorithms import _image_operations as ops
+from runner.algorithms import _image_operations as ops
 
 HEIGHT, WIDTH = 33, 40
 STRENGTHS = [-1.0, -0.4, 0.3, 0.7, 1.0]

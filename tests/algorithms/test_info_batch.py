@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import BatchAugment, CutOut, InfoBatch, LabelSmoothing, MixUp, SelectiveBackprop
-from algorithms.info_batch import draw_weights
 from runner import Callback, ClassificationModel, LanguageModel
+from runner.algorithms import BatchAugment, CutOut, InfoBatch, LabelSmoothing, MixUp, SelectiveBackprop
+from runner.algorithms.info_batch import draw_weights
 from runner.data import TensorLoader
 from runner.models import GPT
 
@@ -191,8 +191,8 @@ def test_ranks_train_like_one(run_ranks, tmp_path):
         import torch
         from torch import nn
 
-        from algorithms import InfoBatch
         from runner import ClassificationModel, Trainer
+        from runner.algorithms import InfoBatch
         from runner.data import TensorLoader
 
         torch.manual_seed(0)

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import LabelSmoothing
-from algorithms.label_smoothing import smooth_labels
 from runner import Callback, ClassificationModel, LanguageModel
+from runner.algorithms import LabelSmoothing
+from runner.algorithms.label_smoothing import smooth_labels
 from runner.data import TensorLoader
 from runner.models import GPT
 

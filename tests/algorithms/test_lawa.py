@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms import EMA, LAWA, SWA, ScheduleFree
 from runner import Callback, evaluation_weights, save_checkpoint
+from runner.algorithms import EMA, LAWA, SWA, ScheduleFree
 
 
 class History(Callback):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import GradientClipping, LayerFreezing
-from algorithms.layer_freezing import frozen_fraction, layers_of
-from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, save_checkpoint
+from runner.algorithms import GradientClipping, LayerFreezing
+from runner.algorithms.layer_freezing import frozen_fraction, layers_of
+from runner.callbacks import InMemoryLogger
 from runner.models import GPT
 
 DEEP = ("module.1", "module.2", "module.3", "module.4")
@@ -209,8 +209,8 @@ def test_two_ranks_train_the_weights_of_one(run_ranks):
         import torch
         from torch import nn
 
-        from algorithms import GradientClipping, LayerFreezing
         from runner import ClassificationModel, Trainer
+        from runner.algorithms import GradientClipping, LayerFreezing
         from runner.data import TensorLoader
 
         def weights_of_training():

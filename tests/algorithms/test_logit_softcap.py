@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import LogitSoftcap
-from algorithms.logit_softcap import softcap
 from runner import ClassificationModel
+from runner.algorithms import LogitSoftcap
+from runner.algorithms.logit_softcap import softcap
 
 
 def test_the_closed_form_and_its_slope():

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import LowPrecisionGroupNorm
 from runner import Callback, ClassificationModel
+from runner.algorithms import LowPrecisionGroupNorm
 
 
 def net(affine: bool = True) -> ClassificationModel:
@@ -66,7 +66,7 @@ def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool):
 
 @pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
-    from algorithms.low_precision_group_norm import _LowGroupNorm
+    from runner.algorithms.low_precision_group_norm import _LowGroupNorm
 
     norm = _LowGroupNorm(2, 6)
     with torch.autocast("cpu", torch.bfloat16):

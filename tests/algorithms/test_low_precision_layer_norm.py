@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import LowPrecisionLayerNorm
-from algorithms._low_precision import in_low_precision
 from runner import Callback, ClassificationModel
+from runner.algorithms import LowPrecisionLayerNorm
+from runner.algorithms._low_precision import in_low_precision
 
 
 def net(affine: bool = True, bias: bool = True) -> ClassificationModel:
@@ -67,7 +67,7 @@ def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool, bias: boo
 
 @pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
-    from algorithms.low_precision_layer_norm import _LowLayerNorm
+    from runner.algorithms.low_precision_layer_norm import _LowLayerNorm
 
     norm = _LowLayerNorm(6)
     with torch.autocast("cpu", torch.bfloat16):

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import CutMix, LabelSmoothing, MixUp
-from algorithms._mixing import draw_partners, interpolate
-from algorithms.mixup import draw_weight
 from runner import Callback, stream_seed
+from runner.algorithms import CutMix, LabelSmoothing, MixUp
+from runner.algorithms._mixing import draw_partners, interpolate
+from runner.algorithms.mixup import draw_weight
 
 KEY = "mixup"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import EMA, GradientClipping, NaNGuard
-from algorithms.nan_guard import all_finite
-from callbacks import InMemoryLogger, OptimizerMonitor
 from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, save_checkpoint
+from runner.algorithms import EMA, GradientClipping, NaNGuard
+from runner.algorithms.nan_guard import all_finite
+from runner.callbacks import InMemoryLogger, OptimizerMonitor
 from runner.checkpoints.digest import digest
 from runner.data import TensorLoader
 
@@ -411,8 +411,8 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
         import torch
         from torch import nn
 
-        from algorithms import EMA, NaNGuard
         from runner import Algorithm, ClassificationModel, Trainer, get_global_rank
+        from runner.algorithms import EMA, NaNGuard
         from runner.data import TensorLoader
 
         warnings.simplefilter("error")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import NGramEmbedding
-from algorithms.ngram_embedding import hash_ngrams
+from runner.algorithms import NGramEmbedding
+from runner.algorithms.ngram_embedding import hash_ngrams
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

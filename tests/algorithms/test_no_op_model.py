@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import EMA, LabelSmoothing, MixUp, NoOpModel
-from algorithms.no_op_model import _Constant
 from runner import ClassificationModel, LanguageModel, Model
+from runner.algorithms import EMA, LabelSmoothing, MixUp, NoOpModel
+from runner.algorithms.no_op_model import _Constant
 from runner.models import GPT
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms._batch import AUGMENTATIONS
-from algorithms._surgery import LAYER_SURGERY
 from runner import Algorithm, Callback, Trainer, save_checkpoint
+from runner.algorithms._batch import AUGMENTATIONS
+from runner.algorithms._surgery import LAYER_SURGERY
 from runner.engine import order_algorithms, overrides, snake_case, sort_algorithms
 from runner.event import Event
 

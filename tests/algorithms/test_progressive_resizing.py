@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import ProgressiveResizing
-from algorithms._batch import resize
-from algorithms.progressive_resizing import crop, scaled_size, scheduled_scale
-from callbacks import InMemoryLogger
 from runner import ClassificationModel
+from runner.algorithms import ProgressiveResizing
+from runner.algorithms._batch import resize
+from runner.algorithms.progressive_resizing import crop, scaled_size, scheduled_scale
+from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 
 

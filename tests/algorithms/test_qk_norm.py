@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import QKNorm
-from algorithms.qk_norm import find_seams
 from runner import ClassificationModel
+from runner.algorithms import QKNorm
+from runner.algorithms.qk_norm import find_seams
 from runner.models.gpt import Attention
 
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
-from algorithms import AugMix, RandAugment, TrivialAugment
-from algorithms._image_operations import ALL
-from algorithms.rand_augment import rand_augment
+from runner.algorithms import AugMix, RandAugment, TrivialAugment
+from runner.algorithms._image_operations import ALL
+from runner.algorithms.rand_augment import rand_augment
 from runner.data import DatasetLoader, TensorLoader
 
 IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import ALiBi, QKNorm, RotaryEmbedding
-from algorithms.rotary_embedding import rotate
 from runner import LanguageModel
+from runner.algorithms import ALiBi, QKNorm, RotaryEmbedding
+from runner.algorithms.rotary_embedding import rotate
 from runner.models.gpt import GPT, Attention
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard, ScheduleFree
-from algorithms.sam import ascend
 from runner import Algorithm, Callback, ClassificationModel
+from runner.algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard, ScheduleFree
+from runner.algorithms.sam import ascend
 from runner.models import MLP
 
 
@@ -192,8 +192,8 @@ def test_ranks_climb_by_their_own_gradient(run_ranks):
         import torch
         import torch.distributed as dist
 
-        from algorithms import SAM
         from runner import Callback, ClassificationModel, Trainer
+        from runner.algorithms import SAM
         from runner.data import TensorLoader
 
         def loss(model, batch):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree
-from algorithms.schedule_free import _StepWeights
 from runner import Callback, evaluation_weights
+from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree
+from runner.algorithms.schedule_free import _StepWeights
 from runner.optim import Muon
 from runner.schedulers import constant, linear
 
@@ -162,8 +162,8 @@ def test_two_ranks_keep_the_average_of_one(run_ranks):
 
         import torch
 
-        from algorithms import ScheduleFree
         from runner import ClassificationModel, Trainer, evaluation_weights
+        from runner.algorithms import ScheduleFree
         from runner.data import TensorLoader
 
         def average_of_training():

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
-from algorithms._batch import pick_samples
-from algorithms._sample_losses import evaluate_losses, sample_losses
-from algorithms.selective_backprop import draw_ranks, select
 from runner import Callback, ClassificationModel, LanguageModel, Model
+from runner.algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
+from runner.algorithms._batch import pick_samples
+from runner.algorithms._sample_losses import evaluate_losses, sample_losses
+from runner.algorithms.selective_backprop import draw_ranks, select
 from runner.data import TensorLoader
 from runner.models import GPT
 
@@ -201,8 +201,8 @@ def test_two_ranks_train_alike_with_and_without_evaluations_and_resumed(run_rank
         import torch
         from torch import nn
 
-        from algorithms import SelectiveBackprop
         from runner import ClassificationModel, Trainer, save_checkpoint
+        from runner.algorithms import SelectiveBackprop
         from runner.data import TensorLoader
 
         def fit(duration="12ba", **arguments):

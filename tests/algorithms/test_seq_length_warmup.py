@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from algorithms import SeqLengthWarmup
-from algorithms._first_batch import first_batch
-from algorithms._sequences import cut_into_pieces
-from algorithms.seq_length_warmup import divisor_near, scheduled_length, truncate
 from runner import LanguageModel
+from runner.algorithms import SeqLengthWarmup
+from runner.algorithms._first_batch import first_batch
+from runner.algorithms._sequences import cut_into_pieces
+from runner.algorithms.seq_length_warmup import divisor_near, scheduled_length, truncate
 from runner.data import DatasetLoader, TensorLoader
 from runner.models import GPT
 
@@ -186,8 +186,8 @@ def test_ranks_train_like_one(run_ranks, arguments, make_trainer, tmp_path):
 
         import torch
 
-        from algorithms import SeqLengthWarmup
         from runner import LanguageModel, Trainer
+        from runner.algorithms import SeqLengthWarmup
         from runner.data import TensorLoader
         from runner.models import GPT
 

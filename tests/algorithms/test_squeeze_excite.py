@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import Factorize, SqueezeExcite
-from algorithms.squeeze_excite import squeeze_excite
+from runner.algorithms import Factorize, SqueezeExcite
+from runner.algorithms.squeeze_excite import squeeze_excite
 
 
 def test_channels_are_scaled_as_in_the_paper():

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch._dynamo import config, reset
 from torch._dynamo.utils import counters
 
-from algorithms import LAWA, StochasticDepth
-from algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
-from callbacks import InMemoryLogger
 from runner import Callback, ClassificationModel, save_checkpoint, stream_seed
+from runner.algorithms import LAWA, StochasticDepth
+from runner.algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
+from runner.callbacks import InMemoryLogger
 
 KEY = "stochastic_depth"
 
@@ -194,8 +194,8 @@ def test_two_ranks_leave_out_the_same_blocks(run_ranks):
         import torch
         from torch import nn
 
-        from algorithms import StochasticDepth
         from runner import ClassificationModel, Trainer
+        from runner.algorithms import StochasticDepth
         from runner.data import TensorLoader
 
         class Residual(nn.Module):

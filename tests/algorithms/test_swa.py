@@ -8,9 +8,9 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from algorithms import EMA, LAWA, SWA, ScheduleFree
-from algorithms.swa import annealed
 from runner import Callback, evaluation_weights, save_checkpoint
+from runner.algorithms import EMA, LAWA, SWA, ScheduleFree
+from runner.algorithms.swa import annealed
 from runner.checkpoints.files import read_file
 from runner.data import DatasetLoader
 from runner.schedulers import linear

@@ -4,9 +4,9 @@ import numpy
 import pytest
 import torch
 
-from algorithms import TrivialAugment
-from algorithms._image_operations import solarize
-from algorithms.trivial_augment import trivial_augment
+from runner.algorithms import TrivialAugment
+from runner.algorithms._image_operations import solarize
+from runner.algorithms.trivial_augment import trivial_augment
 
 
 def test_all_operations_are_as_likely_and_strengths_even():

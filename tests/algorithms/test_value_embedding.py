@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from algorithms import ValueEmbedding
+from runner.algorithms import ValueEmbedding
 
 
 def test_the_model_at_first_computes_what_it_did_to_the_bit(make_trainer, language):

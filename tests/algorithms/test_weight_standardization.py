@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 
-from algorithms import WeightStandardization
-from algorithms.weight_standardization import standardize
 from runner import ClassificationModel
+from runner.algorithms import WeightStandardization
+from runner.algorithms.weight_standardization import standardize
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 3, 3), (2, 1, 2, 2, 2)])

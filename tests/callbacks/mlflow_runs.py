@@ -12,8 +12,8 @@ import stores
 import torch
 from torch import nn
 
-from callbacks import MLflowLogger
 from runner import ClassificationModel, Logger, State, Time, Timestamp
+from runner.callbacks import MLflowLogger
 from runner.precision import Precision
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from callbacks import CheckpointSaver
 from runner import Callback, ClassificationModel, Trainer, is_complete
+from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 
 

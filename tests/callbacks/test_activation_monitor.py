@@ -9,10 +9,10 @@ import scipy.stats
 import torch
 from torch import nn
 
-from algorithms import Compile
-from callbacks import ActivationMonitor, InMemoryLogger
-from callbacks.activation_monitor import statistics
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
+from runner.algorithms import Compile
+from runner.callbacks import ActivationMonitor, InMemoryLogger
+from runner.callbacks.activation_monitor import statistics
 from runner.data import TensorLoader
 from runner.models import GPT
 
@@ -259,8 +259,8 @@ def test_ranks_log_the_share_of_rank_zero(run_ranks):
         import torch
         from torch import nn
 
-        from callbacks import ActivationMonitor, InMemoryLogger
         from runner import ClassificationModel, Trainer
+        from runner.callbacks import ActivationMonitor, InMemoryLogger
         from runner.data import TensorLoader
 
         memory = InMemoryLogger()

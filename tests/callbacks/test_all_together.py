@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import stores
 
-from callbacks import __all__ as SHIPPED
+from runner.callbacks import __all__ as SHIPPED
 from runner.engine import snake_case
 
 BUILT_IN = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}

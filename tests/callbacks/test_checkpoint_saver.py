@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from saver_runs import fit, saved, target
 
-from callbacks import CheckpointSaver, ThresholdStopper
 from runner import Callback, LoggerDestination
+from runner.callbacks import CheckpointSaver, ThresholdStopper
 from runner.checkpoints.files import read_file
 
 
@@ -119,7 +119,7 @@ def test_ranks_save_together_and_rank_zero_writes(run_ranks, tmp_path):
     program = f"""
         import torch
         from torch import nn
-        from callbacks import CheckpointSaver
+        from runner.callbacks import CheckpointSaver
         from runner import ClassificationModel, Trainer
         from runner.data import TensorLoader
 

@@ -18,8 +18,8 @@ from saver_runs import Model, fit, make_trainer, saved, target
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from callbacks import CheckpointSaver, InMemoryLogger
 from runner import Algorithm, Callback, is_complete
+from runner.callbacks import CheckpointSaver, InMemoryLogger
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -247,7 +247,7 @@ def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
     program = f"""
         import torch
         from torch import nn
-        from callbacks import CheckpointSaver
+        from runner.callbacks import CheckpointSaver
         from runner import Callback, ClassificationModel, Trainer, get_global_rank
         from runner.data import TensorLoader
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from saver_runs import fit, saved, target
 
-from callbacks import CheckpointSaver
 from runner import Evaluator, is_complete
+from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from saver_runs import Model, fit, make_trainer, saved, target
 
-from algorithms import EMA
-from callbacks import CheckpointSaver, NaNMonitor
 from runner import Callback
+from runner.algorithms import EMA
+from runner.callbacks import CheckpointSaver, NaNMonitor
 
 INF, NAN = float("inf"), float("nan")
 BATCH = 7  # from 1; four are an epoch

@@ -13,8 +13,8 @@ import pytest
 import torch
 from saver_runs import fit, make_trainer, saved, target
 
-from callbacks import CheckpointSaver
 from runner import is_complete
+from runner.callbacks import CheckpointSaver
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import EMA, LabelSmoothing, MixUp
-from callbacks import CheckpointSaver, ConsoleSummary, InMemoryLogger, LRMonitor
 from runner import Callback, ClassificationModel, LoggerDestination, Trainer
+from runner.algorithms import EMA, LabelSmoothing, MixUp
+from runner.callbacks import CheckpointSaver, ConsoleSummary, InMemoryLogger, LRMonitor
 from runner.data import TensorLoader
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scripted_model import Scripted
 
-from callbacks import EarlyStopper
 from runner import Callback, Trainer, save_checkpoint
+from runner.callbacks import EarlyStopper
 from runner.data import TensorLoader
 
 NAN = float("nan")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import EventTrace, InMemoryLogger
 from runner import Algorithm, Callback, ClassificationModel, Event, Trainer, save_checkpoint
+from runner.callbacks import EventTrace, InMemoryLogger
 from runner.data import TensorLoader
 
 SLEEP = 0.005  # seconds
@@ -367,8 +367,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import EventTrace, InMemoryLogger
     from runner import ClassificationModel, Trainer, get_global_rank
+    from runner.callbacks import EventTrace, InMemoryLogger
     from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)

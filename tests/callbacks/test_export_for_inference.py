@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms import EMA
-from callbacks import CheckpointSaver, ExportForInference, InMemoryLogger
 from runner import ClassificationModel, Evaluator, LanguageModel, Model, Trainer, evaluation_weights
+from runner.algorithms import EMA
+from runner.callbacks import CheckpointSaver, ExportForInference, InMemoryLogger
 from runner.data import TensorLoader
 from runner.models import GPT
 
@@ -461,8 +461,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import ExportForInference, InMemoryLogger
     from runner import ClassificationModel, Trainer, get_global_rank
+    from runner.callbacks import ExportForInference, InMemoryLogger
     from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)

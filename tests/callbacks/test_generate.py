@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms import EMA
-from callbacks import Generate, InMemoryLogger
-from callbacks.generate import draw
 from runner import Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
+from runner.algorithms import EMA
+from runner.callbacks import Generate, InMemoryLogger
+from runner.callbacks.generate import draw
 from runner.data import TensorLoader
 
 VOCABULARY = 128
@@ -209,8 +209,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import Generate, InMemoryLogger
     from runner import LanguageModel, Trainer
+    from runner.callbacks import Generate, InMemoryLogger
     from runner.data import TensorLoader
 
     torch.manual_seed(0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from callbacks import ImageVisualizer, InMemoryLogger
-from callbacks._pictures import GAP, palette, to_pictures, with_masks
 from runner import Algorithm, Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
+from runner.callbacks import ImageVisualizer, InMemoryLogger
+from runner.callbacks._pictures import GAP, palette, to_pictures, with_masks
 
 
 class Brightest(nn.Module):
@@ -214,8 +214,8 @@ def test_a_key_that_a_batch_lacks(arguments: dict[str, Any], message: str):
 def program() -> None:
     import torch
 
-    from callbacks import ImageVisualizer, InMemoryLogger
     from runner import ClassificationModel, Trainer, get_global_rank
+    from runner.callbacks import ImageVisualizer, InMemoryLogger
     from runner.data import TensorLoader
 
     images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 2, 2) / 8

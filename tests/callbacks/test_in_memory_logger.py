@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger
 from runner import ClassificationModel, Timestamp, Trainer
+from runner.callbacks import InMemoryLogger
 
 
 def make_trainer(*loggers: Any, **arguments: Any) -> Trainer:

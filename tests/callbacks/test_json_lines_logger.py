@@ -14,7 +14,7 @@ import pytest
 import torch
 from logged_runs import make_trainer
 
-from callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger, MLflowLogger
+from runner.callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger, MLflowLogger
 
 
 def refuse_constant(name: str) -> None:

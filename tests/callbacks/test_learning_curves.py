@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, LearningCurves, LRMonitor
-from callbacks.learning_curves import MAX_POINTS, draw
 from runner import Callback, ClassificationModel, Record, Timestamp, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
+from runner.callbacks.learning_curves import MAX_POINTS, draw
 from runner.data import TensorLoader
 
 

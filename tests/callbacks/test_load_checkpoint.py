@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import EMA
-from callbacks import LoadCheckpoint
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.algorithms import EMA
+from runner.callbacks import LoadCheckpoint
 from runner.data import TensorLoader
 
 
@@ -177,7 +177,7 @@ def test_all_ranks_load(run_ranks, other):
     program = f"""
         import torch
         from torch import nn
-        from callbacks import LoadCheckpoint
+        from runner.callbacks import LoadCheckpoint
         from runner import ClassificationModel, Trainer
         from runner.data import TensorLoader
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from callbacks import InMemoryLogger, LRMonitor
 from runner import Callback, Model, Trainer
+from runner.callbacks import InMemoryLogger, LRMonitor
 from runner.data import TensorLoader
 from runner.schedulers import linear
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, MemoryMonitor
-from callbacks import memory_monitor as module
 from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, MemoryMonitor
+from runner.callbacks import memory_monitor as module
 from runner.data import TensorLoader
 
 GIGABYTE = 1e9
@@ -111,8 +111,8 @@ def test_ranks_are_compared(run_ranks):
         import torch
         from torch import nn
 
-        from callbacks import InMemoryLogger, MemoryMonitor
         from runner import ClassificationModel, Trainer, get_global_rank
+        from runner.callbacks import InMemoryLogger, MemoryMonitor
         from runner.data import TensorLoader
 
         rank = get_global_rank()

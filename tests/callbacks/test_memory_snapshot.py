@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, MemorySnapshot
 from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, MemorySnapshot
 from runner.data import TensorLoader
 
 
@@ -45,8 +45,8 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
 def program() -> None:
     import torch
 
-    from callbacks import MemorySnapshot, OOMObserver
     from runner import ClassificationModel, Trainer
+    from runner.callbacks import MemorySnapshot, OOMObserver
     from runner.data import TensorLoader
 
     with Trainer(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from mlflow_runs import log_steps, logging_to
 
-from callbacks import MLflowLogger
-from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_spool import Spool, read_entries
+from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.spool import Spool, read_entries
 
 
 @pytest.mark.parametrize(

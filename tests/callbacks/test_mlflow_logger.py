@@ -19,12 +19,12 @@ from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until
 from torch import nn
 
-from callbacks import InMemoryLogger, MLflowLogger
-from callbacks._mlflow_describe import flatten
-from callbacks._mlflow_order import read_order, typed_command
-from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_target import ui_command
 from runner import ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, MLflowLogger
+from runner.callbacks._mlflow.describe import flatten
+from runner.callbacks._mlflow.order import read_order, typed_command
+from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.target import ui_command
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 

@@ -24,10 +24,10 @@ import torch
 from python_process import PATIENCE, processes_in, start_python, wait_until
 from torch import nn
 
-from callbacks import InMemoryLogger, MLflowLogger
-from callbacks._mlflow_process import shared_writer
-from callbacks._mlflow_spool import read_entries
 from runner import Callback, ClassificationModel, Logger, State, Trainer
+from runner.callbacks import InMemoryLogger, MLflowLogger
+from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.spool import read_entries
 
 TINY = ["model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks.mlflow_logger.close_timeout=30"]
 

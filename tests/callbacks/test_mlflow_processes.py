@@ -15,17 +15,17 @@ import pytest
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import PATIENCE, start_python, wait_until
 
-from callbacks import MLflowLogger
-from callbacks._mlflow_process import shared_writer
+from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow.process import shared_writer
 from runner.files.whole import read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
 import os, signal, sys, time
 sys.path[:0] = [{root!r}, {root!r} + "/tests", {tests!r}]
-from callbacks import MLflowLogger
+from runner.callbacks import MLflowLogger
 MLflowLogger.warm_up()
-from callbacks._mlflow_process import shared_writer
+from runner.callbacks._mlflow.process import shared_writer
 from mlflow_runs import log_steps, make_state
 from python_process import wait_until
 from runner import Logger
@@ -109,8 +109,9 @@ def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pyte
 
 def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from callbacks import MLflowLogger; MLflowLogger.warm_up();"
-        "from callbacks._mlflow_process import shared_writer; print(shared_writer().pid);"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+        "from runner.callbacks import MLflowLogger; MLflowLogger.warm_up();"
+        "from runner.callbacks._mlflow.process import shared_writer; print(shared_writer().pid);"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)

@@ -13,10 +13,10 @@ import pytest
 from mlflow_runs import change, log_steps, logging_to, points, query
 from python_process import wait_until
 
-from callbacks import MLflowLogger
-from callbacks._mlflow_order import write_order
-from callbacks._mlflow_spool import Sent, read_sent, write_sent
 from runner import Timestamp
+from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow.order import write_order
+from runner.callbacks._mlflow.spool import Sent, read_sent, write_sent
 from runner.files.whole import read_object
 
 
@@ -64,7 +64,7 @@ def test_an_experiment_that_was_deleted_is_named(folder: Path, resumed: bool, ca
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
 def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
-    from callbacks._mlflow_lookup import find_run
+    from runner.callbacks._mlflow.lookup import find_run
 
     with logging_to(MLflowLogger(), "outputs/r"):
         pass
@@ -132,7 +132,7 @@ def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> N
 
 
 def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path: Path, monkeypatch: Any):
-    from callbacks._mlflow_target import resolve_uri, uri_of_run
+    from runner.callbacks._mlflow.target import resolve_uri, uri_of_run
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

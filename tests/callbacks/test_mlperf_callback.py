@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from callbacks import CheckpointSaver, InMemoryLogger, MLPerfCallback
-from callbacks.mlperf_callback import BENCHMARKS
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import CheckpointSaver, InMemoryLogger, MLPerfCallback
+from runner.callbacks.mlperf_callback import BENCHMARKS
 from runner.data import TensorLoader
 
 installed = importlib.util.find_spec("mlperf_logging") is not None
@@ -333,8 +333,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import MLPerfCallback
     from runner import ClassificationModel, Trainer
+    from runner.callbacks import MLPerfCallback
     from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)

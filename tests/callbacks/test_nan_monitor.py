@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import CheckpointSaver, NaNMonitor
-from callbacks.nan_monitor import SLOTS
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import CheckpointSaver, NaNMonitor
+from runner.callbacks.nan_monitor import SLOTS
 from runner.data import TensorLoader
 
 BATCHES = 6  # an epoch
@@ -89,8 +89,8 @@ def test_the_rank_where_it_began_is_named(run_ranks):
         import torch
         from torch import nn
 
-        from callbacks import NaNMonitor
         from runner import ClassificationModel, Trainer
+        from runner.callbacks import NaNMonitor
         from runner.data import TensorLoader
 
         # Each batch has one sample for each rank, and the fourth one's for the second is spoilt.

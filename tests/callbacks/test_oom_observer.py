@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, OOMObserver
 from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, OOMObserver
 from runner.data import TensorLoader
 
 

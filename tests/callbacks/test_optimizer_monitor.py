@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import GradientClipping
-from callbacks import InMemoryLogger, OptimizerMonitor
-from callbacks.optimizer_monitor import l2_norms
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.algorithms import GradientClipping
+from runner.callbacks import InMemoryLogger, OptimizerMonitor
+from runner.callbacks.optimizer_monitor import l2_norms
 from runner.data import TensorLoader
 
 
@@ -183,9 +183,9 @@ def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ran
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        from callbacks import InMemoryLogger, OptimizerMonitor
-        from callbacks.optimizer_monitor import l2_norms
         from runner import ClassificationModel, Trainer
+        from runner.callbacks import InMemoryLogger, OptimizerMonitor
+        from runner.callbacks.optimizer_monitor import l2_norms
         from runner.data import TensorLoader
 
         torch.manual_seed(0)

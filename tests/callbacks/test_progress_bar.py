@@ -14,9 +14,9 @@ import torch
 from python_process import start_python
 from torch import nn
 
-from callbacks import InMemoryLogger, ProgressBar
-from callbacks._run_description import describe_metrics
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, ProgressBar
+from runner.callbacks._run_description import describe_metrics
 from runner.data import TensorLoader
 
 
@@ -126,7 +126,7 @@ def test_of_many_metrics_the_first_are_shown():
 PROGRAM = """
 import sys, time, torch
 from torch import nn
-from callbacks import ProgressBar
+from runner.callbacks import ProgressBar
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
 now = [0.0]  # seconds of a clock that goes on by 0.02 a batch

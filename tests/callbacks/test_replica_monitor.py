@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import ReplicaMonitor
-from callbacks.replica_monitor import CHUNK, checksums, make_multipliers
 from runner import ClassificationModel, Trainer
+from runner.callbacks import ReplicaMonitor
+from runner.callbacks.replica_monitor import CHUNK, checksums, make_multipliers
 from runner.data import TensorLoader
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.complex64]
@@ -74,7 +74,7 @@ PROGRAM = """
 
     import torch
 
-    from callbacks import ReplicaMonitor
+    from runner.callbacks import ReplicaMonitor
     from runner import Callback, ClassificationModel, Trainer, get_global_rank
     from runner.data import TensorLoader
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, RuntimeEstimator
-from callbacks.runtime_estimator import runs_left
 from runner import Callback, ClassificationModel, Evaluator, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, RuntimeEstimator
+from runner.callbacks.runtime_estimator import runs_left
 
 BATCH = 0.06  # seconds that a batch takes to read
 EVALUATION = 0.15  # seconds of each batch of an evaluation
@@ -220,8 +220,8 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
         import torch
         from torch import nn
 
-        from callbacks import InMemoryLogger, RuntimeEstimator
         from runner import Callback, ClassificationModel, Evaluator, Trainer, get_global_rank
+        from runner.callbacks import InMemoryLogger, RuntimeEstimator
         from runner.data import TensorLoader
 
         now = [0.0]

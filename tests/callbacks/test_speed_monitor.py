@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, SpeedMonitor
-from callbacks._clock import SAMPLING
-from callbacks._peak_flops import find_peak
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, SpeedMonitor
+from runner.callbacks._clock import SAMPLING
+from runner.callbacks._peak_flops import find_peak
 
 DELAY = 0.06  # seconds that a batch takes to read: long enough that each is logged
 EVALUATION = 0.1  # seconds

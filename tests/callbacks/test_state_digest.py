@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import EMA, BatchAugment, MixUp
-from callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
 from runner import Callback, ClassificationModel, Trainer, first_difference, save_checkpoint
+from runner.algorithms import EMA, BatchAugment, MixUp
+from runner.callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
 from runner.checkpoints.digest import FILE, read_digests
 from runner.data import TensorLoader
 
@@ -128,8 +128,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(run_ranks, tmp_path: Path):
 
         import torch
 
-        from callbacks import CheckpointSaver, StateDigest
         from runner import Callback, ClassificationModel, Trainer
+        from runner.callbacks import CheckpointSaver, StateDigest
         from runner.data import TensorLoader
 
         class Kill(Callback):
@@ -168,8 +168,8 @@ def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
 
         import torch
 
-        from callbacks import StateDigest
         from runner import ClassificationModel, Trainer
+        from runner.callbacks import StateDigest
         from runner.data import DatasetLoader, TensorLoader
 
         torch.manual_seed(0)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, SystemMetricsMonitor
-from callbacks.system_metrics_monitor import GPU, MACHINE
 from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
+from runner.callbacks.system_metrics_monitor import GPU, MACHINE
 
 SENT = 40_000_000  # bytes a batch
 SENDING = 6  # batches
@@ -101,8 +101,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import InMemoryLogger, SystemMetricsMonitor
     from runner import ClassificationModel, Trainer
+    from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
     from runner.data import TensorLoader
 
     if os.environ["NODES"] == "2":

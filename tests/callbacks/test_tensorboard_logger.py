@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from logged_runs import make_trainer
 
-from callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
-from callbacks._event_file import EventFile, checksum
+from runner.callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
+from runner.callbacks._event_file import EventFile, checksum
 
 installed = importlib.util.find_spec("tensorboard") is not None
 needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package tensorboard")

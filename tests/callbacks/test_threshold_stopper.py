@@ -6,8 +6,8 @@ import pytest
 import torch
 from scripted_model import Scripted
 
-from callbacks import ThresholdStopper
 from runner import Callback, Evaluator, Model, Trainer, save_checkpoint
+from runner.callbacks import ThresholdStopper
 from runner.data import TensorLoader
 
 NAN = float("nan")
@@ -148,8 +148,8 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
         import torch
         from torchmetrics import MeanMetric
 
-        from callbacks import ThresholdStopper
         from runner import Model, Trainer
+        from runner.callbacks import ThresholdStopper
         from runner.data import TensorLoader
 
         class Mean(Model):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import InMemoryLogger, TorchProfiler
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, TorchProfiler
 from runner.data import TensorLoader
 
 
@@ -263,8 +263,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import TorchProfiler
     from runner import ClassificationModel, Trainer
+    from runner.callbacks import TorchProfiler
     from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=2, shuffle=False)

@@ -19,8 +19,8 @@ from logged_runs import make_trainer
 from PIL import Image
 from python_process import PATIENCE
 
-from callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
 from runner import LoggerDestination
+from runner.callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
 
 installed = importlib.util.find_spec("wandb") is not None
 pytestmark = pytest.mark.skipif(not installed, reason="needs the package wandb")
@@ -194,7 +194,7 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[1:]
 from test_wandb_logger import make_trainer
-from callbacks import WandBLogger
+from runner.callbacks import WandBLogger
 with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=5.0)) as trainer:
     began = time.perf_counter()
     trainer.fit()
@@ -219,8 +219,8 @@ def program() -> None:
 
     import torch
 
-    from callbacks import WandBLogger
     from runner import ClassificationModel, Trainer
+    from runner.callbacks import WandBLogger
     from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)

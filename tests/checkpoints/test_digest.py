@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import EMA
 from runner import ClassificationModel, State, Trainer, first_difference
+from runner.algorithms import EMA
 from runner.checkpoints.digest import append_digests, digest, digest_state, read_digests, truncate_digests
 from runner.data import TensorLoader
 

@@ -14,8 +14,6 @@ import torch
 import torchmetrics
 from torch import nn
 
-from algorithms import EMA, BatchAugment, GradientClipping, MixUp
-from callbacks import InMemoryLogger
 from runner import (
     Algorithm,
     Callback,
@@ -25,6 +23,8 @@ from runner import (
     evaluation_weights,
     save_checkpoint,
 )
+from runner.algorithms import EMA, BatchAugment, GradientClipping, MixUp
+from runner.callbacks import InMemoryLogger
 from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing

@@ -205,7 +205,10 @@ def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: 
         ({"optimizer": None}, "optimizer=None"),
         ({"callbacks": {"x": None}}, "callbacks.x=None: needs a `_target_`"),
         ({"algorithms": {"x": 3}}, "algorithms.x=3: needs a `_target_`"),
-        ({"callbacks": {"_target_": "own.Mine"}}, "callbacks._target_='own.Mine': has no name; a file of callbacks/"),
+        (
+            {"callbacks": {"_target_": "own.Mine"}},
+            "callbacks._target_='own.Mine': has no name; a file of callbacks/",
+        ),
     ],
     ids=str,
 )

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from runner.config.command_line import OPTIONS, check_options, keys_first, merge_repeated, shadowed_packages
+from runner.config.command_line import OPTIONS, check_options, keys_first, merge_repeated
 
 
 @pytest.mark.parametrize(
@@ -53,11 +51,6 @@ def test_other_options_are_refused(argument: str, parts: tuple[str, ...]):
     with pytest.raises(ValueError) as raised:
         check_options(["seed=1", argument])
     assert all(part in str(raised.value) for part in parts), raised.value
-
-
-def test_our_own_packages_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    shadowed_packages()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from rank_models import Classifier, class_data
 from rank_runs import program_of
 
-from callbacks import CheckpointSaver
 from runner import Callback, Trainer
+from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 from runner.distributed.collectives import get_global_rank
 

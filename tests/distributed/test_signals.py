@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks import CheckpointSaver
 from runner import Callback, ClassificationModel, Event, Trainer, is_complete
+from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
 

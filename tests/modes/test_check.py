@@ -126,7 +126,7 @@ EVERYTHING = ("+algorithms=[mixup,ema,gradient_clipping]", "+callbacks=[speed_mo
 
 
 def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
-    findings = try_out(*EVERYTHING, "+callbacks.lines._target_=callbacks.JSONLinesLogger")
+    findings = try_out(*EVERYTHING, "+callbacks.lines._target_=runner.callbacks.JSONLinesLogger")
     assert findings.events == len(Event)
     assert findings.device == "cpu"
     assert findings.destinations == ["mlflow_logger", "learning_curves", "progress_bar", "console_summary", "lines"]

@@ -40,7 +40,7 @@ TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
             (
                 "raised by 'label_smoothing' at BEFORE_LOSS, in epoch 1, after 0 batches",
                 "with a batch of float32 (64, 1, 8, 8), int64 (64,) from 0 to 9 and outputs of float32 (64, 9)",
-                "in algorithms.label_smoothing (algorithms.LabelSmoothing)",
+                "in algorithms.label_smoothing (runner.algorithms.LabelSmoothing)",
             ),
         ),
     ],

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from callbacks import LRMonitor
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import LRMonitor
 from runner.data import TensorLoader
 from runner.models import GPT
 from runner.optim import Muon

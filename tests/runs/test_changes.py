@@ -29,8 +29,8 @@ CONFIG: dict[str, Any] = {
     "scheduler": {"_target_": "runner.schedulers.multi_step", "milestones": ["0.5dur"], "t_warmup": "0dur"},
     "trainer": {"_target_": "runner.Trainer", "max_duration": "8ep", "eval_interval": "1ep", "seed": 0},
     "launch": {"nproc_per_node": 1},
-    "callbacks": {"lr_monitor": {"_target_": "callbacks.LRMonitor"}},
-    "algorithms": {"ema": {"_target_": "algorithms.EMA", "start": "0.0dur", "half_life": "10ba"}},
+    "callbacks": {"lr_monitor": {"_target_": "runner.callbacks.LRMonitor"}},
+    "algorithms": {"ema": {"_target_": "runner.algorithms.EMA", "start": "0.0dur", "half_life": "10ba"}},
 }
 
 

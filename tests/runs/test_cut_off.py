@@ -15,7 +15,7 @@ from stores import query
 # What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
 OWN = """
 import os, signal
-from callbacks import CheckpointSaver
+from runner.callbacks import CheckpointSaver
 from runner import Callback
 
 

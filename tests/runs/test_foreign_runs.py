@@ -93,7 +93,10 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
 ):
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    harmless = {"callbacks": {"a": {"_target_": "callbacks.SpeedMonitor"}}, "loss": {"_target_": "torch.nn.MSELoss"}}
+    harmless = {
+        "callbacks": {"a": {"_target_": "runner.callbacks.SpeedMonitor"}},
+        "loss": {"_target_": "torch.nn.MSELoss"},
+    }
     assert find_saved_run([f"rerun={foreign_run(tmp_path / 'harmless', harmless, [])}"]) is not None
     run_dir = tmp_path / "mine"
     write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
@@ -153,7 +156,7 @@ def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: P
 
 
 def test_somebody_else_s_commands_need_consent(tmp_path: Path):
-    harmless = {"_target_": "callbacks.MLPerfCallback", "cache_clear_cmd": None}
+    harmless = {"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": None}
     assert find_saved_run([f"rerun={foreign_run(tmp_path / 'none', {'callbacks': {'m': harmless}}, [])}"]) is not None
     command = "touch 'a b'"
     config = {"callbacks": {"m": {**harmless, "cache_clear_cmd": command}}}

@@ -83,7 +83,7 @@ def test_it_is_used_again_from_anywhere_and_in_every_mode(
 
 LINES = """
 lines:
-  _target_: callbacks.JSONLinesLogger
+  _target_: runner.callbacks.JSONLinesLogger
   filename: ${hydra:job.name}-${hydra:runtime.choices.model}.jsonl
 """
 

@@ -20,9 +20,9 @@ import torch._dynamo  # torch imports it at the first optimizer step, which take
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from algorithms import EMA, MixUp
-from callbacks import CheckpointSaver, EarlyStopper, JSONLinesLogger
 from runner import Callback, ClassificationModel, Trainer, get_global_rank, get_world_size
+from runner.algorithms import EMA, MixUp
+from runner.callbacks import CheckpointSaver, EarlyStopper, JSONLinesLogger
 from runner.checkpoints.files import find_checkpoint
 from runner.config.build import build
 from runner.config.composed import to_plain

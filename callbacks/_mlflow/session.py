@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_order import known_before, make_order, write_order
-from callbacks._mlflow_process import Progress, WriterProcess, how_to_send, shared_writer
-from callbacks._mlflow_spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.addresses import hidden_everywhere
+from runner.callbacks._mlflow.order import known_before, make_order, write_order
+from runner.callbacks._mlflow.process import Progress, WriterProcess, how_to_send, shared_writer
+from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.files.whole import write_whole
 
 log = logging.getLogger("runner")

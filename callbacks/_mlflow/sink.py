@@ -15,7 +15,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
-from callbacks._mlflow_limits import (
+from runner.callbacks._mlflow.limits import (
     DATASET_NAME_LENGTH,
     METRICS_PER_CALL,
     PAIRS_PER_CALL,
@@ -28,7 +28,7 @@ from callbacks._mlflow_limits import (
     run_deleted,
     shorten,
 )
-from callbacks._mlflow_spool import FILES, IMAGES
+from runner.callbacks._mlflow.spool import FILES, IMAGES
 
 
 class RunSink:
@@ -187,7 +187,7 @@ class RunSink:
         return path
 
     def _log_images(self, entry: dict[str, Any]) -> None:
-        from callbacks._mlflow_images import read_images, save_image
+        from runner.callbacks._mlflow.images import read_images, save_image
 
         file = self._own_file(f"mlflow/{IMAGES}/{Path(entry['file']).name}")
         images = read_images(file, entry["captions"])

@@ -11,9 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from callbacks._mlflow_limits import Deleted, explain
-from callbacks._mlflow_origin import origin_tags
-from callbacks._mlflow_spool import (
+from runner.addresses import without_those_of
+from runner.callbacks._mlflow.limits import Deleted, explain
+from runner.callbacks._mlflow.origin import origin_tags
+from runner.callbacks._mlflow.spool import (
     SPOOL,
     Sent,
     Spool,
@@ -24,13 +25,12 @@ from callbacks._mlflow_spool import (
     try_lock,
     write_sent,
 )
-from runner.addresses import without_those_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from callbacks._mlflow_load import LoadMonitor
-    from callbacks._mlflow_sink import RunSink
+    from runner.callbacks._mlflow.load import LoadMonitor
+    from runner.callbacks._mlflow.sink import RunSink
 
 SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
 LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
@@ -150,8 +150,8 @@ class Delivery:
 
     def _open(self) -> tuple[RunSink, Sent]:
         """The run, and how much of it is there."""
-        from callbacks._mlflow_sink import RunSink
-        from callbacks._mlflow_store import open_run
+        from runner.callbacks._mlflow.sink import RunSink
+        from runner.callbacks._mlflow.store import open_run
 
         if self._sink is None or self._sent is None:
             order = self._order
@@ -229,7 +229,7 @@ class Delivery:
         if self._monitor is not None or not interval:
             return
         try:
-            from callbacks._mlflow_load import LoadMonitor
+            from runner.callbacks._mlflow.load import LoadMonitor
 
             self._monitor = LoadMonitor(run, interval, self._order["tracking_uri"])
             self._monitor.start()

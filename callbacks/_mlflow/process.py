@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import runner
+
 log = logging.getLogger("runner")
 
-# The folder of this very package comes first, because a `callbacks` folder where the user works would shadow it.
-_ROOT = str(Path(__file__).resolve().parent.parent)
-_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from callbacks._mlflow_writer import serve; serve()"
+# The folder of this very package comes first: a `runner.py` where the user works would be imported in its place.
+_ROOT = str(Path(runner.__file__).absolute().parents[1])
+_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer import serve; serve()"
 
 
 class Progress:

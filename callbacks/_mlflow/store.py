@@ -14,8 +14,8 @@ import mlflow.exceptions
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
-from callbacks._mlflow_limits import TAG_LENGTH, Deleted, run_deleted, shorten
-from callbacks._mlflow_spool import is_id
+from runner.callbacks._mlflow.limits import TAG_LENGTH, Deleted, run_deleted, shorten
+from runner.callbacks._mlflow.spool import is_id
 
 LOCK_TIMEOUT = 60.0  # seconds
 

@@ -8,11 +8,11 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_delivery import Delivery
-from callbacks._mlflow_order import FILE, known_before, make_order, read_order, register_of, with_credentials
-from callbacks._mlflow_spool import SPOOL, open_log, try_lock
-from callbacks._mlflow_writer import configure
 from runner.addresses import without_credentials
+from runner.callbacks._mlflow.delivery import Delivery
+from runner.callbacks._mlflow.order import FILE, known_before, make_order, read_order, register_of, with_credentials
+from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
+from runner.callbacks._mlflow.writer import configure
 from runner.files.whole import read_object
 from runner.terminal import show_path
 

@@ -15,10 +15,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_delivery import Delivery, Report, print_trace
-from callbacks._mlflow_order import read_order, with_credentials
-from callbacks._mlflow_spool import SPOOL, open_log, try_lock
-from callbacks._mlflow_target import resolve_uri
+from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
+from runner.callbacks._mlflow.order import read_order, with_credentials
+from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
+from runner.callbacks._mlflow.target import resolve_uri
 
 Orders = queue.SimpleQueue[dict[str, Any] | None]
 
@@ -78,8 +78,8 @@ class Service:
             trainer: its process id.
         """
         with contextlib.suppress(Exception):  # said when there is a run to say it of
-            importlib.import_module("callbacks._mlflow_sink")
-            importlib.import_module("callbacks._mlflow_store").open_early(resolve_uri(None))
+            importlib.import_module("runner.callbacks._mlflow.sink")
+            importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
         deadline = None
         while deadline is None or (time.monotonic() < deadline and (self._active or self._backlog)):
             gone = not self._take(orders) or os.getppid() != trainer

@@ -183,7 +183,7 @@ class Spool:
         A resumed run trains the batches since its checkpoint again: their keys and steps are here already. Where they
         come out otherwise, because something was changed, all that follow are added.
         """
-        from callbacks._json_lines import encode_line
+        from runner.callbacks._json_lines import encode_line
 
         entries = []
         for metrics, step, seconds in records:

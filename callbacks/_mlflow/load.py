@@ -7,7 +7,7 @@ from typing import Any
 from mlflow.entities import Run
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-from callbacks._mlflow_spool import now_ms
+from runner.callbacks._mlflow.spool import now_ms
 
 KEPT = 20_000  # samples, about a day of them: a server that is away for longer misses those that follow
 PREFIX = "system/"

@@ -10,9 +10,9 @@ import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
 
-from callbacks._mlflow_limits import explain
-from callbacks._mlflow_order import SQLITE
-from callbacks._mlflow_writer import configure
+from runner.callbacks._mlflow.limits import explain
+from runner.callbacks._mlflow.order import SQLITE
+from runner.callbacks._mlflow.writer import configure
 from runner.files.whole import read_object
 
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from callbacks._mlflow_session import Session
-from callbacks._mlflow_spool import read_sent
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.spool import read_sent
 
 if TYPE_CHECKING:
     from runner.destination import SweepSummary

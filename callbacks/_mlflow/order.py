@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from callbacks._mlflow_spool import SPOOL, is_id, now_ms, read_entries
 from runner.addresses import has_hidden, hidden_everywhere, without_credentials
+from runner.callbacks._mlflow.spool import SPOOL, is_id, now_ms, read_entries
 from runner.files.whole import read_object, write_whole
 from runner.runs.signing import is_signed, sign
 

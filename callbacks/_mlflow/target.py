@@ -9,9 +9,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from callbacks._extra import require
-from callbacks._mlflow_order import SQLITE, read_order
 from runner.addresses import HIDDEN, without_credentials
+from runner.callbacks._extra import require
+from runner.callbacks._mlflow.order import SQLITE, read_order
 
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
 """What MLflow's addresses begin with, before a `+driver`; plugins of its have others."""

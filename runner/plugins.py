@@ -1,0 +1,67 @@
+"""Packages with one class a file, such as `runner.callbacks`: a file that is added is found, and no list names it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
+
+
+class Plugins:
+    """The classes of a package, each of which is imported when it is first asked for.
+
+    Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` is the one whose
+    name is that of the file without underscores, in capitals or not: `SpeedMonitor`.
+
+    Args:
+        package: the package's dotted name.
+        folder: where its files are; those whose name begins with an underscore are shared parts of others.
+
+    Raises:
+        ImportError: the package is imported from the top of a checkout, where its classes would exist twice.
+    """
+
+    def __init__(self, package: str, folder: str) -> None:
+        if "." not in package:
+            raise ImportError(f"{package}/ of the runner is imported as runner.{package}, not as {package}")
+        self._package = package
+        self._folder = Path(folder)
+        self._files = {_plain(file.stem): file.stem for file in self._folder.glob("[!_]*.py")}
+
+    def load(self, name: str) -> Any:
+        """Return a class by its name, or all names as `__all__`.
+
+        Raises:
+            AttributeError: no file has a class of that name.
+        """
+        if name == "__all__":
+            return self.names()
+        if not name[:1].isupper():
+            raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
+        if (file := self._files.get(_plain(name))) is None:
+            raise AttributeError(
+                f"module {self._package!r} has no attribute {name!r}; it has {', '.join(self.names())}"
+            )
+        return getattr(importlib.import_module(f"{self._package}.{file}"), name)
+
+    def names(self) -> list[str]:
+        """Return the names of all classes, sorted; files are read for them, and none is imported."""
+        return sorted(name for file in self._files.values() for name in self._classes_of(file))
+
+    def stub(self) -> str:
+        """Return a stub of the package, by which editors and type checkers know the classes."""
+        pairs = [(file, name) for file in sorted(self._files.values()) for name in self._classes_of(file)]
+        imports = "".join(f"from {self._package}.{file} import {name}\n" for file, name in pairs)
+        exported = "".join(f'    "{name}",\n' for name in self.names())
+        return f"{imports}\n__all__ = [\n{exported}]\n"
+
+    def _classes_of(self, file: str) -> list[str]:
+        found = CLASS.findall((self._folder / f"{file}.py").read_text(encoding="utf-8"))
+        return [name for name in found if _plain(name) == _plain(file)]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

@@ -73,11 +73,26 @@ def test_a_file_has_the_name_of_its_class(package: str, name: str):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_exports_the_class_of_each_file(package: str):
-    exported = importlib.import_module(package)
+    exported = importlib.import_module(f"runner.{package}")
     classes = {public_class(package, name) for owner, name in PLUGINS if owner == package}
     assert set(exported.__all__) == classes
     assert {getattr(exported, name).__name__ for name in classes} == classes
     assert classes <= set(dir(exported))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_editors_know_the_class_of_each_file(package: str):
+    """The stub is made from the files; where it is not current, it is made anew, and is to be committed."""
+    stub, expected = ROOT / package / "__init__.pyi", importlib.import_module(f"runner.{package}").plugins.stub()
+    current = stub.read_text(encoding="utf-8")
+    stub.write_text(expected, encoding="utf-8")
+    assert current == expected, f"{stub} was not current; it is now"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_one_name(package: str):
+    with pytest.raises(ImportError, match=f"is imported as runner.{package}"):
+        importlib.import_module(package)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -93,9 +108,9 @@ def test_a_config_has_the_arguments_and_defaults_of_its_class(package: str, name
     content = OmegaConf.to_container(OmegaConf.load(CONF / package / f"{name}.yaml"))
     assert isinstance(content, dict)
     assert list(content) == [name]
-    assert content[name].pop("_target_") == f"{package}.{class_name}"
+    assert content[name].pop("_target_") == f"runner.{package}.{class_name}"
 
-    parameters = inspect.signature(getattr(importlib.import_module(package), class_name)).parameters
+    parameters = inspect.signature(getattr(importlib.import_module(f"runner.{package}"), class_name)).parameters
     assert list(content[name]) == list(parameters)
     for key, value in content[name].items():
         interpolated = isinstance(value, str) and value.startswith("${")
@@ -155,7 +170,7 @@ def test_only_experiments_and_sweeps_choose_their_package(file: Path):
     assert file.parent.name in ("experiment", "sweep") or "@package" not in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("package", ["runner", *PACKAGES])
+@pytest.mark.parametrize("package", ["runner", *(f"runner.{package}" for package in PACKAGES)])
 def test_importing_a_package_imports_nothing_slow(package: str):
     slow = {"torch", "mlflow", "torchmetrics", "hydra", "matplotlib", "sklearn", "pandas"}
     program = f"import sys, {package}; print(*sorted({slow!r} & set(sys.modules)))"

@@ -16,8 +16,8 @@ from typing import Any
 
 from runner.addresses import has_hidden, hidden_everywhere, without_credentials
 from runner.callbacks._mlflow.spool import SPOOL, is_id, now_ms, read_entries
+from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
-from runner.runs.signing import is_signed, sign
 
 FILE = "run.json"
 SQLITE = "sqlite:///"

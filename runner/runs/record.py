@@ -24,10 +24,10 @@ import yaml
 
 from runner.addresses import hidden_everywhere
 from runner.distributed.launch import Job
+from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
 from runner.runs.secrets import is_secret, without_secrets
-from runner.runs.signing import sign
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
 from runner.terminal import show_path

@@ -17,8 +17,8 @@ from typing import Any
 from runner.addresses import has_hidden
 from runner.config.composed import targets
 from runner.config.errors import CONF
+from runner.files.signing import is_signed
 from runner.runs.kept_code import read_code
-from runner.runs.signing import is_signed
 
 SIGNED = ("config.yaml", "overrides.yaml")
 """Files of a record that say what is run; the modules that are kept with it are signed too."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from python_process import PATIENCE
 
+from runner.files.signing import sign
 from runner.runs.record import write_record
-from runner.runs.signing import sign
 from runner.runs.trust import SIGNED, is_own
 
 
@@ -31,7 +31,7 @@ def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):
 
 
 def test_processes_that_start_together_agree_on_one_key(key: Path):
-    program = "from runner.runs.signing import sign; print(sign([b'a']))"
+    program = "from runner.files.signing import sign; print(sign([b'a']))"
     children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
     assert len({child.communicate(timeout=PATIENCE)[0] for child in children}) == 1
 

@@ -55,7 +55,7 @@ class Plugins:
         """Return a stub of the package, by which editors and type checkers know the classes."""
         pairs = [(file, name) for file in sorted(self._files.values()) for name in self._classes_of(file)]
         imports = "".join(f"from {self._package}.{file} import {name}\n" for file, name in pairs)
-        exported = "".join(f'    "{name}",\n' for name in self.names())
+        exported = "".join(f'    "{name}",\n' for name in sorted(self.names(), key=_isort))
         return f"{imports}\n__all__ = [\n{exported}]\n"
 
     def _classes_of(self, file: str) -> list[str]:
@@ -65,3 +65,8 @@ class Plugins:
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+def _isort(name: str) -> tuple[bool, str]:
+    """A key that sorts as ruff does: names in capitals first."""
+    return not name.isupper(), name

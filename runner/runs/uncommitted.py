@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import runner
-
 log = logging.getLogger("runner")
 
 OURS = "runner"
@@ -147,7 +145,7 @@ def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Pat
 
 def _ours_not_committed() -> Iterator[tuple[str, Path]]:
     """Yield the modules of this project that are imported and were changed in a checkout, as `_not_committed` does."""
-    home = Path(runner.__file__).resolve().parents[1]
+    home = Path(__file__).resolve().parents[2]
     if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
         return  # installed, or a copy that was unpacked
     for name, module in sorted(sys.modules.items()):

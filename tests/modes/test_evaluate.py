@@ -64,7 +64,7 @@ def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, ch
     assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
     weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
     assert (weights,) in rows(trained, "select value from tags where key = 'runner.evaluates'")
-    assert done.stderr == ""
+    assert all(line.startswith("sending to MLflow: ") for line in done.stderr.splitlines())  # on a busy machine
 
 
 def on_two_ranks(folder: Path, *arguments: str) -> str:

@@ -58,7 +58,8 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
 
 def train(run: Run) -> Result:
     """Train a run in this process and evaluate it once, at the end."""
-    from runner import build, evaluation_weights
+    from runner import evaluation_weights
+    from runner.config import build
 
     config = compose([*run.arguments, f"seed={run.seed}"])
     build.check(config)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import runner
 from runner.callbacks._disk import disk_errors_reported
 from runner.checks import check_whole
 from runner.files.whole import write_whole
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from runner import State
 
 log = logging.getLogger("runner")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(runner.__file__).parents[1]
 
 # In a result, and in the description of a system.
 STATUSES = {

@@ -74,7 +74,7 @@ def preload() -> None:
     from runner.libraries.torchmetrics import import_torchmetrics
 
     import_torchmetrics()
-    for package in ("callbacks", "algorithms"):
+    for package in ("runner.callbacks", "runner.algorithms"):
         module = importlib.import_module(package)
         for name in module.__all__:
             getattr(module, name)

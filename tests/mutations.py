@@ -67,7 +67,7 @@ FAULTS = (
         "runner/dataloader.py",
         "loader.seek(epoch, batch)",
         "loader.seek(epoch, 0)",
-        "test_dataloader.py test_checkpoint.py",
+        "test_dataloader.py checkpoints/test_snapshot.py",
     ),
     # gradients
     Fault("accumulation: microbatches count alike", LOOP, "parts[index] * share", "share / len(parts)", "test_loss.py"),
@@ -76,14 +76,14 @@ FAULTS = (
         LOSS,
         "return samples * world_size / all_samples",
         "return 1.0",
-        "test_distributed.py",
+        "distributed/test_collectives.py",
     ),
     Fault(
         "gradients of an own training_step are not averaged",
         "runner/steps.py",
         "if self.reduces:",
         "if False:",
-        "test_distributed.py",
+        "distributed/test_collectives.py",
     ),
     Fault(
         "gradients of the last batch stay",
@@ -119,7 +119,7 @@ FAULTS = (
         "runner/job.py",
         'if not job.config["allow_divergence"]:',
         "if False:",
-        "records/test_diverged.py",
+        "runs/test_diverged.py",
     ),
     # time, schedules, intervals
     Fault(
@@ -127,21 +127,21 @@ FAULTS = (
         LOOP,
         "        rates.step(state.progress)\n    on.before_train_batch()\n    state.batch_is_padding",
         "        pass\n    on.before_train_batch()\n    state.batch_is_padding",
-        "test_scheduled_rates.py test_trainer.py",
+        "optim/test_scheduled_rates.py test_trainer.py",
     ),
     Fault(
         "schedule: off by one",
         "runner/optim/scheduled_rates.py",
         "multiplier_at(timestamp)",
         "multiplier_at(timestamp.to_next_batch(1))",
-        "test_scheduled_rates.py",
+        "optim/test_scheduled_rates.py",
     ),
     Fault(
         "time counts this rank's samples only",
         LOOP,
         "to_next_batch(all_samples, tokens",
         "to_next_batch(samples, tokens",
-        "test_distributed.py",
+        "distributed/test_collectives.py",
     ),
     Fault(
         "intervals: due one batch early",
@@ -163,7 +163,7 @@ FAULTS = (
         LOOP,
         "    trainer.forward_stream.start(state.timestamp.batch, index)\n",
         "",
-        "test_randomness.py test_checkpoint.py",
+        "test_randomness.py checkpoints/test_snapshot.py",
     ),
     Fault(
         "MixUp: the weight of a partner may be above one half",
@@ -178,7 +178,7 @@ FAULTS = (
         "runner/evaluation.py",
         "counts=samples > 0",
         "counts=True",
-        "test_evaluation.py test_distributed.py",
+        "test_evaluation.py distributed/test_collectives.py",
     ),
     Fault(
         "evaluation: twice at the end",
@@ -236,43 +236,43 @@ FAULTS = (
         "runner/checkpoints/files.py",
         "    os.fsync(file.fileno())",
         "    pass",
-        "test_checkpoint_files.py",
+        "checkpoints/test_files.py",
     ),
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
         '.hexdigest() != facts["sha256"]',
         '.hexdigest() == ""',
-        "test_checkpoint_files.py",
+        "checkpoints/test_files.py",
     ),
     Fault(
         "checkpoint: unpickled",
         "runner/checkpoints/files.py",
         "weights_only=True",
         "weights_only=False",
-        "test_checkpoint_files.py records/test_foreign_runs.py",
+        "checkpoints/test_files.py runs/test_foreign_runs.py",
     ),
     Fault(
         "checkpoint: the optimizer's state is lost",
         "runner/checkpoints/snapshot.py",
         '"optimizers": [optimizer.state_dict() for',
         '"optimizers": [{**optimizer.state_dict(), "state": {}} for',
-        "test_checkpoint.py",
+        "checkpoints/test_snapshot.py",
     ),
-    Fault("signal ignored", LOOP, "        if pulse.signal:\n", "        if False:\n", "test_interrupt.py"),
+    Fault("signal ignored", LOOP, "        if pulse.signal:\n", "        if False:\n", "distributed/test_signals.py"),
     Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",
         "        if False and not poll.poll(",
-        "processes/test_endings.py",
+        "distributed/test_endings.py",
     ),
     Fault(
         "a rank that is interrupted alone leaves the others waiting",
         "runner/distributed/local_ranks.py",
-        "self._rendezvous.agreed_to_end.wait(AGREED)",
+        "self._meeting.agreed_to_end.wait(AGREED)",
         "True",
-        "processes/test_local_ranks.py",
+        "distributed/test_local_ranks.py",
     ),
     Fault(
         "a full log ends the run",
@@ -286,7 +286,7 @@ FAULTS = (
         "runner/distributed/launch_secret.py",
         "if not hmac.compare_digest(signed(name, text).encode(), stored):",
         "if False:",
-        "test_launch_secret.py",
+        "distributed/test_launch_secret.py",
     ),
     Fault(
         "MLflow: a line of each chunk is lost",
@@ -315,14 +315,14 @@ FAULTS = (
         "runner/runs/trust.py",
         "return [part for name in sorted(modules)",
         "return [] and [part for name in sorted(modules)",
-        "records/test_kept_code.py",
+        "runs/test_kept_code.py",
     ),
     Fault(
         "record: a patch that leaves out bytes",
         "runner/runs/uncommitted.py",
         '"--binary", ',
         "",
-        "records/test_record.py",
+        "runs/test_record.py",
     ),
     Fault(
         "an epoch's end that failed is not made up for",
@@ -343,7 +343,7 @@ FAULTS = (
         "runner/distributed/gpus.py",
         "if take_lock(file) is False:",
         "if False:",
-        "processes/test_gpus.py",
+        "distributed/test_gpus.py",
     ),
     # the house, and what a user types
     Fault(
@@ -358,7 +358,7 @@ FAULTS = (
         "runner/config/signatures.py",
         "if not open_ended and (",
         "if False and (",
-        "test_signatures.py",
+        "config/test_signatures.py",
     ),
 )
 
@@ -375,7 +375,7 @@ def apply(fault: Fault, tree: Path) -> None:
 def copy_tree(tree: Path) -> None:
     """Copy what the tests need."""
     for name in COPIED:
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, tree)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from main_runs import SHORT, query, run_folders
+from tiers import one_in
 
 
 def test_own_classes_and_own_configs(folder: Path, run_here: Any):
@@ -51,11 +52,18 @@ def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: An
     assert line.endswith("; +callbacks=speed_monitor adds to them") and "speed_monitor" in out
 
 
-@pytest.mark.parametrize("package", ["callbacks", "algorithms"])
-def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path, run_app: Any, package: str):
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").touch()
-    done = run_app(exit_code=2, real=True)
-    assert done.stderr.startswith(f"error: package {package!r} is found at {tmp_path}")
-    assert "Rename" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert {path.name for path in tmp_path.iterdir()} <= {package}
+@pytest.mark.parametrize("shape", one_in(3, ["namespace", "package", "module"]))
+def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: str):
+    """`callbacks`, `algorithms`, `conf` and `tests` of the working directory are its own, and ours are ours."""
+    for name in ("callbacks", "algorithms", "tests"):
+        file = folder / (f"{name}.py" if shape == "module" else f"{name}/mine.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text((folder / "own.py").read_text())
+        if shape == "package":
+            (folder / name / "__init__.py").touch()
+    (folder / "conf").mkdir()
+    (folder / "conf" / "config.yaml").write_text("not: ours\n")
+    where = "callbacks" if shape == "module" else "callbacks.mine"
+    own = (f"+callbacks.mine._target_={where}.Greeter", "+callbacks=speed_monitor", "+algorithms=ema")
+    done = run_app(*SHORT, *own, "~callbacks.mlflow_logger", folder=folder, real=True)
+    assert "hello" in done.stdout

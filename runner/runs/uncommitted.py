@@ -61,7 +61,9 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
     kept: dict[str, bytes] = {}
     left_out: list[str] = []
     size = 0
-    for name, file in (*_not_committed(_modules(_named(config))), *_ours_not_committed()):
+    modules = _modules(_named(config))
+    ours = _ours_not_committed() if OURS in modules else ()
+    for name, file in (*_not_committed(modules), *ours):
         with suppress(OSError):
             size += file.stat().st_size
             if size > LIMIT:

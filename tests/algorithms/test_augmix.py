@@ -12,13 +12,13 @@ IMAGES = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0), dt
 
 
 def test_shares_add_up_to_one(monkeypatch):
-    monkeypatch.setattr("algorithms.augmix.CORE", (identity,))
+    monkeypatch.setattr("runner.algorithms.augmix.CORE", (identity,))
     torch.testing.assert_close(augmix(IMAGES, 1.0, -1, 3, 0.5, numpy.random.default_rng(0)), IMAGES)
 
 
 @pytest.mark.parametrize(("width", "alpha"), [(1, 1.0), (3, 0.5), (3, 5.0)])
 def test_half_of_each_image_is_its_own_on_average(monkeypatch, width: int, alpha: float):
-    monkeypatch.setattr("algorithms.augmix.CORE", (lambda images, strengths: 1 - images,))
+    monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: 1 - images,))
     mixed = augmix(IMAGES, 1.0, 1, width, alpha, numpy.random.default_rng(0))
     # (1 - m) x + m (1 - x): what is m?
     shares = ((mixed - IMAGES) / (1 - 2 * IMAGES)).flatten(1)
@@ -28,7 +28,7 @@ def test_half_of_each_image_is_its_own_on_average(monkeypatch, width: int, alpha
 
 
 def test_chains_have_the_depth_that_is_asked_for(monkeypatch):
-    monkeypatch.setattr("algorithms.augmix.CORE", (lambda images, strengths: images / 2,))
+    monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: images / 2,))
 
     def exponents(depth: int) -> list[float]:
         # One chain that is all of the image: m = 1 where alpha is extreme is no use, so solve for the chain's factor.
@@ -46,7 +46,7 @@ def test_chains_have_the_depth_that_is_asked_for(monkeypatch):
 
 
 def test_the_strength_bounds_what_is_drawn(monkeypatch):
-    monkeypatch.setattr("algorithms.augmix.CORE", (solarize,))
+    monkeypatch.setattr("runner.algorithms.augmix.CORE", (solarize,))
     changed = augmix(IMAGES, 0.2, 1, 1, 1.0, numpy.random.default_rng(0)) != IMAGES
     assert changed.any()
     assert not (changed & (IMAGES < 0.8)).any()

@@ -54,7 +54,7 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     for line in lines:
         assert list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
-        assert line["metadata"].pop("file") == "callbacks/mlperf_callback.py"
+        assert line["metadata"].pop("file") == "runner/callbacks/mlperf_callback.py"
         assert line["metadata"].pop("lineno") > 0
     times = [line["time_ms"] for line in lines]
     assert times == sorted(times)

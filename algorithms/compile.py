@@ -83,7 +83,7 @@ class Compile(Algorithm):
                 f"Compile needs a C++ compiler for the CPU, and {compiler!r} is not here: install one, or set CXX"
             )
         self._replays = state.device.type == "cuda" and self.mode in WITH_GRAPHS
-        if self._replays and (state.grad_accum > 1 or state.microbatch_size or state.auto_microbatching):
+        if self._replays and (state.grad_accum > 1 or state.microbatch_size):
             raise ValueError(
                 f"mode={self.mode!r}: CUDA graphs cannot accumulate gradients; use mode='default', or train whole "
                 "batches, with grad_accum=1 and microbatch_size=None"

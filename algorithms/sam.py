@@ -75,7 +75,7 @@ class SAM(Algorithm):
             raise ValueError("precision='amp_fp16': its loss scaler does not know of SAM's first pass; use 'amp_bf16'")
         if len(state.optimizers) != 1 or state.unwrapped_model.training_step is not None:
             raise ValueError("SAM needs one optimizer, and a model without a training_step of its own; remove SAM")
-        if state.auto_microbatching:
+        if state.microbatch_size == "auto":
             raise ValueError("microbatch_size='auto': SAM's first pass cannot be cut anew; give a number of samples")
         for one in state.algorithms[state.algorithms.index(self) + 1 :]:
             if overrides(one, Event.BEFORE_TRAIN_BATCH):
@@ -93,7 +93,7 @@ class SAM(Algorithm):
         climbing = [(one, gradient) for one, gradient in found if gradient is not None]
         self._buffers.keep()
         self._kept = [(one, one.detach().clone()) for one, _ in climbing]
-        state.is_whole = False
+        state.is_consistent = False
         ascend([one for one, _ in climbing], [gradient for _, gradient in climbing], self.rho, self.epsilon)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
@@ -105,7 +105,9 @@ class SAM(Algorithm):
     def _gradients(self, state: State, logger: Logger, parameters: list[Any]) -> list[Tensor | None]:
         """Return the gradients of this rank's batch, microbatch by microbatch as in training; `.grad` stays."""
         model = state.unwrapped_model
-        microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, state.microbatch_size)
+        microbatches = split(
+            state.batch, model.num_samples(state.batch), state.grad_accum, state.samples_per_microbatch
+        )
         parts = fractions(model, [microbatch for _, microbatch in microbatches])
         forward, compute_loss = (state.precision.autocast(state.device)(one) for one in (model, model.loss))
         total: list[Tensor | None] = [None for _ in parameters]

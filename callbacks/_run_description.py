@@ -52,12 +52,13 @@ def _describe_loader(loader: Any) -> str:
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield which algorithms and callbacks run at which events, in order; events with the same ones are one line."""
     from runner import Engine
+    from runner.metrics import TrainerLog, TrainMetrics
 
     engine = Engine(state, logger)
     groups: dict[tuple[str, ...], list[str]] = {}
     for event in Event:
         users = (one for one in engine.listeners(event) if not isinstance(one, LoggerDestination))
-        names = tuple(one.config_key for one in users if not type(one).__module__.startswith("runner."))
+        names = tuple(one.config_key for one in users if not isinstance(one, TrainMetrics | TrainerLog))
         if names:
             groups.setdefault(names, []).append(event.value)
     lines = [f"{', '.join(events)}: {', '.join(names)}" for names, events in groups.items()]

@@ -166,7 +166,7 @@ def refuse_unseen_hooks(state: State) -> None:
 
 def _refuse_before_own_steps(state: State, model: str) -> None:
     """Raise where something is to happen between backward and the steps that a model takes by itself."""
-    if state.grad_accum > 1 or state.microbatch_size is not None or state.auto_microbatching:
+    if state.grad_accum > 1 or state.microbatch_size is not None:
         key = "grad_accum" if state.grad_accum > 1 else "microbatch_size"
         raise ValueError(f"{key}: {model} has manual_optimization, and steps with the whole batch; leave {key} out")
     for one in state.algorithms:
@@ -175,33 +175,27 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
             raise ValueError(f"{type(one).__name__} acts on gradients before optimizers step: {why}")
 
 
-def set_microbatches(state: State, grad_accum: int, microbatch_size: int | str | None) -> None:
-    """Say in the state how batches are split.
+Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
+
+
+def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
+    """Return algorithms, callbacks and the destinations that work on this rank, named and in order.
 
     Raises:
-        ValueError: see `check_microbatches`.
-    """
-    check_microbatches(grad_accum, microbatch_size)
-    state.grad_accum = grad_accum
-    state.microbatch_size = microbatch_size if isinstance(microbatch_size, int) else None
-    state.auto_microbatching = microbatch_size == "auto"
-
-
-def set_hooks(state: State, algorithms: Any, callbacks: Any, loggers: Any) -> None:
-    """Put algorithms, callbacks and the destinations that work on this rank into the state, named and in order.
-
-    Raises:
-        ValueError: algorithms conflict, two objects bear one name, or one has the state of another Trainer's run.
+        ValueError: algorithms conflict, two objects have one name, or one has the state of another Trainer's run.
         TypeError: something is of another kind, or its hooks take other arguments.
     """
     hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
-    state.algorithms = tuple(order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm))))
-    for one in (*state.algorithms, *hooks):
+    ordered = order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm)))
+    for one in (*ordered, *hooks):
         if one.has_trained and one.state_dict():
             raise ValueError(f"{one.config_key}: was in another Trainer, whose state it still has; make a new one")
-    state.callbacks = tuple(one for one in hooks if not isinstance(one, LoggerDestination))
     destinations = (one for one in hooks if isinstance(one, LoggerDestination))
-    state.loggers = tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0)
+    return (
+        tuple(ordered),
+        tuple(one for one in hooks if not isinstance(one, LoggerDestination)),
+        tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0),
+    )
 
 
 def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:

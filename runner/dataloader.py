@@ -30,6 +30,7 @@ class BatchStream:
         device: where batches are wanted.
         precision: what floating tensors are cast to.
         num_samples: counts the samples of a batch; the default, `Model.num_samples`, must be sure of the first one.
+        label: 'train', an evaluator's label, or 'predict'.
         name: what the user calls it, for messages.
         seed: of what is drawn while batches are read, equal on all ranks, as samplers may need it to be.
 
@@ -44,6 +45,7 @@ class BatchStream:
         device: torch.device,
         precision: Precision,
         num_samples: Callable[[Any], int],
+        label: str,
         name: str,
         seed: int = 0,
     ) -> None:
@@ -57,6 +59,7 @@ class BatchStream:
         if self.length == 0:
             raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
         self.loader = loader
+        self.label = label
         self.name = name
         self._device = device
         self._started = False

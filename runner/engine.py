@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 H = TypeVar("H", bound=Hooks)
 
-# Where algorithms have done their part in one of these, weights are whole: the others only hear that time has passed.
+# Where algorithms have done their part in one of these, weights are final: the others only hear that time has passed.
 _TOLD_LATER = (Event.EPOCH_END, Event.ITERATION_END)
 
 
@@ -69,7 +69,6 @@ class Engine:
                 if event in _TOLD_LATER and handler is not None and not isinstance(_owner(handler), Algorithm):
                     rest = handlers[handlers.index(handler) :]
                     self.state.unheard = {str(event): [_owner(one).config_key for one in rest]}
-                    self.state.is_whole = True
                 raise
 
     def tell_unheard(self) -> None:

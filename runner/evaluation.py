@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,75 +21,70 @@ from runner.evaluator import Evaluator
 from runner.loss import total_of
 from runner.metrics import WeightedMean, update_metrics
 from runner.model import in_eval_mode
+from runner.run import Run
 from runner.time import Timestamp
 
-if TYPE_CHECKING:
-    from runner.state import State
-    from runner.trainer import Trainer
 
-
-def evaluate_now(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
+def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
     """Run evaluators inside training, as one group; nothing when none is given. All ranks."""
     if not evaluators:
         return
-    on = trainer.engine.on
-    with off_the_clock(trainer):
-        with evaluation(trainer):
+    on = run.on
+    with off_the_clock(run):
+        with evaluation(run):
             on.eval_before_all()
             for evaluator in evaluators:
-                evaluate(trainer, evaluator)
-        _tell(trainer.state, on.eval_after_all)
+                evaluate(run, evaluator)
+        with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire these again
+            on.eval_after_all()
 
 
-def evaluate_standalone(trainer: Trainer, evaluators: Sequence[Evaluator]) -> None:
+def evaluate_standalone(run: Run, evaluators: Sequence[Evaluator]) -> None:
     """Run evaluators on demand. All ranks."""
-    on = trainer.engine.on
-    with off_the_clock(trainer):
-        with evaluation(trainer):
+    on = run.on
+    with off_the_clock(run):
+        with evaluation(run):
             on.eval_standalone_start()
             for evaluator in evaluators:
-                evaluate(trainer, evaluator)
+                evaluate(run, evaluator)
         on.eval_standalone_end()
 
 
-def evaluate(trainer: Trainer, evaluator: Evaluator) -> None:
+def evaluate(run: Run, evaluator: Evaluator) -> None:
     """Run one evaluator over its data, each sample once over all ranks, and leave its values in the state."""
-    state, on, model = trainer.state, trainer.engine.on, trainer.state.unwrapped_model
-    stream = trainer.eval_streams[evaluator.label]
+    state, on, model = run.state, run.on, run.state.unwrapped_model
+    stream = run.eval_streams[evaluator.label]
     metrics = state.eval_metrics[evaluator.label]
     for metric in metrics.values():
         metric.reset()
     loss = WeightedMean(state.device)
-    state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, evaluator.label, stream.length
+    state.stream = stream
     state.eval_timestamp = Timestamp()
     on.eval_start()
     for state.batch in islice(stream.start(), evaluator.subset_num_batches):
         samples, all_samples = stream.counts(state.eval_timestamp.batch, state.batch)
         on.eval_batch_start()
         on.eval_before_forward()
-        state.outputs = trainer.eval_forward(state.batch)
+        state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
         update_metrics(model, state.batch, state.outputs, metrics, counts=samples > 0)
-        if samples and trainer.has_loss:
-            loss.add(total_of(trainer.loss(state.outputs, state.batch)), model.loss_weight(state.batch))
+        if samples and run.has_loss:
+            batch_loss = run.loss(state.outputs, state.batch)
+            if not run.loss_is_checked:
+                run.check_loss(batch_loss, "loss", trains=False)
+            loss.add(total_of(batch_loss), model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:
         raise ValueError(f"evaluator {evaluator.label!r} yielded no batch; a generator that is used up yields none")
     values = {name: metric.compute() for name, metric in metrics.items()}
-    state.eval_metric_values[evaluator.label] = {**values, "loss": loss.compute()} if trainer.has_loss else values
+    state.eval_metric_values[evaluator.label] = {**values, "loss": loss.compute()} if run.has_loss else values
     evaluator.evaluated_at = state.timestamp.batch
-    _tell(state, on.eval_end)
+    with state.changing(settles=state.is_consistent):
+        on.eval_end()
 
 
-def _tell(state: State, fire: Callable[[], None]) -> None:
-    """Fire an event that a resumed run does not fire again: until all have heard it, no checkpoint is whole."""
-    whole, state.is_whole = state.is_whole, False
-    fire()
-    state.is_whole = whole
-
-
-def predict(trainer: Trainer, stream: BatchStream) -> list[Any]:
+def predict(run: Run, stream: BatchStream) -> list[Any]:
     """Return this rank's outputs by batch, on the CPU. All ranks."""
     predictions = []
 
@@ -97,29 +92,29 @@ def predict(trainer: Trainer, stream: BatchStream) -> list[Any]:
         if samples:
             predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu()))  # The intended sync.
 
-    predict_each(trainer, stream, take)
+    predict_each(run, stream, take)
     return predictions
 
 
-def predict_each(trainer: Trainer, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
+def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
     """Predict batch by batch, and keep nothing. All ranks.
 
     Args:
-        trainer: with the model.
+        run: with the model.
         stream: the data.
         take: called on all ranks alike with a batch's outputs, and with how many of its samples count on this rank: 0
             where the batch stands in for an empty share. The batch is `state.batch`.
     """
-    state, on = trainer.state, trainer.engine.on
-    with off_the_clock(trainer), evaluation(trainer):
-        state.dataloader, state.dataloader_label, state.dataloader_len = stream.loader, "predict", stream.length
+    state, on = run.state, run.on
+    with off_the_clock(run), evaluation(run):
+        state.stream = stream
         state.predict_timestamp = Timestamp()
         on.predict_start()
         for state.batch in stream.start():
             samples, all_samples = stream.counts(state.predict_timestamp.batch, state.batch)
             on.predict_batch_start()
             on.predict_before_forward()
-            state.outputs = trainer.eval_forward(state.batch)
+            state.outputs = run.eval_forward(state.batch)
             on.predict_after_forward()
             take(state.outputs, samples)
             state.predict_timestamp = state.predict_timestamp.to_next_batch(all_samples)
@@ -128,22 +123,22 @@ def predict_each(trainer: Trainer, stream: BatchStream, take: Callable[[Any, int
 
 
 @contextmanager
-def off_the_clock(trainer: Trainer) -> Iterator[None]:
+def off_the_clock(run: Run) -> Iterator[None]:
     """Inside, time does not count as training's."""
-    trainer.pulse.pause()
+    run.clock.pause()
     try:
         yield
     finally:
-        trainer.pulse.resume()
+        run.clock.resume()
 
 
-_IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
+_IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
 
 
 @contextmanager
-def evaluation(trainer: Trainer) -> Iterator[None]:
+def evaluation(run: Run) -> Iterator[None]:
     """Inside, the model is in evaluation mode with the weights to evaluate; afterwards nothing of training changed."""
-    state, model = trainer.state, trainer.state.unwrapped_model
+    state, model = run.state, run.state.unwrapped_model
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
     try:
         with in_eval_mode(model), torch.no_grad(), evaluation_weights(state):

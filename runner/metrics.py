@@ -31,7 +31,7 @@ class TrainMetrics(Callback):
         self._before: dict[str, Any] | None = None
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        if state.auto_microbatching:  # the batch may be done again with smaller microbatches
+        if state.microbatch_size == "auto":  # the batch may be done again with smaller microbatches
             self._before = copy.deepcopy(state.train_metrics)
 
     def before_forward(self, state: State, logger: Logger) -> None:
@@ -40,7 +40,7 @@ class TrainMetrics(Callback):
 
     def after_loss(self, state: State, logger: Logger) -> None:
         counts = not state.batch_is_padding
-        state.is_whole = False
+        state.is_consistent = False
         update_metrics(state.unwrapped_model, state.microbatch, state.outputs, state.train_metrics, counts)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from runner.destination import LoggerDestination
+from runner.distributed.collectives import get_global_rank
 from runner.hooks import Algorithm, Callback
 from runner.time import Interval, Progress, Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
+    from runner.dataloader import BatchStream
     from runner.evaluator import Evaluator
     from runner.model import Model
     from runner.precision import Precision
@@ -38,8 +41,6 @@ class State:
     """Where the model and the batches of this rank are."""
     precision: Precision
     """Number formats and the autocast context of a forward pass."""
-    seed: int
-    """Seed of this rank's streams of randomness; equal to `rank_zero_seed` plus the rank."""
     rank_zero_seed: int
     """The run's seed, equal on all ranks."""
     run_name: str
@@ -77,21 +78,17 @@ class State:
 
     train_dataloader: Iterable[Batch] | None = None
     """As given; None for a run that only evaluates or predicts."""
-    dataloader: Iterable[Batch] | None = None
-    """What is being read now: the train dataloader, an evaluator's, or the one being predicted."""
-    dataloader_label: str | None = None
-    """'train', the evaluator's label, or 'predict'."""
-    dataloader_len: int | None = None
-    """Batches per pass over `dataloader` on each rank; None when it does not say."""
+    stream: BatchStream | None = None
+    """What is being read now: the training data, an evaluator's, or the data being predicted."""
     train_dataloader_len: int | None = None
     """Batches per epoch; None when the loader does not say."""
 
     grad_accum: int = 1
     """Microbatches per batch; with `microbatch_size` it is not used."""
-    microbatch_size: int | None = None
-    """Samples per microbatch on this rank, or None to split by `grad_accum`."""
-    auto_microbatching: bool = False
-    """Whether `microbatch_size` is halved when the device runs out of memory."""
+    microbatch_size: int | str | None = None
+    """Samples per microbatch on this rank; 'auto': as many as memory suffices for; None: split by `grad_accum`."""
+    fitting_size: int | None = field(default=None, init=False)
+    """With 'auto', the samples per microbatch for which memory has sufficed so far; None before the first batch."""
 
     batch: Batch = field(init=False)
     """This rank's batch, on the device."""
@@ -127,9 +124,9 @@ class State:
     """An event in which a callback failed, with the config keys of those who are yet to hear it in a resumed run."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
-    is_whole: bool = field(default=False, init=False)
-    """Whether weights, optimizers and metrics on this rank are those of `timestamp`: what a checkpoint taken now holds
-    can be resumed to the bit. Whoever changes them within a batch says so here."""
+    is_consistent: bool = field(default=False, init=False)
+    """Whether weights, optimizers and metrics on this rank are those of `timestamp`, so that a checkpoint taken now can
+    be resumed to the bit. Set by `changing`; an algorithm that changes them earlier in a batch sets it to False."""
     ended_between_batches: bool = field(default=False, init=False)
     """Whether a signal ended training after a whole batch, the same one on all ranks."""
     error: BaseException | None = field(default=None, init=False)
@@ -139,6 +136,23 @@ class State:
         """End training after the current batch's (or epoch's) checkpoint event. Call it on all ranks alike."""
         self.stop_requested = True
 
+    @contextmanager
+    def changing(self, settles: bool = True) -> Iterator[None]:
+        """Inside, the state is not consistent, as something of it changes; afterwards it is.
+
+        An error leaves it inconsistent, except where all that is missing is known to `unheard`.
+
+        Args:
+            settles: whether the state is consistent afterwards.
+        """
+        self.is_consistent = False
+        try:
+            yield
+        except BaseException:
+            self.is_consistent = bool(self.unheard)
+            raise
+        self.is_consistent = settles
+
     def step_time(self, timestamp: Timestamp) -> None:
         """Move on to a later timestamp."""
         self.previous_timestamp = self.timestamp
@@ -147,6 +161,31 @@ class State:
     def is_due(self, interval: Interval) -> bool:
         """Whether the last step of time reached a multiple of an interval."""
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
+
+    @property
+    def seed(self) -> int:
+        """Seed of this rank's streams of randomness: `rank_zero_seed` plus the rank."""
+        return self.rank_zero_seed + get_global_rank()
+
+    @property
+    def dataloader(self) -> Iterable[Batch] | None:
+        """What is being read now: the train dataloader, an evaluator's, or the one being predicted."""
+        return None if self.stream is None else self.stream.loader
+
+    @property
+    def dataloader_label(self) -> str | None:
+        """'train', the evaluator's label, or 'predict'."""
+        return None if self.stream is None else self.stream.label
+
+    @property
+    def dataloader_len(self) -> int | None:
+        """Batches per pass over `dataloader` on each rank; None when it does not say."""
+        return None if self.stream is None else self.stream.length
+
+    @property
+    def samples_per_microbatch(self) -> int | None:
+        """Samples per microbatch on this rank, or None to split by `grad_accum`."""
+        return self.microbatch_size if isinstance(self.microbatch_size, int) else self.fitting_size
 
     @property
     def progress(self) -> Progress:

@@ -165,7 +165,8 @@ class OwnSteps(Steps):
         state = self.state
         if get_world_size() > 1:
             all_reduce_gradients(one for group in optimizer.param_groups for one in group["params"])
-        state.is_whole, self._ever = False, True
+        state.is_consistent = False
+        self._ever = True
         if state.scaler is None:
             plain()
             return

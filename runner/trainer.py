@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from runner import arguments, evaluation, loop
+from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
@@ -26,7 +26,8 @@ from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.precision import Precision
-from runner.randomness import ForwardStream, restore_determinism, set_determinism
+from runner.randomness import restore_determinism, set_determinism
+from runner.run import Run
 from runner.state import State
 from runner.steps import Steps, make_steps
 from runner.time import Interval, Time
@@ -104,21 +105,24 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         arguments.check_model(model)
+        arguments.check_microbatches(grad_accum, microbatch_size)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
-        self._scaling, self._step_every_batch = (scale_schedule_ratio, scale_warmup), step_schedulers_every_batch
+        self._scaling = (scale_schedule_ratio, scale_warmup)
+        self._step_every_batch = step_schedulers_every_batch
         self.state = State(
             unwrapped_model=model,
             model=model,
             device=collectives.pick_device(device),
             precision=Precision(precision),
-            seed=arguments.check_seed(seed) + collectives.get_global_rank(),
-            rank_zero_seed=seed,
+            rank_zero_seed=arguments.check_seed(seed),
             run_name=run_name or "",
             config=dict(config or {}),
             max_duration=arguments.check_duration(max_duration),
+            grad_accum=grad_accum,
+            microbatch_size=microbatch_size,
         )
-        arguments.set_microbatches(self.state, grad_accum, microbatch_size)
-        arguments.set_hooks(self.state, algorithms, callbacks, loggers)
+        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers)
+        self.state.algorithms, self.state.callbacks, self.state.loggers = hooks
         self._interval = Interval(eval_interval, name="eval_interval")
         self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
@@ -152,7 +156,7 @@ class Trainer:
             one.has_trained = True
         # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
         with self._interrupt.listening(), self._running():
-            loop.fit(self)
+            loop.fit(self.run)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
         """Evaluate now, and return metric values by evaluator label and name. All ranks.
@@ -167,16 +171,16 @@ class Trainer:
         if given:
             self._open_evaluators(evaluators)
         with self._running():
-            evaluation.evaluate_standalone(self, evaluators)
+            evaluation.evaluate_standalone(self.run, evaluators)
             if given:
                 self._open_evaluators(self.state.evaluators)  # those given here may have had their labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Return this rank's outputs for each batch of a dataloader, on the CPU. All ranks."""
-        stream = self._open(dataloader, "dataloader")
+        stream = self._open(dataloader, "predict", "dataloader")
         with self._running():
-            return evaluation.predict(self, stream)
+            return evaluation.predict(self.run, stream)
 
     def close(self) -> None:
         """Let callbacks and destinations finish; the Trainer cannot be used afterwards. May be called again."""
@@ -184,9 +188,10 @@ class Trainer:
             self.engine.close()
         finally:
             restore_determinism(self._before)
-            self.steps.close()
+            if self._steps is not None:
+                self._steps.close()
             if self._made_group:
-                self._bind(self.state.unwrapped_model)  # lets go of DDP, which must not outlive the group
+                self._release_ddp()
                 collectives.destroy_process_group(self.state.error)
 
     def __enter__(self) -> Trainer:
@@ -195,13 +200,6 @@ class Trainer:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.state.error = self.state.error or error
         self.close()
-
-    def iteration_is_complete(self) -> bool:
-        """Whether the epoch that just ended completes an iteration."""
-        state = self.state
-        if self._iteration_length is None:
-            return state.stop_requested or state.timestamp >= state.max_duration
-        return state.timestamp.epoch_in_iteration >= self._iteration_length.value
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -227,12 +225,13 @@ class Trainer:
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
         state, model = self.state, self.state.unwrapped_model
         state.train_dataloader, state.evaluators = train_dataloader, tuple(evaluators)
+        self._train_stream = None
         if train_dataloader is not None:
-            self.train_stream = self._open(train_dataloader, "train_dataloader")
-            state.train_dataloader_len = self.train_stream.length
+            self._train_stream = self._open(train_dataloader, "train", "train_dataloader")
+            state.train_dataloader_len = self._train_stream.length
             state.max_duration = state.max_duration.scaled(self._scaling[0], state.train_dataloader_len)
         state.train_metrics = make_metrics(model, train=True, device=state.device)
-        self.eval_streams: dict[str, BatchStream] = {}
+        self._eval_streams: dict[str, BatchStream] = {}
         self._open_evaluators(state.evaluators)
         own = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]
         state.callbacks = (*name_hooks(own), *state.callbacks)
@@ -242,32 +241,30 @@ class Trainer:
             if one.dataloader is self.state.train_dataloader and getattr(one.dataloader, "persistent_workers", False):
                 remedy = "its persistent workers read one pass at a time; give a loader of its own"
                 raise ValueError(f"evaluator {one.label!r}: dataloader is the train_dataloader: {remedy}")
-            self.eval_streams[one.label] = self._open(one.dataloader, f"dataloader of evaluator {one.label!r}")
+            stream = self._open(one.dataloader, one.label, f"dataloader of evaluator {one.label!r}")
+            self._eval_streams[one.label] = stream
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
 
-    def _open(self, loader: Iterable[Any], name: str) -> BatchStream:
-        state, num_samples = self.state, self.state.unwrapped_model.num_samples
-        return BatchStream(loader, state.device, state.precision, num_samples, name, state.rank_zero_seed)
+    def _open(self, loader: Iterable[Any], label: str, name: str) -> BatchStream:
+        state = self.state
+        num_samples = state.unwrapped_model.num_samples
+        return BatchStream(loader, state.device, state.precision, num_samples, label, name, state.rank_zero_seed)
 
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
     ) -> None:
         """Fire the events of construction, and make what stands between them."""
         state, fire = self.state, self.engine.run_event
-        self.steps = Steps(state, (), reduces=False)  # of no optimizer yet
-        model, self._interrupt = state.unwrapped_model, Interrupt()
+        self._steps: Steps | None = None
+        self._interrupt = Interrupt()
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
-        self.world_size = collectives.get_world_size()
+        model = state.unwrapped_model
         # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
         # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
-        exact = self.world_size > 2 and torch.are_deterministic_algorithms_enabled()
-        unseen = model.training_step is not None or state.auto_microbatching or exact
-        self.reduces_in_backward = self.world_size == 1 or not unseen
-        self.sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
-        self.pulse = collectives.Pulse(self._interrupt)
-        self.forward_stream = ForwardStream(state.seed, state.device)
-        self.has_loss = type(model).loss is not Model.loss
+        exact = collectives.get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
+        unseen = model.training_step is not None or state.microbatch_size == "auto" or exact
+        reduces_in_backward = collectives.get_world_size() == 1 or not unseen
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
@@ -275,9 +272,9 @@ class Trainer:
         fire(Event.INIT)
         model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # with what is new
         state.optimizers = make_optimizers(optimizers, model)
-        self.rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
-        batch_schedulers, self.epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
-        state.schedulers = [*self.rates, *stepped]
+        rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
+        batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
+        state.schedulers = [*rates, *stepped]
         state.scaler = state.precision.scaler(state.device)
         fire(Event.BEFORE_LOAD)
         if load_path is not None:
@@ -287,25 +284,24 @@ class Trainer:
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
-        self.steps = make_steps(state, batch_schedulers, not self.reduces_in_backward)
-        self._bind(collectives.replicate(model, state.device))
+        self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
+        state.model = collectives.replicate(model, state.device)
+        self.run = Run(
+            state,
+            self.engine,
+            collectives.Pulse(self._interrupt),
+            train_stream=self._train_stream,
+            eval_streams=self._eval_streams,
+            iteration_length=self._iteration_length,
+            steps=self._steps,
+            rates=rates,
+            epoch_schedulers=epoch_schedulers,
+            accumulate=choose_accumulation(state, reduces_in_backward),
+            reduces_in_backward=reduces_in_backward,
+        )
 
-    def _bind(self, wrapped: nn.Module) -> None:
-        """Decide once what each step calls."""
-        state, model = self.state, self.state.unwrapped_model
-        state.model = wrapped
-
-        def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-            return state.precision.autocast(state.device)(function)  # one each: none is entered twice
-
-        self.parameters = list(model.parameters())
-        self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
-        self.forward, self.eval_forward = autocast(state.model), autocast(model.eval_forward)
-        self.loss = loop.checked(self, "loss", autocast(model.loss))
-        step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
-        self.training_step = None if step is None else loop.checked(self, "training_step", step)
-        self.unsynchronized = getattr(state.model, "no_sync", nullcontext)
-        splits = state.grad_accum > 1 or state.microbatch_size is not None or not self.reduces_in_backward
-        self.accumulate_gradients = loop.in_microbatches if splits else loop.whole_batch
-        if state.auto_microbatching:
-            self.accumulate_gradients = loop.in_fitting_microbatches
+    def _release_ddp(self) -> None:
+        """Let go of DDP, which must not outlive the process group."""
+        self.state.model = self.state.unwrapped_model
+        if hasattr(self, "run"):
+            self.run.bind(self.state.unwrapped_model)

@@ -38,7 +38,10 @@ class Fault(NamedTuple):
     """Paths below `tests/`, with blanks between them."""
 
 
-LOOP, LOSS, ORDER = "runner/loop.py", "runner/loss.py", "runner/data/order.py"
+LOOP = "runner/loop.py"
+ACCUMULATION = "runner/accumulation.py"
+LOSS = "runner/loss.py"
+ORDER = "runner/data/order.py"
 FAULTS = (
     # which samples, in which order
     Fault(
@@ -70,7 +73,13 @@ FAULTS = (
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
     # gradients
-    Fault("accumulation: microbatches count alike", LOOP, "parts[index] * share", "share / len(parts)", "test_loss.py"),
+    Fault(
+        "accumulation: microbatches count alike",
+        ACCUMULATION,
+        "parts[index] * share",
+        "share / len(parts)",
+        "test_loss.py",
+    ),
     Fault(
         "DDP weights: ranks count alike",
         LOSS,
@@ -88,8 +97,8 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "        parameter.grad = None\n    trainer.accumulate",
-        "        pass\n    trainer.accumulate",
+        "            parameter.grad = None\n        run.accumulate",
+        "            pass\n        run.accumulate",
         "test_loop_batch.py test_loss.py",
     ),
     Fault(
@@ -125,8 +134,8 @@ FAULTS = (
     Fault(
         "schedule: one batch late",
         LOOP,
-        "        rates.step(state.progress)\n    on.before_train_batch()\n    state.batch_is_padding",
-        "        pass\n    on.before_train_batch()\n    state.batch_is_padding",
+        "        rates.step(state.progress)\n",
+        "        pass\n",
         "optim/test_scheduled_rates.py test_trainer.py",
     ),
     Fault(
@@ -153,16 +162,16 @@ FAULTS = (
     # randomness
     Fault(
         "dropout does not depend on the batch",
-        LOOP,
+        ACCUMULATION,
         "forward_stream.start(state.timestamp.batch, index)",
         "forward_stream.start(0, 0)",
         "test_randomness.py",
     ),
     Fault(
         "resume: torch's generators go on as they stand",
-        LOOP,
-        "    trainer.forward_stream.start(state.timestamp.batch, index)\n",
-        "",
+        ACCUMULATION,
+        "    run.forward_stream.start(state.timestamp.batch, index)",
+        "    pass",
         "test_randomness.py checkpoints/test_snapshot.py",
     ),
     Fault(
@@ -326,9 +335,9 @@ FAULTS = (
     ),
     Fault(
         "an epoch's end that failed is not made up for",
-        LOOP,
-        "        trainer.engine.tell_unheard()\n",
-        "        pass\n",
+        "runner/epochs.py",
+        "run.engine.tell_unheard()",
+        "pass",
         "callbacks/test_checkpoint_saver_failures.py",
     ),
     Fault(

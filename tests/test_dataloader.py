@@ -22,7 +22,7 @@ from runner.precision import Precision
 
 
 def make_stream(loader: Any, precision: str = "fp32", seed: int = 0, name: str = "train_dataloader") -> BatchStream:
-    return BatchStream(loader, torch.device("cpu"), Precision(precision), count_samples, name, seed)
+    return BatchStream(loader, torch.device("cpu"), Precision(precision), count_samples, "train", name, seed)
 
 
 def numbers(stream: BatchStream, epoch: int = 0, batch: int = 0) -> list[list[int]]:

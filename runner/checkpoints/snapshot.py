@@ -90,7 +90,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
                 "eval_metric_values": state.eval_metric_values,
                 "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
                 "order": _order(state),
-                "microbatch_size": state.microbatch_size,
+                "microbatch_size": state.samples_per_microbatch,
                 "stop_requested": state.stop_requested,
                 "unheard": state.unheard,
                 "seed": state.rank_zero_seed,
@@ -111,7 +111,7 @@ def is_known_alone(state: State) -> bool:
     # Until TrainMetrics has heard of an epoch's end, each rank has accumulators of its own.
     measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
     shared = get_world_size() > 1 and measured and bool(state.train_metrics)
-    return state.is_whole and get_global_rank() == 0 and not shared
+    return state.is_consistent and get_global_rank() == 0 and not shared
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
@@ -185,8 +185,8 @@ def restore(state: State, path: str | Path) -> None:
     state.stop_requested = saved.get("stop_requested", False)
     state.unheard = saved.get("unheard", {})
     state.resumed_from = path
-    if state.auto_microbatching:
-        state.microbatch_size = saved["microbatch_size"]
+    if state.microbatch_size == "auto":
+        state.fitting_size = saved["microbatch_size"]
 
 
 def _order(state: State) -> dict[str, Any]:

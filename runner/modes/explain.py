@@ -140,9 +140,11 @@ def _never_called(state: Any) -> Iterator[str]:
 
 def kind_of(one: Hooks) -> str:
     """Return what somebody who listens is."""
+    from runner.metrics import TrainerLog, TrainMetrics
+
     if isinstance(one, LoggerDestination):
         return "destination"
-    if type(one).__module__.startswith("runner."):
+    if isinstance(one, TrainMetrics | TrainerLog):
         return "trainer"
     return "algorithm" if isinstance(one, Algorithm) else "callback"
 

@@ -40,7 +40,9 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     order = getattr(loader, "order", None)
     if order is not None:
         order.read_all_in_sequence()
-    stream = BatchStream(loader, state.device, state.precision, model.num_samples, "dataloader", state.rank_zero_seed)
+    stream = BatchStream(
+        loader, state.device, state.precision, model.num_samples, "predict", "dataloader", state.rank_zero_seed
+    )
     partial = path.with_name(f".{path.name}.partial")
     file: _File | None = None
     if get_global_rank() == 0:
@@ -58,7 +60,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
             rows += count
 
     try:
-        predict_each(trainer, stream, take)
+        predict_each(trainer.run, stream, take)
         if file is not None and rows:
             file.close()
             os.replace(partial, path)

@@ -40,7 +40,6 @@ def make_state(run_dir: str | Path, **fields: Any) -> State:
         model=model,
         device=torch.device("cpu"),
         precision=Precision("fp32"),
-        seed=0,
         rank_zero_seed=0,
         run_name="a run",
         run_dir=Path(run_dir),

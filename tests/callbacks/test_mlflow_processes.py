@@ -121,8 +121,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_callbacks_folder_of_the_user_is_not_the_writers(folder: Path) -> None:
-    (folder / "callbacks").mkdir()
-    (folder / "callbacks" / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+def test_a_runner_file_of_the_user_is_not_the_writers(folder: Path) -> None:
+    (folder / "runner.py").write_text("raise RuntimeError('the wrong package')")
     finish_child(start_child("r", real=True), 0)
     assert query("select status from runs") == [("FINISHED",)]

@@ -105,7 +105,7 @@ PROGRAM = """
     ) as trainer:
         trainer.fit()
         means = [torch.empty(6), torch.empty(6)]
-        if trainer.world_size == 2:
+        if trainer.run.world_size == 2:
             torch.distributed.all_gather(means, network[1].running_mean)
             assert not torch.equal(*means), "buffers differ by design"
 """

@@ -13,7 +13,8 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from runner import Callback, build
+from runner import Callback
+from runner.config import build
 from runner.config.composed import targets
 from runner.config.errors import ConstructorFailed
 

@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from tiers import one_in
 
-from runner import Trainer, build
+from runner import Trainer
+from runner.config import build
 from runner.config.command_line import merge_repeated
 from runner.config.composed import KEYS, targets
 from runner.runs.folder import register_resolver

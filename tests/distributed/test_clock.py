@@ -44,7 +44,7 @@ def train_until_signalled() -> None:
 
 def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, strict):
     started = time.monotonic()
-    finished = run_ranks(program_of("test_distributed_signals", "train_until_signalled"), 2, check=False, env=strict)
+    finished = run_ranks(program_of("distributed/test_clock", "train_until_signalled"), 2, check=False, env=strict)
     assert [one.returncode for one in finished] == [143, 143], [one.stderr for one in finished]
     assert time.monotonic() - started < 30
     stopped = [json.loads((tmp_path / f"stopped{rank}.json").read_text()) for rank in range(2)]

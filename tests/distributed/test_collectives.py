@@ -107,7 +107,7 @@ def refuse_data_then_train() -> None:
 
 
 def test_a_trainer_whose_data_is_refused_leaves_no_group_behind(run_ranks, strict):
-    run_ranks(program_of("test_distributed", "refuse_data_then_train"), 2, env=strict)
+    run_ranks(program_of("distributed/test_collectives", "refuse_data_then_train"), 2, env=strict)
 
 
 def test_running_out_of_memory_alone():

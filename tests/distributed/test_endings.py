@@ -19,7 +19,7 @@ STUCK = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
-from runner.processes import endings
+from runner.distributed import endings
 
 endings.SECOND_CTRL_C = 0.3
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=30))

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from runner import Callback, get_global_rank
-from runner.processes import local_ranks
+from runner.distributed import local_ranks
 
 
 class Witness(Callback):

@@ -15,7 +15,8 @@ from tiers import one_in
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from runner import Callback, ClassificationModel, Model, build
+from runner import Callback, ClassificationModel, Model
+from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
 from runner.data import faked_by

@@ -12,7 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from python_process import run_python
 
-from runner import Algorithm, Callback, ClassificationModel, build
+from runner import Algorithm, Callback, ClassificationModel
+from runner.config import build
 from runner.config.composed import to_plain
 from runner.destination import LoggerDestination
 from runner.event import Event

@@ -1,0 +1,128 @@
+"""How the gradient of a batch is computed: in one piece, in microbatches, or in as many as memory asks for.
+
+Whichever it is, `.grad` ends up with the gradient of the mean over the whole batch of all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import nullcontext
+
+import torch
+
+from runner.batch import split
+from runner.distributed.collectives import any_rank
+from runner.loss import Weight, detach, fractions, scaled_total, weighted_sum
+from runner.run import Accumulate, Run
+from runner.state import State
+
+log = logging.getLogger("runner")
+
+NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
+
+
+def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
+    """Return what computes the gradient of a batch.
+
+    Args:
+        state: says how batches are split.
+        reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
+    """
+    if state.microbatch_size == "auto":
+        return in_fitting_microbatches
+    splits = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
+    return in_microbatches if splits else whole_batch
+
+
+def whole_batch(run: Run, share: Weight) -> None:
+    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
+
+    Args:
+        run: with `state.batch` set.
+        share: this rank's part of the batch, see `rank_share`.
+    """
+    state = run.state
+    state.microbatch = state.batch
+    train_microbatch(run, 0, share)
+    state.total_loss, state.loss_parts = detach(state.loss)
+
+
+def in_microbatches(run: Run, share: Weight) -> None:
+    """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
+    state, model = run.state, run.state.unwrapped_model
+    size = state.samples_per_microbatch
+    microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, size)
+    parts = fractions(model, [microbatch for _, microbatch in microbatches])
+    losses = []
+    for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
+        is_last = index == len(microbatches) - 1
+        with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
+            train_microbatch(run, index, parts[index] * share)
+        losses.append(detach(state.loss))
+    state.total_loss, state.loss_parts = weighted_sum(losses, parts)
+
+
+def in_fitting_microbatches(run: Run, share: Weight) -> None:
+    """Do what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory."""
+    state = run.state
+    # Running statistics must not see the microbatches of an attempt that failed.
+    buffers = [(buffer, buffer.clone()) for buffer in state.unwrapped_model.buffers()]
+    while True:
+        size = state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
+        out_of_memory = False
+        try:
+            in_microbatches(run, share)
+        except RuntimeError as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        if not any_rank(out_of_memory):
+            break
+        state.fitting_size = max(1, size // 2)
+        log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
+        state.outputs, state.loss = None, {}  # which would keep all that the failed attempt computed
+        for parameter in run.parameters:
+            parameter.grad = None
+        if state.device.type == "cuda":
+            torch.cuda.empty_cache()
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error says that the device has no memory left: torch's allocator, cuBLAS or cuDNN."""
+    return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
+
+
+def train_microbatch(run: Run, index: int, scale: Weight) -> None:
+    """Run forward, loss and backward of `state.microbatch`.
+
+    Args:
+        run: with `state.microbatch` set.
+        index: of the microbatch in its batch.
+        scale: what the loss is multiplied by before backward.
+    """
+    state, on = run.state, run.on
+    on.before_forward()
+    run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
+    if run.training_step is not None:
+        state.loss_scale = scale
+        if state.scaler is not None:
+            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * scale
+        state.loss = run.training_step(state)
+        if not run.loss_is_checked:
+            run.check_loss(state.loss, "training_step", trains=True)
+        on.after_backward()
+        return
+    state.outputs = run.forward(state.microbatch)
+    on.after_forward()
+    on.before_loss()
+    state.loss = run.loss(state.outputs, state.microbatch)
+    if not run.loss_is_checked:
+        run.check_loss(state.loss, "loss", trains=True)
+    on.after_loss()
+    on.before_backward()
+    loss = scaled_total(state.loss, scale)
+    (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+    on.after_backward()

@@ -1,0 +1,153 @@
+"""A run as the loops see it: its state, who listens to its events, its data, its clock, and what each step calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from runner.distributed.collectives import all_reduce_sum, get_world_size
+from runner.distributed.signals import Interrupt
+from runner.loss import Weight, check_loss
+from runner.model import Model
+from runner.randomness import ForwardStream
+
+if TYPE_CHECKING:
+    from runner.dataloader import BatchStream
+    from runner.distributed.clock import Clock
+    from runner.engine import Engine
+    from runner.optim.scheduled_rates import ScheduledRates
+    from runner.state import State
+    from runner.steps import Steps
+    from runner.time import Time
+
+Accumulate = Callable[["Run", Weight], None]
+"""Adds the gradient of `state.batch` to `.grad`, given this rank's share of the batch of all ranks."""
+
+
+class Run:
+    """What the loops of training, evaluation and prediction work on. The Trainer makes one; loops know nothing above.
+
+    Args:
+        state: the state, with its model on its device and its optimizers.
+        engine: fires events.
+        clock: measures the time of training, and knows when a signal asks for its end.
+        train_stream: the training data; None for a run that does not train.
+        eval_streams: the data of evaluators by label.
+        iteration_length: epochs in an iteration; None: the whole run is one.
+        steps: how optimizers step.
+        rates: schedules, which set learning rates before each batch.
+        epoch_schedulers: schedulers of torch that step after each epoch.
+        accumulate: how a batch is cut into microbatches.
+        reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        clock: Clock,
+        *,
+        train_stream: BatchStream | None,
+        eval_streams: dict[str, BatchStream],
+        iteration_length: Time | None,
+        steps: Steps,
+        rates: Sequence[ScheduledRates],
+        epoch_schedulers: Sequence[Any],
+        accumulate: Accumulate,
+        reduces_in_backward: bool,
+    ) -> None:
+        model = state.unwrapped_model
+        self.state = state
+        self.engine = engine
+        self.on = engine.on
+        self.clock = clock
+        self.train_stream = train_stream
+        self.eval_streams = eval_streams
+        self.iteration_length = iteration_length
+        self.steps = steps
+        self.rates = rates
+        self.epoch_schedulers = epoch_schedulers
+        self.accumulate = accumulate
+        self.reduces_in_backward = reduces_in_backward
+        self.forward_stream = ForwardStream(state.seed, state.device)
+        self.world_size = get_world_size()
+        self.has_loss = type(model).loss is not Model.loss
+        self.loss_is_checked = False
+        self._sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
+        self.bind(state.model)
+
+    def bind(self, wrapped: nn.Module) -> None:
+        """Decide once what each step calls.
+
+        Args:
+            wrapped: the model as it is called in training: wrapped by DDP, or itself.
+        """
+        state = self.state
+        model = state.unwrapped_model
+        state.model = wrapped
+
+        def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+            return state.precision.autocast(state.device)(function)  # one context each: none is entered twice
+
+        self.parameters = list(model.parameters())
+        names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
+        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        self.forward = autocast(wrapped)
+        self.eval_forward = autocast(model.eval_forward)
+        self.loss = autocast(model.loss)
+        self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
+        self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
+
+    def changing_buffers(self) -> AbstractContextManager[None]:
+        """Return `state.changing()` where a forward pass may change the model's buffers, otherwise nothing."""
+        return self.state.changing() if self.has_buffers else nullcontext()
+
+    def check_loss(self, loss: Any, name: str, trains: bool) -> None:
+        """Check a loss until one has been trained: models return the same kind each time.
+
+        Args:
+            loss: what the model returned.
+            name: the method that returned it: 'loss' or 'training_step'.
+            trains: whether training called it, rather than an evaluation.
+
+        Raises:
+            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `loss.check_loss`.
+        """
+        source = f"{type(self.state.unwrapped_model).__name__}.{name}"
+        check_loss(loss, source, trains and name == "loss")
+        self.loss_is_checked = trains
+
+    def count_tokens(self, samples: int, all_samples: int) -> int:
+        """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.
+
+        Args:
+            samples: of this rank; 0 where `state.batch` only stands in for an empty share.
+            all_samples: of all ranks.
+        """
+        tokens = self.state.unwrapped_model.num_tokens(self.state.batch)
+        if tokens and self._sums_tokens:
+            return int(all_reduce_sum(torch.tensor(tokens if samples else 0)))  # on the host
+        if tokens and samples != all_samples:
+            return tokens * all_samples // max(1, samples)  # what stands in for an empty share is one sample
+        return tokens
+
+    def iteration_is_complete(self) -> bool:
+        """Return whether the epoch that just ended completes an iteration."""
+        state = self.state
+        if self.iteration_length is None:
+            return state.stop_requested or state.timestamp >= state.max_duration
+        return state.timestamp.epoch_in_iteration >= self.iteration_length.value
+
+    def end_where_interrupted(self) -> None:
+        """End training between two batches if a signal asked for it.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as the signal asks, on all ranks after the same batch.
+        """
+        if self.clock.signal:
+            self.state.ended_between_batches = True
+            raise Interrupt.exception(self.clock.signal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,57 +29,43 @@ Accumulate = Callable[["Run", Weight], None]
 """Adds the gradient of `state.batch` to `.grad`, given this rank's share of the batch of all ranks."""
 
 
+@dataclass(kw_only=True)
 class Run:
-    """What the loops of training, evaluation and prediction work on. The Trainer makes one; loops know nothing above.
+    """What the loops of training, evaluation and prediction work on; the Trainer makes one."""
 
-    Args:
-        state: the state, with its model on its device and its optimizers.
-        engine: fires events.
-        clock: measures the time of training, and knows when a signal asks for its end.
-        train_stream: the training data; None for a run that does not train.
-        eval_streams: the data of evaluators by label.
-        iteration_length: epochs in an iteration; None: the whole run is one.
-        steps: how optimizers step.
-        rates: schedules, which set learning rates before each batch.
-        epoch_schedulers: schedulers of torch that step after each epoch.
-        accumulate: how a batch is cut into microbatches.
-        reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
-    """
+    state: State
+    """The state, with its model on its device and its optimizers."""
+    engine: Engine
+    """Fires events; `on` has a function for each."""
+    clock: Clock
+    """Measures the time of training, and knows when a signal asks for its end."""
+    train_stream: BatchStream | None
+    """The training data; None for a run that does not train."""
+    eval_streams: dict[str, BatchStream]
+    """The data of evaluators by label."""
+    iteration_length: Time | None
+    """Epochs in an iteration; None: the whole run is one."""
+    steps: Steps
+    """How optimizers step."""
+    rates: Sequence[ScheduledRates]
+    """Schedules, which set learning rates before each batch."""
+    epoch_schedulers: Sequence[Any]
+    """Schedulers of torch that step after each epoch."""
+    accumulate: Accumulate
+    """How the gradient of a batch is computed: see `runner.accumulation`."""
+    reduces_in_backward: bool
+    """Whether DDP averages gradients over the ranks within the last backward of a batch."""
+    loss_is_checked: bool = field(default=False, init=False)
+    """Whether a loss has been trained, and found to be one."""
 
-    def __init__(
-        self,
-        state: State,
-        engine: Engine,
-        clock: Clock,
-        *,
-        train_stream: BatchStream | None,
-        eval_streams: dict[str, BatchStream],
-        iteration_length: Time | None,
-        steps: Steps,
-        rates: Sequence[ScheduledRates],
-        epoch_schedulers: Sequence[Any],
-        accumulate: Accumulate,
-        reduces_in_backward: bool,
-    ) -> None:
-        model = state.unwrapped_model
-        self.state = state
-        self.engine = engine
-        self.on = engine.on
-        self.clock = clock
-        self.train_stream = train_stream
-        self.eval_streams = eval_streams
-        self.iteration_length = iteration_length
-        self.steps = steps
-        self.rates = rates
-        self.epoch_schedulers = epoch_schedulers
-        self.accumulate = accumulate
-        self.reduces_in_backward = reduces_in_backward
-        self.forward_stream = ForwardStream(state.seed, state.device)
+    def __post_init__(self) -> None:
+        model = self.state.unwrapped_model
+        self.on = self.engine.on
+        self.forward_stream = ForwardStream(self.state.seed, self.state.device)
         self.world_size = get_world_size()
         self.has_loss = type(model).loss is not Model.loss
-        self.loss_is_checked = False
-        self._sums_tokens = self.world_size > 1 and any(one.picks_samples for one in state.algorithms)
-        self.bind(state.model)
+        self._sums_tokens = self.world_size > 1 and any(one.picks_samples for one in self.state.algorithms)
+        self.bind(self.state.model)
 
     def bind(self, wrapped: nn.Module) -> None:
         """Decide once what each step calls.

@@ -109,7 +109,7 @@ class Trainer:
         self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch
-        self.state = State(
+        self.state = state = State(
             unwrapped_model=model,
             model=model,
             device=collectives.pick_device(device),
@@ -121,18 +121,9 @@ class Trainer:
             grad_accum=grad_accum,
             microbatch_size=microbatch_size,
         )
-        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers)
-        self.state.algorithms, self.state.callbacks, self.state.loggers = hooks
+        state.algorithms, state.callbacks, state.loggers = arguments.ordered_hooks(algorithms, callbacks, loggers)
         self._interval = Interval(eval_interval, name="eval_interval")
-        self._made_group = collectives.init_process_group(self.state.device)
-        with ExitStack() as on_error:
-            if self._made_group:
-                on_error.callback(collectives.destroy_process_group)
-            self._name_run(run_dir)
-            self._open_data(train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
-            self.logger = Logger(self.state, self.state.loggers)
-            self.engine = Engine(self.state, self.logger)
-            on_error.pop_all()
+        self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
@@ -217,6 +208,18 @@ class Trainer:
             self.close()
             raise cause  # noqa: B904 (with the context that it has of itself)
 
+    def _join(self, run_dir: Any, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
+        """Join the other ranks, and make what needs them; leave them again where that fails."""
+        self._made_group = collectives.init_process_group(self.state.device)
+        with ExitStack() as on_error:
+            if self._made_group:
+                on_error.callback(collectives.destroy_process_group)
+            self._name_run(run_dir)
+            self._open_data(train_dataloader, evaluators)
+            self.logger = Logger(self.state, self.state.loggers)
+            self.engine = Engine(self.state, self.logger)
+            on_error.pop_all()
+
     def _name_run(self, run_dir: str | Path | None) -> None:
         now = f"{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"[:-3]
         self.state.run_name = collectives.broadcast_object(self.state.run_name or now)
@@ -287,9 +290,9 @@ class Trainer:
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
         state.model = collectives.replicate(model, state.device)
         self.run = Run(
-            state,
-            self.engine,
-            collectives.Pulse(self._interrupt),
+            state=state,
+            engine=self.engine,
+            clock=collectives.Pulse(self._interrupt),
             train_stream=self._train_stream,
             eval_streams=self._eval_streams,
             iteration_length=self._iteration_length,

@@ -268,7 +268,13 @@ FAULTS = (
         '"optimizers": [{**optimizer.state_dict(), "state": {}} for',
         "checkpoints/test_snapshot.py",
     ),
-    Fault("signal ignored", LOOP, "        if pulse.signal:\n", "        if False:\n", "distributed/test_signals.py"),
+    Fault(
+        "signal ignored",
+        "runner/run.py",
+        "        if self.clock.signal:\n",
+        "        if False:\n",
+        "distributed/test_signals.py",
+    ),
     Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",

@@ -230,7 +230,7 @@ def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
             device="cpu",
         ) as trainer:
             trainer.fit()
-        found.append((trainer.state.microbatch_size, dict(trainer.state.unwrapped_model.state_dict())))
+        found.append((trainer.state.samples_per_microbatch, dict(trainer.state.unwrapped_model.state_dict())))
     return found
 
 

@@ -85,7 +85,7 @@ def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one
     watch = Watch()
     with make_trainer(watch, model=Lean(nn.Linear(3, 2), 2), microbatch_size="auto", max_duration="1ba") as trainer:
         trainer.fit()
-    assert trainer.state.microbatch_size == 1
+    assert trainer.state.samples_per_microbatch == 1
     assert watch.alive == [False, False]
 
 
@@ -108,7 +108,7 @@ def test_libraries_run_out_of_memory_in_words_of_their_own(monkeypatch: pytest.M
         model = Lean(nn.Linear(3, 2), 2)
         with make_trainer(model=model, microbatch_size="auto", max_duration="1ba") as trainer:
             trainer.fit()
-        return trainer.state.microbatch_size
+        return trainer.state.samples_per_microbatch
 
     monkeypatch.setattr(_NoRoomBackward, "kind", RuntimeError)
     monkeypatch.setattr(_NoRoomBackward, "message", message)

@@ -87,7 +87,7 @@ def test_a_batch_that_is_done_again_is_counted_once():
 
     trainer, logged = fit(model=Counted(nn.Linear(3, 2), 2), microbatch_size="auto")
     assert [value for _, value in logged.data["metrics/train/count"]] == [10.0, 10.0, 10.0]
-    assert trainer.state.microbatch_size == 1
+    assert trainer.state.samples_per_microbatch == 1
 
 
 def test_evaluation_values_are_those_of_the_whole_data():

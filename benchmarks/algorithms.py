@@ -2,7 +2,7 @@
 
     python benchmarks/algorithms.py                          # both tasks; long, and goes on where it was stopped
     python benchmarks/algorithms.py --task digits --only cutmix --seeds 3
-    python benchmarks/algorithms.py --write                  # puts the tables into README.md
+    python benchmarks/algorithms.py --write                  # puts the tables into docs/algorithms.md
 
 A row is one change to a plain recipe, `digits_plain` or `stdlib_lm_plain`. Recipe and change are trained with the same
 seeds for half of a budget B, for B, and for 2 B, each time with the whole schedule. Near B the logarithm of the error
@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="for each budget, at least 2; default: 10 and 3")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each (default 2)")
     parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "algorithms.jsonl", help="what was trained")
-    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/algorithms.md")
     arguments = parser.parse_args()
     for name, task in TASKS.items():
         if arguments.task not in (None, name):
@@ -243,7 +243,7 @@ def main() -> int:
         text = table(task, changes, results(runs, arguments.jobs, arguments.results), seeds)
         print(text, end="\n\n", flush=True)
         if arguments.write:
-            write(name, text, ROOT / "README.md")
+            write(name, text, ROOT / "docs" / "algorithms.md")
     return 0
 
 

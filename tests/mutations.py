@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("runner", "callbacks", "algorithms", "conf", "tests", "benchmarks", ".github")
+COPIED = ("runner", "callbacks", "algorithms", "conf", "tests", "benchmarks", "docs", ".github")
 FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "LICENSE", "constraints.txt")
 AT_ONCE = 2
 TIMEOUT = 1800.0  # seconds for the whole first tier

@@ -56,7 +56,8 @@ class TwoLayers(nn.Module):
 APPENDED = {
     "runner/models/__init__.py": "from runner.models.two_layers import TwoLayers\n",
     "runner/data/__init__.py": "from runner.data.two_moons import load_two_moons\n",
-    "README.md": "| `WeightNorm`, `GradientCentralization` | new |\n",
+    "docs/callbacks.md": "| `WeightNorm` | new |\n",
+    "docs/algorithms.md": "| `GradientCentralization` | new |\n",
 }
 LISTED = [
     ("tests/models/test_configs.py", '"mlp", ', '"two_layers", '),
@@ -70,18 +71,10 @@ LISTED = [
 ]
 
 
-def export(folder: Path, package: str, name: str, file: str) -> None:
-    """Add the three lines of `__init__.py`."""
-    path = folder / package / "__init__.py"
-    text = path.read_text().replace("    from", f"    from {package}.{file} import {name}\n    from", 1)
-    text = text.replace("__all__ = [\n", f'__all__ = [\n    "{name}",\n')
-    path.write_text(text.replace("_MODULES = {\n", f'_MODULES = {{\n    "{name}": "{file}",\n'))
-
-
 def copy_with_additions(folder: Path) -> None:
     """Copy the project, and add to it what is shown."""
-    for name in ("runner", "callbacks", "algorithms", "conf", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("runner", "callbacks", "algorithms", "conf", "tests", "docs"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     for language, files in FILES.items():
@@ -93,8 +86,6 @@ def copy_with_additions(folder: Path) -> None:
     (folder / "conf/algorithms/gradient_centralization.yaml").write_text(ALGORITHM)
     (folder / "tests/algorithms/test_gradient_centralization.py").touch()
     (folder / "runner/models/two_layers.py").write_text(MODEL)
-    export(folder, "callbacks", "WeightNorm", "weight_norm")
-    export(folder, "algorithms", "GradientCentralization", "gradient_centralization")
     for file, line in APPENDED.items():
         with (folder / file).open("a") as opened:
             opened.write(line)
@@ -104,12 +95,12 @@ def copy_with_additions(folder: Path) -> None:
         (folder / file).write_text(text.replace(before, before + new))
 
 
-def run_there(folder: Path, *arguments: str) -> str:
-    """What `python -m ARGUMENTS` prints in a folder, with the packages there; it must end with 0."""
+def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What `python -m ARGUMENTS` prints in a folder, with the packages there; it must end with an exit code."""
     command = [sys.executable, "-m", *arguments]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -117,10 +108,16 @@ def run_there(folder: Path, *arguments: str) -> str:
 def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     copy_with_additions(tmp_path)
     tests = ["test_names.py", "test_layers.py", "callbacks/test_weight_norm.py"]
-    tests += ["models/test_configs.py", "data/test_configs.py", "test_schedulers.py", "test_config.py"]
-    new = "layers or weight_norm or centralization or package or test_configs or two_moons or rmsprop or square_root"
+    tests += ["models/test_configs.py", "data/test_configs.py", "test_schedulers.py", "config/test_conf.py"]
+    quietly = ("pytest", "-q", "-p", "no:cacheprovider")
+    made = run_there(tmp_path, *quietly, "tests/test_names.py", "-k", "editors", code=1)
+    assert made.count("was not current; it is now") >= 2
+    for package, added in (("callbacks", "WeightNorm"), ("algorithms", "GradientCentralization")):
+        assert f'    "{added}",\n' in (tmp_path / package / "__init__.pyi").read_text()
+    new = "layers or editors or weight_norm or centralization or package or test_configs"
+    new += " or two_moons or rmsprop or square_root"
     chosen = [f"tests/{file}" for file in tests]
-    passed = run_there(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "-k", new, *chosen)
+    passed = run_there(tmp_path, *quietly, "-k", new, *chosen)
     assert int(re.findall(r"(\d+) passed", passed)[-1]) > 60
     data = ("data=two_moons", "model.module.in_features=2", "model.num_classes=2", "~algorithms.batch_augment")
     added = ("+callbacks=weight_norm", "callbacks.weight_norm.order=1", "+algorithms=gradient_centralization")

@@ -1,4 +1,4 @@
-"""One name in five places: class, file, config, test and README, for every callback and every algorithm."""
+"""One name in five places: class, file, config, test and docs/, for every callback and every algorithm."""
 
 from __future__ import annotations
 
@@ -124,10 +124,11 @@ def test_a_test_has_the_name_of_a_file(package: str, name: str):
 
 
 @pytest.mark.parametrize(("package", "name"), PLUGINS)
-def test_the_readme_lists_it(package: str, name: str):
-    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    spellings = (f"`{public_class(package, name)}`", f"`{name}`")
-    assert any(spelling in row for row in rows for spelling in spellings), f"no table row has {spellings[0]}"
+def test_a_page_of_the_documentation_lists_it(package: str, name: str):
+    page = f"docs/{package}.md"
+    class_name = public_class(package, name)
+    rows = re.findall(rf"^\| `{class_name}` \| .+ \|$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 1, f"{page} has {len(rows)} rows for {class_name}; it needs one"
 
 
 def uncommented_keys(text: str) -> list[str]:

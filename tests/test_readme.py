@@ -1,17 +1,36 @@
-"""What the README shows a newcomer, done as it says."""
+"""What the README and docs/ show, done as they say: commands, files, links and tables."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from runner.config import build
+from runner.config.command_line import check_options
+from runner.config.composed import to_plain
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
+PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+README = PAGES["README.md"]
+OF_RUNS = ("resume", "rerun")  # keys that name a run, which the tests of resuming give
+HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune")
+VISION = ("model=timm", "model=torchvision")
 
 
-def section(title: str) -> str:
-    """The part of the README under a title."""
-    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(title: str, text: str = README) -> str:
+    """The part of a page under a title."""
+    found = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert found, f"no section is called {title!r}"
+    return found
 
 
 def code(text: str, language: str) -> list[str]:
@@ -19,28 +38,143 @@ def code(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_a_model_and_a_callback_of_ones_own_run_and_leave_the_files_of_the_table(tmp_path: Path, run_here: Any):
-    shown = section("Your own model, data or callback")
-    for group in ("model", "callbacks", "experiment"):
-        (tmp_path / "my_conf" / group).mkdir(parents=True)
-    files = ["my_models.py", "my_callbacks.py", "my_conf/model/two_layers.yaml", "my_conf/callbacks/epoch_monitor.yaml"]
-    files += ["my_conf/experiment/mine.yaml"]
+def arguments_in(line: str) -> list[str]:
+    """The arguments of a command that starts the runner."""
+    words = shlex.split(line, comments=True)
+    return words[words.index("runner") + 1 :]
+
+
+def commands() -> list[str]:
+    """Every command line that starts the runner, on any page: in a block of commands, or after a prompt."""
+    lines = []
+    for text in PAGES.values():
+        lines += [line for block in code(text, "bash") for line in block.splitlines()]
+        lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "text")), re.MULTILINE)
+    return sorted({shlex.join(arguments_in(line)) for line in lines if "-m runner" in line.partition(" # ")[0]})
+
+
+def anchors(text: str) -> set[str]:
+    """What links to the titles of a page end with."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_a_project_of_ones_own_runs_and_leaves_the_files_of_the_table(
+    tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
+):
+    shown = section("Your own project").partition("**In Python**")[0]
+    files = ["my_models.py", "callbacks/epoch_monitor.py", "conf/model/two_layers.yaml"]
+    files += ["conf/callbacks/epoch_monitor.yaml", "conf/experiment/mine.yaml"]
     for file, content in zip(files, code(shown, "python") + code(shown, "yaml"), strict=True):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(content)
         assert file in shown
+    assert "empty `callbacks/__init__.py`" in shown
+    (tmp_path / "callbacks/__init__.py").touch()
+    for name in ("my_models", "callbacks", "callbacks.epoch_monitor"):  # forgotten afterwards
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+        del sys.modules[name]
+
     lines = [line for block in code(shown, "bash") for line in block.splitlines()]
-    check, train, with_callback, experiment = (line.partition(" # ")[0].split()[3:] for line in lines)
+    lines += re.findall(r"`(python -m runner [^`]*experiment=[^`]*)`", shown)
+    check, train, with_config, without_config, experiment = map(arguments_in, lines)
     assert "ClassificationModel(TwoLayers), 9,610 parameters" in run_here(*check, code=0).out
-    for chosen in (with_callback, ["--config-dir", "my_conf", "+callbacks=epoch_monitor"]):
+    for chosen in (with_config, without_config):
         listing = run_here("mode=explain", *chosen, code=0).out
-        assert re.search("^epoch_monitor +callback +my_callbacks.EpochMonitor", listing, re.MULTILINE)
+        assert re.search("^epoch_monitor +callback +callbacks.epoch_monitor", listing, re.MULTILINE)
     composed = run_here(*experiment, "mode=explain", "explain.format=json", code=0).out
     assert "speed_monitor" in composed and "mlflow_logger" in composed
     assert "TwoLayers" in run_here(*experiment, "mode=check", code=0).out
-    run_here(*train, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", code=0)
+    short = ("trainer.max_duration=1ep", "~callbacks.mlflow_logger")
+    assert "1 epochs, 1200 samples" in run_here(*train, *with_config[2:], *short, code=0).out
 
     (run,) = tmp_path.glob("outputs/20*/*")
-    listed = re.findall(r"^\| `([\w.]+)", section("What a run leaves"), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w.]+)", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)
     found = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     assert found - {"git.patch"} == {*listed} - {"git.patch", "mlflow"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"ep1-ba19", "latest"}
+
+
+def test_the_program_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    (program,) = code(section("Your own project").partition("**In Python**")[2], "python")
+    assert 'max_duration="8ep"' in program
+    exec(program.replace("8ep", "1ep"), {})
+    assert capsys.readouterr().out.strip().endswith(")]")
+
+
+def test_a_wrong_command_says_what_is_shown(run_here: Any):
+    shown = re.search(r"\$ python -m (runner optimizer.lrr.*)\n(error: .*)\n", README)
+    assert shown
+    assert run_here(*arguments_in(shown[1]), code=2).err == f"{shown[2]}\n"
+
+
+@pytest.mark.parametrize("command", [one for one in commands() if "--config-dir conf" not in one])
+def test_a_command_that_is_shown_composes_and_binds(command: str):
+    """Those with a `--config-dir` run above, and their files are there."""
+    arguments = shlex.split(command)
+    check_options(arguments)
+    overrides = []
+    for one in OverridesParser.create().parse_overrides([word for word in arguments if not word.startswith("-")]):
+        assert one.input_line is not None
+        if one.is_sweep_override() and one.is_choice_sweep():
+            overrides.append(f"{one.input_line.partition('=')[0]}={next(one.sweep_string_iterator())}")
+        elif one.key_or_group not in OF_RUNS and not one.key_or_group.startswith("hydra"):
+            overrides.append(one.input_line)
+    if any(word in VISION for word in arguments):
+        pytest.importorskip("timm")
+    if any(word in HUGGING_FACE for word in arguments):
+        pytest.importorskip("datasets")
+    overrides = [one for one in overrides if one != "sweep=optuna_tpe"]  # has Optuna's sweeper, an extra
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        build.check(to_plain(compose("config", overrides)))
+
+
+def test_enough_commands_are_shown():
+    assert len(commands()) > 40
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_links_lead_somewhere(page: str):
+    here = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        file, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        path = (here / file).resolve() if file else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
+
+
+def test_the_readme_links_to_each_page():
+    assert all(f"]({page})" in README for page in PAGES if page != "README.md")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_rows_of_tables_are_complete(page: str):
+    """Each row has as many cells as its head, and only a heading within a table leaves one empty."""
+    head = 0
+    for line in PAGES[page].splitlines():
+        if not line.startswith("|"):
+            head = 0
+            continue
+        cells = [cell.strip() for cell in re.sub(r"`[^`]*`", "`code`", line).strip("|").split("|")]
+        head = head or len(cells)
+        assert len(cells) == head, line
+        assert all(cells[1:]) or line.startswith(("| **", "| |")), line
+
+
+def test_every_choice_of_a_group_is_listed():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGES["docs/configs.md"], re.MULTILINE)
+    cells = {group: {*re.findall(r"`(\w+)`", cell)} for group, cell in rows}
+    for group in ("model", "data", "optimizer", "scheduler", "sweep", "trainer", "launch"):
+        assert {file.stem for file in (CONF / group).glob("*.yaml")} <= cells[group], group
+    recipes = {*re.findall(r"`(\w+)`", section("Recipes", PAGES["docs/configs.md"]))}
+    assert {file.stem for file in (CONF / "experiment").glob("*.yaml")} <= recipes
+
+
+def test_every_key_at_the_top_is_listed():
+    from omegaconf import OmegaConf
+
+    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
+    assert keys <= {*re.findall(r"`(\w+)`", section("Keys at the top", PAGES["docs/configs.md"]))}

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# On two cores too, as tests wait for processes: measured there, 401 s with four and 468 s with three. Each takes 1 GB.
+# Four even on two cores, because tests wait for processes: 401 s there, and 468 s with three. Each takes 1 GB.
 WORKERS ?= 4
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
@@ -21,19 +21,19 @@ help: ## this list
 run: $(VENV)/.installed-run ## train the main job; ARGS='experiment=digits_fast seed=1' changes it
 	$(BIN)/python -m runner $(ARGS)
 
-test: $(VENV)/.installed-test ## every promise, in WORKERS processes, within eight minutes; ARGS='-k time' chooses tests
+test: $(VENV)/.installed-test ## run the first tier in WORKERS processes, within eight minutes; ARGS='-k time' chooses tests
 	$(PYTEST) -m 'not slow' $(ARGS)
 
-test-slow: $(VENV)/.installed-test ## the second tier: long kills, fuzzes, all pairs, commands in many variants
+test-slow: $(VENV)/.installed-test ## run the second tier: long kills, fuzzes, all pairs, commands in many variants
 	$(PYTEST) -m slow $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff and pyright
+lint: $(VENV)/.installed-dev ## run ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Goes on where one misses its limit, and fails at the end.
-bench: $(VENV)/.installed-run ## what we claim, measured here; an hour, most of it for algorithms.py
+# Continues when one misses its limit, and fails at the end.
+bench: $(VENV)/.installed-run ## measure what we claim; an hour, most of it for algorithms.py
 	@missed=; for benchmark in benchmarks/[a-z]*.py; do \
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark" || missed="$$missed $$benchmark"; done; \
 		test -z "$$missed" || { echo "missed:$$missed"; exit 1; }
@@ -45,8 +45,8 @@ clean: ## remove the environment and caches, keep outputs/
 $(VENV)/.installed-run: EXTRAS :=
 $(VENV)/.installed-test: EXTRAS := [test]
 $(VENV)/.installed-dev: EXTRAS := [dev]
-# Without their dependencies: the sweeper names an optuna that is too old, see pyproject.toml, and the others would
-# replace a torch for CPUs by gigabytes of CUDA.
+# Installed without dependencies: the sweeper asks for an old optuna (see pyproject.toml), and the others would replace
+# a torch for CPUs with gigabytes of CUDA.
 $(VENV)/.installed-test: $(VENV)/.installed-alone
 $(VENV)/.installed-alone: constraints.txt | $(BIN)/python
 	$(PIP) --no-deps hydra-optuna-sweeper torchvision timm

@@ -19,7 +19,8 @@ from runner.addresses import without_credentials
 from runner.config.command_line import check_options, keys_first, merge_repeated
 from runner.config.errors import CONF, WrongConfig, config_errors
 from runner.config.suggestions import about_replaced
-from runner.distributed.launch import Ranks, is_rank_zero, print_failure
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
 from runner.distributed.threads import wait_briefly
 from runner.job import Task, run
@@ -30,7 +31,7 @@ from runner.runs.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
-from runner.terminal import labelled_lines, lasting_output
+from runner.terminal import labelled_lines, lasting_output, print_failure
 
 
 def main() -> int:
@@ -85,7 +86,7 @@ def follow(ranks: Ranks) -> int:
             with labelled_lines(job.label):
                 run(job)
         except WrongConfig as error:
-            if not ranks.hears_more():
+            if not ranks.has_next_message():
                 print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                 return 2
         except Diverged:
@@ -93,7 +94,8 @@ def follow(ranks: Ranks) -> int:
         except KeyboardInterrupt:
             return 130
         except Exception as error:
-            ranks.report(error)
+            if ranks.report(error):
+                print_failure(error)
             return 1
     return 0
 

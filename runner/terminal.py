@@ -1,4 +1,4 @@
-"""What is printed for people: one kind of console, labelled lines, paths as one types them, one count of epochs."""
+"""Output for people on the terminal: the console, blocks of labelled lines, failures, and how paths and times read."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from runner.addresses import without_credentials
+from runner.distributed.signals import RankFailed
+
 if TYPE_CHECKING:
     from runner.time import Timestamp
 
-STYLES = {"ok": "bold green", "warning": "bold yellow"}  # of labels, by their first word
+STYLES = {"ok": "bold green", "warning": "bold yellow"}
+"""Styles of labels by the first word of the label."""
 
 
 def make_console(width: int = 120) -> Any:
-    """Return a console as wide as the terminal, or where there is none, of `width` columns."""
+    """Return a console as wide as the terminal, or `width` columns wide if standard output is no terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -26,7 +31,12 @@ def make_console(width: int = 120) -> Any:
 
 
 def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print a title, where there is one, and labelled lines under it."""
+    """Print labelled lines under a title.
+
+    Args:
+        title: printed in bold; none is printed if it is empty.
+        rows: labels and texts; a text that is too long is wrapped in its column.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -40,19 +50,25 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
     console.print(block)
 
 
+def print_failure(error: BaseException) -> None:
+    """Print the trace of a failure on stderr: that of the rank that failed first, without credentials."""
+    text = f"{error}\n" if isinstance(error, RankFailed) else "".join(traceback.format_exception(error))
+    print(without_credentials(text), end="", file=sys.stderr, flush=True)
+
+
 def show_path(path: Path) -> str:
-    """Return a path as it is best typed: relative where it lies in the working directory."""
+    """Return a path as a user would type it: relative if it lies in the working directory."""
     path = path.absolute()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def epoch_number(now: Timestamp) -> int:
-    """Return the number, from 1, of the epoch that is being trained or has just ended."""
+    """Return the number of the epoch that is being trained or has just ended, counted from 1."""
     return now.epoch + (now.batch_in_epoch > 0 or now.epoch == 0)
 
 
 def describe_time(now: Timestamp) -> str:
-    """Return where training stands: 'in epoch 2, after 25 batches', or between two, 'after epoch 1 (19 batches)'."""
+    """Return where training stands: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
     batches = f"{now.batch} {'batch' if now.batch == 1 else 'batches'}"
     if now.epoch and not now.batch_in_epoch:
         return f"after epoch {epoch_number(now)} ({batches})"
@@ -61,16 +77,18 @@ def describe_time(now: Timestamp) -> str:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Inside, printing never fails: what a full disk or a terminal that is gone does not take is lost.
+    """Let nothing inside this context fail because it prints; text that cannot be written is dropped.
 
-    The first loss on a stream is told on the other one, unless nobody reads what is printed any more, as with `| head`.
+    That happens when the disk is full or the terminal has been closed. The first time that text of one stream is lost,
+    a warning goes to the other stream, unless the reader has merely stopped reading, as with `| head`.
     """
-    for number in (0, 1, 2):  # one that is closed (`>&-`) would be the next file that is opened
+    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file to be opened would take its place
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    out, err = sys.stdout or os.fdopen(1, "w", closefd=False), sys.stderr or os.fdopen(2, "w", closefd=False)
+    out = sys.stdout or os.fdopen(1, "w", closefd=False)
+    err = sys.stderr or os.fdopen(2, "w", closefd=False)
     lasting_out: Any = _LastingStream(out, "stdout", err)
     lasting_err: Any = _LastingStream(err, "stderr", out)
     with redirect_stdout(lasting_out), redirect_stderr(lasting_err):
@@ -79,7 +97,11 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def labelled_lines(label: str) -> Iterator[None]:
-    """Inside, each line that this process prints or logs begins with a label; with an empty one, as ever."""
+    """Put a label in front of each line that this process prints or logs inside this context.
+
+    Args:
+        label: what the lines begin with; if it is empty, they stay as they are.
+    """
     if not label:
         yield
         return
@@ -94,12 +116,12 @@ def labelled_lines(label: str) -> Iterator[None]:
 
 @contextmanager
 def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) -> Iterator[None]:
-    """Inside, the last line of a terminal is drawn again and again, below what is printed and logged meanwhile.
+    """Redraw the last line of a terminal while this context lasts, below whatever is printed and logged meanwhile.
 
     Args:
-        console: a terminal.
-        draw: returns what stands in the line; called by a thread.
-        refresh_per_second: how often, in hertz.
+        console: a console whose output is a terminal.
+        draw: returns the content of the line; it is called by a thread.
+        refresh_per_second: how often the line is redrawn, in hertz.
     """
     from rich.live import Live
 
@@ -109,7 +131,7 @@ def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) 
         refresh_per_second=refresh_per_second,
         transient=True,
         get_renderable=draw,
-        redirect_stderr=stderr.isatty(),  # where it is a file, it stays one
+        redirect_stderr=stderr.isatty(),  # a file is left alone
     )
     with live, ExitStack() as stack:
         _move_logs(stack, stderr, sys.stderr)
@@ -117,7 +139,7 @@ def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) 
 
 
 def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
-    """Have what is logged to one stream go to another until a stack is closed: handlers keep the stream they have."""
+    """Redirect logging from one stream to another until a stack is closed: handlers do not follow `sys.stderr`."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(now)
@@ -125,38 +147,38 @@ def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
 
 
 class _LastingStream:
-    """Passes text on to a stream, and drops what the stream does not take.
+    """Writes text to a stream, and drops it if that fails.
 
     Args:
-        stream: takes the text.
-        name: of it.
-        other: is told of a loss.
+        stream: the stream to write to.
+        name: its name, for the warning.
+        other: the stream that the warning goes to.
     """
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
         self._stream = stream
         self._name = name
         self._other = other
-        self._told = False
+        self._has_warned = False
 
     def write(self, text: str) -> int:
-        with self._losing():
+        with self._ignoring_errors():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._losing():
+        with self._ignoring_errors():
             self._stream.flush()
 
     @contextmanager
-    def _losing(self) -> Iterator[None]:
+    def _ignoring_errors(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             pass
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._has_warned:
+                self._has_warned = True
                 with suppress(OSError):
                     lost = f"{self._name} cannot be written ({error}): what is printed there is lost, the run goes on"
                     print(f"WARNING: {lost}", file=self._other, flush=True)
@@ -166,17 +188,24 @@ class _LastingStream:
 
 
 class _LabelledLines:
-    """Hands whole lines to a stream, each behind a label. It is no terminal, so that nobody draws a moving bar."""
+    """Writes whole lines to a stream, each with a label in front.
+
+    It says that it is no terminal, so that nobody draws a progress bar on it.
+
+    Args:
+        stream: the stream to write to.
+        label: what each line begins with.
+    """
 
     def __init__(self, stream: TextIO, label: str) -> None:
         self._stream = stream
         self._label = label
-        self._begun = ""  # a line whose end is still to come
+        self._unfinished = ""  # the beginning of a line whose end has not been written yet
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         with self._lock:
-            *lines, self._begun = (self._begun + text).split("\n")
+            *lines, self._unfinished = (self._unfinished + text).split("\n")
             if lines:
                 self._stream.write("".join(f"{self._label}  |  {line}\n" for line in lines))
                 self._stream.flush()
@@ -186,7 +215,7 @@ class _LabelledLines:
         return False
 
     def end(self) -> None:
-        if self._begun:
+        if self._unfinished:
             self.write("\n")
 
     def __getattr__(self, name: str) -> Any:

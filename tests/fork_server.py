@@ -33,8 +33,13 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "runner.__main__",
+    "runner.modes.compare",
     "runner.modes.diagnosis",
+    "runner.modes.explain",
     "runner.modes.lint",
+    "runner.modes.prove",
+    "runner.modes.sync",
+    "runner.modes.train",
     "runner.checkpoints.files",
     "runner.schedulers",
     "runner.data.images.digits",

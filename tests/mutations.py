@@ -125,7 +125,7 @@ FAULTS = (
     ),
     Fault(
         "a run that has diverged ends well",
-        "runner/job.py",
+        "runner/modes/train.py",
         'if not job.config["allow_divergence"]:',
         "if False:",
         "runs/test_diverged.py",
@@ -292,8 +292,8 @@ FAULTS = (
     Fault(
         "a full log ends the run",
         "runner/terminal.py",
-        "        except OSError as error:\n            if not self._told",
-        "        except InterruptedError as error:\n            if not self._told",
+        "        except OSError as error:\n            if not self._has_warned",
+        "        except InterruptedError as error:\n            if not self._has_warned",
         "test_terminal.py",
     ),
     Fault(

@@ -8,30 +8,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.signatures import nearest
+from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
     *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
     "allow_divergence",
-    *("explain", "predict", "prove", "compare"),
+    *MODE_KEYS,
 )
 """Keys that say what to do now, and not what is trained."""
 KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
-MODES = ("train", "check", "explain", "eval", "predict", "prove", "compare", "sync")
-CHOICES = {
-    "explain": {"format": ("table", "json")},
-    "predict": {"format": ("parquet", "pt"), "split": ("eval", "train")},
-    "prove": {
-        "batches": int,
-        "kills": int,
-        "seed": int,
-        "save_interval": str,
-        "patience": int,
-        "without": list,
-        "keep": bool,
-    },
-}
-"""Keys of the sections that configure no object, and what they may be: one of these values, or of this type."""
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
@@ -116,8 +102,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:
-    if config["mode"] not in MODES:
-        raise ValueError(f"mode={config['mode']!r}: no such mode; {nearest(config['mode'], MODES)}")
+    find_mode(config["mode"])
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
@@ -138,7 +123,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
 
 
 def _check_choices(config: Mapping[str, Any]) -> None:
-    for group, known in CHOICES.items():
+    for group, known in ((mode.name, mode.keys) for mode in MODES.values() if mode.keys):
         section = config[group]
         if not isinstance(section, Mapping):
             raise ValueError(f"{group}={section!r}: set its keys: {', '.join(f'{group}.{key}=...' for key in known)}")

@@ -13,8 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
-from runner.config.composed import MODES
 from runner.config.signatures import nearest
+from runner.modes.table import MODES
 
 EXTRAS = {
     "hydra/launcher=joblib": "hydra-joblib-launcher",

@@ -1,42 +1,37 @@
-"""Processes: rank 0 composes the job, the others receive it; none but rank 0 ever runs Hydra."""
+"""Starts ranks and gives them work: rank 0 composes the jobs and sends them, and is the only one that runs Hydra."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.addresses import without_credentials
+from runner.distributed.environment import PARENT
+from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
 from runner.distributed.signals import RankFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-PARENT = "RUNNER_PARENT"
-"""Environment variable of a rank or a run that was started from inside: the process id of who started it."""
-
-MOST_PER_CORE = 16  # processes: more is a slip of the finger, and would bring the machine to a halt
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+MOST_PER_CORE = 16  # processes; more is most likely a typing error, and would bring the machine to a halt
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How many processes train, on this machine.
+    """How many processes train on this machine, and how.
 
     Attributes:
-        nproc_per_node: processes; 'auto': as many as there are GPUs, at least 1.
-        threads: CPU threads of each; None: by cores, processes and parallel jobs.
-        grace: seconds after a SIGTERM in which each may finish its batch, save and close; then it ends as it is.
+        nproc_per_node: number of processes; 'auto' is one for each GPU, and one where there is none.
+        threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
+        grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
 
     Raises:
-        ValueError: one of them is no such number.
+        ValueError: a number is out of range, or of the wrong type.
     """
 
     nproc_per_node: int | str = 1
@@ -60,7 +55,7 @@ class Launch:
         """Return the number of ranks on this machine.
 
         Raises:
-            ValueError: torchrun has started another number of them.
+            ValueError: torchrun has started another number of ranks, or this machine has too few cores for so many.
         """
         asked = self.nproc_per_node
         if "RANK" in os.environ:
@@ -89,34 +84,34 @@ def _is_count(value: Any) -> bool:
 
 
 def check_launcher(name: str) -> None:
-    """Raise where a launcher would start its jobs as ranks of the torchrun that this process is in.
+    """Raise an error if this process is a rank of torchrun and a launcher would start processes of its own.
 
     Args:
-        name: of the launcher: basic, joblib, ...
+        name: name of the launcher: basic, joblib, ...
 
     Raises:
-        ValueError: it starts processes, which inherit the environment.
+        ValueError: the launcher starts processes, which would inherit the rank from the environment.
     """
     if name != "basic" and "RANK" in os.environ:
         raise ValueError(
-            f"hydra/launcher={name}: starts processes of its own, which does not go with torchrun; use "
+            f"hydra/launcher={name}: starts processes of its own, which does not work under torchrun; use "
             "hydra/launcher=basic, or launch.nproc_per_node=... without torchrun"
         )
 
 
 def check_gpus(processes: int, device: str) -> None:
-    """Raise where processes would share a GPU, for each needs its own.
+    """Raise an error if processes would share a GPU: each needs one of its own.
 
     Args:
-        processes: on this machine.
-        device: `trainer.device`.
+        processes: number of processes on this machine.
+        device: the value of `trainer.device`.
 
     Raises:
-        ValueError: there are fewer GPUs than processes, or the device names one GPU for all of them.
+        ValueError: there are fewer GPUs than processes, or the device names one GPU for all processes.
     """
     if processes > 1 and str(device).startswith("cuda:"):
         raise ValueError(
-            f"trainer.device={device!r}: each of {processes} processes takes a GPU of its own; give 'auto' or 'cuda'"
+            f"trainer.device={device!r}: each of {processes} processes needs a GPU of its own; give 'auto' or 'cuda'"
         )
     if processes > 1 and device in ("auto", "cuda"):
         import torch
@@ -124,151 +119,90 @@ def check_gpus(processes: int, device: str) -> None:
         gpus = torch.cuda.device_count()
         if torch.cuda.is_available() and processes > gpus:
             raise ValueError(
-                f"launch.nproc_per_node={processes!r}: each process takes a GPU, and there are {gpus}; "
+                f"launch.nproc_per_node={processes!r}: each process needs a GPU of its own, and there are {gpus}; "
                 f"give at most {gpus}, 'auto', or trainer.device=cpu"
             )
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run, composed: plain containers, so that it can be sent to other processes.
-
-    `threads` is the number of CPU threads of each of its processes; None: as they have it. `may_be_over` says that
-    training may have ended before, with only the end of the run left to do: it did not say that it finished.
-    `arguments` are those that its record keeps: the overrides, and what else it was composed with. `label` is what each
-    line that it prints begins with, where other jobs print at the same time. `code` are modules of a saved run, which
-    are imported in place of those of now.
-    """
-
-    config: dict[str, Any]
-    run_dir: str
-    run_name: str
-    overrides: list[str] = field(default_factory=list)
-    tags: dict[str, str] = field(default_factory=dict)
-    threads: int | None = None
-    may_be_over: bool = False
-    arguments: list[str] = field(default_factory=list)
-    label: str = ""
-    code: dict[str, str] = field(default_factory=dict)
-
-
-def print_failure(error: BaseException) -> None:
-    """Print the trace of a failure, on stderr: of the rank that failed first."""
-    if isinstance(error, RankFailed):
-        print(without_credentials(str(error)), file=sys.stderr, flush=True)
-    else:
-        print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def environment(changes: Mapping[str, str] | Mapping[str, str | None]) -> Iterator[None]:
-    """Inside, environment variables are set, or hidden where the value is None; as before on the way out."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def alone() -> Any:
-    """Inside this context the process is the only one, whoever started it: no ranks and no process group."""
-    return environment(dict.fromkeys(OF_A_RANK))
-
-
-def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return what `make` gives; under torchrun, what it gave before the workers were restarted. Rank 0."""
-    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-        return make()
-    from runner.distributed.store import launch_store
-
-    store = launch_store()
-    if not store.check([key]):
-        store.set(key, signed(key, make()))
-    return verified(key, store.get(key))
-
-
-def is_rank_zero() -> bool:
-    """Whether this process composes jobs: it is alone, or rank 0."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 class Ranks:
-    """The other ranks of a launch, which torchrun started, reached through the store in which all of them meet."""
+    """The other ranks of a launch by torchrun, which exchange messages through a store that all of them can reach."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._store: Store | None = None
-        self._jobs = 0
-        use_secret(os.environ.pop(VARIABLE, ""))  # no process that a rank starts is to have it
+        self._messages = 0
+        use_secret(os.environ.pop(VARIABLE, ""))  # processes that a rank starts must not inherit it
 
     def start(self, processes: int, threads: int | None) -> None:
-        """Have as many ranks ready as a job needs, early, so that they import what they need meanwhile. Rank 0.
+        """Start the ranks that a job needs, if they do not run yet. Rank 0.
+
+        This is called early, so that the ranks import their libraries while rank 0 still checks the job.
 
         Args:
-            processes: ranks on this machine, with this one.
-            threads: CPU threads of each, as in `Job`.
+            processes: number of ranks on this machine, this one included.
+            threads: CPU threads of each rank; None leaves the number as it is.
         """
 
     @contextmanager
     def sharing(self, job: Job) -> Iterator[None]:
-        """Hand a job to all other ranks, which work on it while this one does inside the context. Rank 0."""
-        self._put({"job": asdict(job)})
+        """Send a job to all other ranks, which work on it while rank 0 works on it inside this context. Rank 0."""
+        self._send({"job": asdict(job)})
         yield
 
     def dismiss(self, exit_code: int) -> None:
         """Tell all other ranks that there are no more jobs. Rank 0."""
-        self._put({"exit": exit_code})
+        self._send({"exit": exit_code})
 
     def receive(self) -> Iterator[Job]:
-        """Yield jobs as rank 0 sends them; ends the process as it says, after the last. All ranks but 0.
+        """Yield the jobs that rank 0 sends. All ranks but 0.
 
         Raises:
-            PermissionError: someone else sent one.
+            PermissionError: a message was not sent by this launch.
+            SystemExit: rank 0 has no more jobs; with the exit code that it sent.
         """
         while True:
-            name = f"message/{self._jobs}"
+            name = f"message/{self._messages}"
             message = json.loads(verified(name, self._connect().get(name)))
-            self._count()
+            self._begin_next()
             if "exit" in message:
                 raise SystemExit(message["exit"])
             yield Job(**message["job"])
 
-    def report(self, error: Exception) -> None:
-        """Tell the other ranks that this one has failed; the first has its trace printed. All ranks but 0."""
+    def report(self, error: Exception) -> bool:
+        """Tell the other ranks that this one has failed; return whether this one should print it. All ranks but 0.
+
+        It should if it was the first to fail, unless rank 0 started it: then rank 0 prints the trace before it ends.
+        """
         from runner.distributed.store import first_failure
 
         is_first = not isinstance(first_failure(error), RankFailed)
-        if is_first and PARENT not in os.environ:  # otherwise rank 0 prints it, as the last thing that it does
-            print_failure(error)
+        return is_first and PARENT not in os.environ
 
-    def hears_more(self, seconds: float = 5.0) -> bool:
-        """Whether rank 0 has sent something by then: it has left the job that this rank could not do."""
-        store, deadline = self._connect(), time.monotonic() + seconds
-        while not (heard := store.check([f"message/{self._jobs}"])) and time.monotonic() < deadline:
+    def has_next_message(self, seconds: float = 5.0) -> bool:
+        """Wait for the next message of rank 0; return whether one came in time, so that rank 0 has ended this job.
+
+        Args:
+            seconds: how long to wait.
+        """
+        store = self._connect()
+        deadline = time.monotonic() + seconds
+        while not (has_come := store.check([f"message/{self._messages}"])) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return heard
+        return has_come
 
-    def _put(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self.size > 1:
-            name = f"message/{self._jobs}"
+            name = f"message/{self._messages}"
             self._connect().set(name, signed(name, json.dumps(message)))
-            self._count()
+            self._begin_next()
 
-    def _count(self) -> None:
+    def _begin_next(self) -> None:
+        """Count a message; from now on this process uses the keys of the store that belong to the next job."""
         from runner.distributed.store import begin_job
 
-        self._jobs += 1
-        begin_job(self._jobs)
+        self._messages += 1
+        begin_job(self._messages)
 
     def _connect(self) -> Store:
         if self._store is None:

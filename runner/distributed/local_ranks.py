@@ -19,7 +19,9 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from runner.distributed.launch import PARENT, Job, Ranks, environment
+from runner.distributed.environment import PARENT, environment
+from runner.distributed.job import Job
+from runner.distributed.launch import Ranks
 from runner.distributed.launch_secret import VARIABLE, use_secret
 from runner.distributed.signals import HANDLED
 from runner.distributed.threads import VARIABLES
@@ -88,7 +90,7 @@ class LocalRanks(Ranks):
             return
         with environment(self._environment(0)):
             try:
-                self._put({"job": asdict(job)})
+                self._send({"job": asdict(job)})
                 with _Watch(self._children):
                     yield
             except BaseException:
@@ -101,7 +103,7 @@ class LocalRanks(Ranks):
     def end(self) -> None:
         """Let the children leave, if they do so within a moment, and end the others."""
         if self._store is not None:
-            self._put({"exit": 0})
+            self._send({"exit": 0})
         deadline = time.monotonic() + (0.0 if self._store is None else GRACE)
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -115,7 +117,7 @@ class LocalRanks(Ranks):
 
             leave()
         self._children, self._listener, self._store = [], None, None
-        self.size, self._jobs = 1, 0
+        self.size, self._messages = 1, 0
 
     def _environment(self, rank: int) -> dict[str, str]:
         return {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.composed import targets
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 from runner.terminal import print_block
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from runner.checkpoints.digest import PARTS, first_difference, read_digests
 from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 from runner.modes.check import remove_empty
 from runner.runs.changes import find_changes
 from runner.runs.kept_code import read_code

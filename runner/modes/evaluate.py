@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config import build
 from runner.config.errors import config_errors
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
 from runner.runs.result import check_objective, recording
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runner.trainer import Trainer
 
 
-def without_training(config: dict[str, Any], saved: SavedRun | None) -> tuple[dict[str, Any], dict[str, str]]:
+def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the config of a run that evaluates or predicts, and the tags that say what.
 
     It takes the weights that evaluations of the other run measured (under an averaging algorithm, the average), and

@@ -23,7 +23,7 @@ from runner.config import build
 from runner.config.composed import targets
 from runner.config.signatures import taken_as_options
 from runner.destination import LoggerDestination
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.modes.check import remove_empty, title_of

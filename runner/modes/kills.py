@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.checkpoints.digest import FILE, read_digests
-from runner.distributed.launch import PARENT
+from runner.distributed.environment import PARENT
 
 IN_SAVE = "inside a save"
 START = "start-up"

@@ -25,7 +25,7 @@ from runner.checkpoints.digest import read_digests
 from runner.config import build
 from runner.config.errors import CONF, WrongConfig
 from runner.config.signatures import nearest
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
@@ -62,15 +62,13 @@ class Verdict:
         return self.outcome == "equal"
 
 
-def check_provable(config: Mapping[str, Any], is_sweep: bool) -> None:
-    """Raise where an experiment cannot be proven as it is asked.
+def check_provable(config: Mapping[str, Any]) -> None:
+    """Raise an error if an experiment cannot be proved as the config asks.
 
     Raises:
-        ValueError: a key of `prove` is out of range, there are several experiments, or it is none that begins anew.
+        ValueError: a key of `prove` is out of range, `resume` is set, or torchrun has started this process.
     """
     asked = config["prove"]
-    if is_sweep:
-        raise ValueError("mode=prove: takes one experiment at a time; leave out -m")
     if "RANK" in os.environ:
         raise ValueError("mode=prove: starts processes of its own; use launch.nproc_per_node=... without torchrun")
     if config["resume"] is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runner.config import build
 from runner.config.errors import config_errors
-from runner.distributed.launch import Job
+from runner.distributed.job import Job
 
 
 def sync(job: Job) -> None:

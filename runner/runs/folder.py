@@ -16,9 +16,10 @@ from typing import IO
 from omegaconf import OmegaConf
 
 from runner.config.errors import WrongConfig
-from runner.distributed.launch import is_rank_zero, kept_over_restarts
+from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, take_lock
 from runner.files.whole import read_object, write_whole
+from runner.modes.table import WITHOUT_OUTPUT
 
 LOCK = ".lock"  # in the folder of a run, held while it trains
 SWEEP = "sweep.json"  # in a sweep's folder: what it is
@@ -36,7 +37,7 @@ def register_resolver() -> None:
 
 
 def _run_folder(base: str, mode: str) -> str:
-    if mode in ("check", "explain", "compare", "sync"):  # which leave nothing, and may have nowhere to write
+    if mode in WITHOUT_OUTPUT:  # there may be nowhere else to write
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder

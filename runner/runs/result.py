@@ -22,7 +22,8 @@ from runner.addresses import hidden_everywhere
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
 from runner.config.signatures import nearest
-from runner.distributed.launch import Job, is_rank_zero
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
 from runner.files.whole import write_whole
 
 if TYPE_CHECKING:

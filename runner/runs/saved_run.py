@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from runner.config import build
 from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
-from runner.distributed.launch import kept_over_restarts
+from runner.distributed.environment import kept_over_restarts
+from runner.modes.table import ACCEPTING_ANY_RUN, TRAINING
 from runner.runs.folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run, run_folder_of
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.recompose import (
@@ -174,7 +175,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     environment = _read_yaml(folder / "environment.json") or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is no record of a run")
-    if config.get("mode", "train") != "train" and typed_value(arguments, "mode") != "sync":
+    if config.get("mode", "train") not in TRAINING and typed_value(arguments, "mode") not in ACCEPTING_ANY_RUN:
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
             f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "

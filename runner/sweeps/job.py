@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.config.composed import GROUPS, OF_THE_COMMAND
 from runner.config.errors import WrongConfig
-from runner.distributed.launch import Job, print_failure
+from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
 from runner.distributed.signals import end
 from runner.distributed.threads import parallel_jobs
@@ -29,6 +29,7 @@ from runner.runs.folder import LOCK, lock_file
 from runner.runs.result import Diverged, Result, identify, identity_in, read_result
 from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep
+from runner.terminal import print_failure
 
 LONGEST = 100  # characters of a name
 

@@ -23,6 +23,7 @@ from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.signals import Interrupt, asking_to_end
 from runner.files.whole import read_object, write_whole
+from runner.modes.table import MODE_KEYS, TRAINING, find_mode
 from runner.runs.folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
 from runner.runs.result import Result, fingerprint, read_result
 from runner.runs.saved_run import is_id
@@ -35,9 +36,8 @@ STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
 # Of what makes a sweep another one.
 _NO_PART = (
     *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
-    *("explain", "predict", "prove", "compare"),
+    *MODE_KEYS,
 )
-_KEPT = ("train", "eval", "predict")  # modes that leave folders
 
 
 @dataclass
@@ -157,7 +157,8 @@ def begin(config: DictConfig) -> None:
         ValueError: a job cannot be run.
     """
     global led, _beginning
-    if config.resume is not None and config.mode == "train" and not is_id(config.resume):
+    mode = find_mode(config.mode)
+    if config.resume is not None and mode.trains and not is_id(config.resume):
         build.checkpoint_of("resume", config.resume)  # each job goes on from there, in a folder of its own
     typed = typed_overrides(config)
     swept = [one for one in typed if one.is_sweep_override()]
@@ -184,7 +185,7 @@ def begin(config: DictConfig) -> None:
     led.clear_notes()
     if "optuna" in config.hydra.sweeper._target_:
         quieten_optuna()
-    if config.mode in _KEPT:
+    if mode.keeps_folder:
         jobs = compose_jobs(config, typed)
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
@@ -218,7 +219,7 @@ _beginning: DictConfig | None = None  # what the sweep that begins in this proce
 
 def _find_folder(base: str) -> str:
     """Return the folder that the sweep has if it was begun before, or else a new one."""
-    if _beginning is None or _beginning.mode != "train":
+    if _beginning is None or _beginning.mode not in TRAINING:
         return make_run_folder(base)
     return remembered_folder(base, _identify(_beginning), renew=not _beginning.skip_finished)
 

@@ -14,7 +14,9 @@ from python_process import Finished, describe, run_python
 from stores import query
 from tiers import one_in
 
-from runner.distributed.launch import Job, Launch, Ranks, alone, check_gpus, is_rank_zero, kept_over_restarts
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.distributed.launch import Launch, Ranks, check_gpus
 from runner.distributed.launch_secret import signed, use_secret
 from runner.distributed.local_ranks import LocalRanks
 
@@ -120,7 +122,8 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
 
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
-        from runner.distributed.launch import Job, Ranks
+        from runner.distributed.job import Job
+        from runner.distributed.launch import Ranks
 
         ranks = Ranks()
         atexit.register(say, f"rank{ranks.rank} leaves")
@@ -145,7 +148,8 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
     def program():
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
-        from runner.distributed.launch import Job, Ranks
+        from runner.distributed.job import Job
+        from runner.distributed.launch import Ranks
 
         ranks = Ranks()
         if ranks.rank == 0:
@@ -155,9 +159,9 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
             wait_for("more came")
         else:
             next(ranks.receive())
-            print(ranks.hears_more(seconds=0.2))
+            print(ranks.has_next_message(seconds=0.2))
             say("nothing came")
-            print(ranks.hears_more(seconds=120))
+            print(ranks.has_next_message(seconds=120))
             say("more came")
 
     done = run_ranks(program, 2)
@@ -289,16 +293,6 @@ def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path, v
     assert [*tmp_path.iterdir()] == []
 
 
-def test_alone_hides_the_ranks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(KeyError), alone():
-        assert is_rank_zero()
-        os.environ["WORLD_SIZE"] = "3"
-        raise KeyError
-    assert os.environ["RANK"] == "1" and "WORLD_SIZE" not in os.environ
-
-
 @pytest.mark.parametrize(("secret", "exit_code"), [("ours", 7), ("theirs", 1)])
 def test_a_rank_does_what_its_launch_sends_and_nothing_else(
     tmp_path: Path, secret: str, exit_code: int, request: pytest.FixtureRequest
@@ -320,10 +314,6 @@ def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RUNNER_SECRET", "")
     Ranks()
     assert "RUNNER_SECRET" not in os.environ
-
-
-def test_without_torchrun_nothing_is_kept_over_restarts():
-    assert [kept_over_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]
 
 
 def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):

@@ -25,7 +25,8 @@ def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: A
 
         from turns import say, wait_for
 
-        from runner.distributed.launch import Job, kept_over_restarts
+        from runner.distributed.environment import kept_over_restarts
+        from runner.distributed.job import Job
         from runner.distributed.local_ranks import ranks
 
         mine = ranks()

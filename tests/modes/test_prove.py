@@ -214,18 +214,18 @@ ASKED = {"batches": 40, "kills": 5, "seed": 0, "patience": 600, "without": ["mlf
 )
 def test_what_is_asked_must_be_in_range(changes: dict[str, Any], message: str):
     config: dict[str, Any] = {"callbacks": {}, "resume": None, "prove": ASKED}
-    check_provable(config, is_sweep=False)
+    check_provable(config)
     with pytest.raises(ValueError, match=message):
-        check_provable({**config, "prove": {**ASKED, **changes}}, is_sweep=False)
+        check_provable({**config, "prove": {**ASKED, **changes}})
 
 
 def test_it_begins_anew_and_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
     config: dict[str, Any] = {"callbacks": {}, "resume": "outputs/run", "prove": ASKED}
     with pytest.raises(ValueError, match="resume='outputs/run': mode=prove trains from the start; give rerun="):
-        check_provable(config, is_sweep=False)
+        check_provable(config)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="without torchrun"):
-        check_provable({**config, "resume": None}, is_sweep=False)
+        check_provable({**config, "resume": None})
 
 
 def test_kills_are_drawn_from_the_seed_all_over_the_run():

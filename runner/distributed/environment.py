@@ -1,0 +1,65 @@
+"""What the environment says of a process and its launch: its rank, who started it, whether it was restarted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from runner.distributed.launch_secret import signed, verified
+
+PARENT = "RUNNER_PARENT"
+"""Environment variable of a rank or a run that this program started itself: the process id of its parent."""
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Environment variables by which a process knows that it is one of several ranks."""
+
+
+def is_rank_zero() -> bool:
+    """Return whether this process composes jobs: it is the only one, or rank 0."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def environment(changes: Mapping[str, str] | Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables inside this context, and restore them when it ends.
+
+    Args:
+        changes: values by name; a variable whose value is None is removed.
+    """
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def without_ranks() -> AbstractContextManager[None]:
+    """Return a context in which this process counts as the only one, even if torchrun started several."""
+    return environment(dict.fromkeys(RANK_VARIABLES))
+
+
+def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
+    """Return what `make` returns; after a restart by torchrun, what it returned the first time. Rank 0.
+
+    Args:
+        key: under which the store of the launch keeps the value.
+        make: called once for each launch.
+    """
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return make()
+    from runner.distributed.store import launch_store
+
+    store = launch_store()
+    if not store.check([key]):
+        store.set(key, signed(key, make()))
+    return verified(key, store.get(key))
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,35 @@
+"""One run as rank 0 composed it, in a form that it can send to the other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to do, made of plain containers, so that it can be sent to other processes as JSON.
+
+    Attributes:
+        config: the composed config, resolved.
+        run_dir: the run's folder.
+        run_name: the run's name.
+        overrides: what was typed on the command line, or what a sweep chose for this job.
+        tags: what the record says of the run besides its config, by name.
+        threads: CPU threads of each process; None leaves the number as it is.
+        may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
+        arguments: the overrides and options that the record keeps, from which the run can be composed again.
+        label: what every printed line begins with, where several jobs print at the same time; otherwise empty.
+        code: modules of a saved run that are imported in place of the current ones, by path.
+    """
+
+    config: dict[str, Any]
+    run_dir: str
+    run_name: str
+    overrides: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    may_be_over: bool = False
+    arguments: list[str] = field(default_factory=list)
+    label: str = ""
+    code: dict[str, str] = field(default_factory=dict)

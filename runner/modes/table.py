@@ -1,0 +1,157 @@
+"""The modes of a command, one row each: what a mode runs, and all that the rest of the program must know about it.
+
+Nothing is imported until a mode runs, so that the modes that need no torch do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from runner.config.signatures import nearest
+
+if TYPE_CHECKING:
+    from runner.distributed.job import Job
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One value of `mode=`.
+
+    Attributes:
+        name: what is typed after `mode=`; the key of its own in the config has the same name, if it has one.
+        runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any.
+        check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
+        keys: the keys of its section in the config, and for each the values or the type that it may have.
+        has_value: whether its key in the config holds a single value, which the mode checks itself.
+        folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
+            mode removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
+        on_all_ranks: whether all ranks of the launch take part; otherwise rank 0 does it alone.
+        trains: whether it trains, and leaves a run that can be resumed.
+        resumes: whether it trains the run that `resume=` names further, or shows what that would do.
+        uses_weights: whether it uses the weights of a saved run, named by `resume=`, and trains nothing.
+        accepts_any_run: whether the run that `resume=` names may be one that trained nothing.
+        needs_experiment: whether the config must describe an experiment that can be built.
+        has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
+        can_be_swept: whether it may run as a job of a sweep.
+    """
+
+    name: str
+    runs: str
+    check: str | None = None
+    keys: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    has_value: bool = False
+    folder: Literal["run", "work", "temporary"] = "temporary"
+    on_all_ranks: bool = False
+    trains: bool = False
+    resumes: bool = False
+    uses_weights: bool = False
+    accepts_any_run: bool = False
+    needs_experiment: bool = True
+    has_objective: bool = False
+    can_be_swept: bool = True
+
+    @property
+    def keeps_folder(self) -> bool:
+        """Whether it leaves the folder of a run."""
+        return self.folder == "run"
+
+    def run(self, job: Job) -> float | None:
+        """Do a job in this mode and return its objective, None if it has none."""
+        function: Callable[[Job], float | None] = resolve_name(self.runs)
+        return function(job)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise an error if a config cannot be used in this mode.
+
+        Args:
+            config: composed, and checked by `runner.config.build.check` if the mode needs an experiment.
+
+        Raises:
+            ValueError: a key has a value that the mode cannot use.
+        """
+        if self.check is not None:
+            resolve_name(self.check)(config)
+
+
+_ROWS = (
+    Mode(
+        "train",
+        runs="runner.modes.train:train",
+        folder="run",
+        on_all_ranks=True,
+        trains=True,
+        resumes=True,
+        has_objective=True,
+    ),
+    Mode("check", runs="runner.modes.check:check", resumes=True),
+    Mode(
+        "explain",
+        runs="runner.modes.explain:explain",
+        keys={"format": ("table", "json")},
+        resumes=True,
+    ),
+    Mode(
+        "eval",
+        runs="runner.modes.evaluate:evaluate",
+        folder="run",
+        on_all_ranks=True,
+        uses_weights=True,
+        has_objective=True,
+    ),
+    Mode(
+        "predict",
+        runs="runner.modes.evaluate:predict",
+        keys={"format": ("parquet", "pt"), "split": ("eval", "train")},
+        folder="run",
+        on_all_ranks=True,
+        uses_weights=True,
+    ),
+    Mode(
+        "prove",
+        runs="runner.modes.prove:prove",
+        check="runner.modes.prove:check_provable",
+        keys={
+            "batches": int,
+            "kills": int,
+            "seed": int,
+            "save_interval": str,
+            "patience": int,
+            "without": list,
+            "keep": bool,
+        },
+        folder="work",
+        can_be_swept=False,
+    ),
+    Mode("compare", runs="runner.modes.compare:compare", has_value=True, needs_experiment=False),
+    Mode("sync", runs="runner.modes.sync:sync", accepts_any_run=True, needs_experiment=False),
+)
+
+MODES: dict[str, Mode] = {row.name: row for row in _ROWS}
+"""All modes by name, in the order in which they are listed for users."""
+
+TRAINING = tuple(row.name for row in _ROWS if row.trains)
+"""Names of the modes that train, and whose runs can be resumed."""
+
+ACCEPTING_ANY_RUN = tuple(row.name for row in _ROWS if row.accepts_any_run)
+"""Names of the modes in which `resume=` may name a run that trained nothing."""
+
+WITHOUT_OUTPUT = tuple(row.name for row in _ROWS if row.folder == "temporary")
+"""Names of the modes that write nothing into outputs/."""
+
+MODE_KEYS = tuple(row.name for row in _ROWS if row.keys or row.has_value)
+"""Keys of the config that belong to one mode each."""
+
+
+def find_mode(name: Any) -> Mode:
+    """Return the mode that is typed as `mode=<name>`.
+
+    Raises:
+        ValueError: no mode has this name; the message names the nearest one.
+    """
+    mode = MODES.get(str(name))
+    if mode is None:
+        raise ValueError(f"mode={name!r}: no such mode; {nearest(str(name), MODES)}")
+    return mode

@@ -1,0 +1,63 @@
+"""`mode=train`: build the Trainer that a config describes, record how the run was made, and train."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.distributed.job import Job
+from runner.runs.optimizer_changes import change_optimizers
+from runner.runs.record import log_record
+from runner.runs.result import check_converged, check_objective, recording
+
+if TYPE_CHECKING:
+    from runner.trainer import Trainer
+
+
+def train(job: Job) -> float | None:
+    """Build the Trainer of a job, train, and return the objective. All ranks.
+
+    Raises:
+        WrongConfig: training cannot begin as configured.
+        Diverged: the last loss or the objective is not finite, and `allow_divergence` is false.
+    """
+    with recording(job) as result:
+        with config_errors():
+            trainer = build.build(job.config, Path(job.run_dir), job.run_name)
+        from runner.modes.diagnosis import noting_faults  # imports torch, which `build` has imported by now
+
+        with trainer:
+            with config_errors():
+                change_optimizers(trainer.state, job.config)
+                record(trainer, job)
+            trainer.noting = partial(noting_faults, job.config)
+            with config_errors("FIT_START"):
+                trainer.fit(may_be_over=job.may_be_over)
+            result.measure(trainer.state, job.config["objective"])
+            if not job.config["allow_divergence"]:
+                check_converged(trainer.state, result)
+    return result.objective
+
+
+def record(trainer: Trainer, job: Job) -> None:
+    """Record how a run was made, once it is certain that training can begin. All ranks.
+
+    Raises:
+        ValueError: there is nothing left to train, something has nothing to do, or the objective does not exist.
+    """
+    from runner.arguments import check_trainable
+
+    state = trainer.state
+    now = state.timestamp
+    end = state.max_duration
+    if now >= end and not job.may_be_over:
+        raise ValueError(
+            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
+            f"trainer.max_duration=<more than {now.get(end.unit)}>"
+        )
+    check_trainable(state, job.may_be_over)
+    check_objective(state, job.config["objective"])
+    log_record(trainer.logger, job, state.resumed_from)

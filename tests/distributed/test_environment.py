@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from runner.distributed.environment import environment, is_rank_zero, kept_over_restarts, without_ranks
+
+
+def test_without_ranks_a_process_is_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(KeyError), without_ranks():
+        assert is_rank_zero()
+        os.environ["WORLD_SIZE"] = "3"
+        raise KeyError
+    assert os.environ["RANK"] == "1" and "WORLD_SIZE" not in os.environ
+
+
+def test_variables_are_set_and_removed_and_restored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CHANGED", "before")
+    monkeypatch.setenv("REMOVED", "before")
+    monkeypatch.delenv("NEW", raising=False)
+    with environment({"CHANGED": "inside", "REMOVED": None, "NEW": "inside"}):
+        assert os.environ["CHANGED"] == os.environ["NEW"] == "inside"
+        assert "REMOVED" not in os.environ
+    assert os.environ["CHANGED"] == os.environ["REMOVED"] == "before"
+    assert "NEW" not in os.environ
+
+
+def test_without_torchrun_nothing_is_kept_over_restarts():
+    assert [kept_over_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]

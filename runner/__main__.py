@@ -1,7 +1,7 @@
-"""The command line: compose with Hydra, run one job or many, end with the right exit code.
+"""The command line: compose with Hydra, run one job or many, and exit with a code that says how it went.
 
-Exit codes: 0 done; 1 failed in training, with a trace; 2 wrong configuration, one message; 3 diverged; 128 and the
-number of a signal that ended it after a checkpoint was written: 130 on Ctrl-C, 143 on SIGTERM.
+Exit codes: 0, all is done; 1, training failed, with a trace; 2, the configuration is wrong, with one message; 3, the
+run has diverged; 128 plus the number of a signal that ended the run after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from runner.terminal import labelled_lines, lasting_output, print_failure
 
 
 def main() -> int:
-    """Run the command line of this process, on whatever rank it is; return the exit code."""
+    """Run the command line of this process, whatever its rank, and return the exit code."""
     wants_trace = "HYDRA_FULL_ERROR" in os.environ
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # has Hydra raise its errors, each of which is then one message
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises its errors, so that we can print each as one message
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     end_with_parent()
     if not is_rank_zero():
         return follow(ranks())
-    code, saved = 1, None
+    code = 1
+    saved = None
     try:
         with config_errors():
             check_options(sys.argv[1:])
@@ -59,7 +60,7 @@ def main() -> int:
             traceback.print_exception(error.__cause__)
         print(f"error: {without_credentials(str(error))}", file=sys.stderr)
         if saved is not None and not saved.is_own:
-            print(f"the config.yaml of {saved.given!r} was changed, or is someone else's", file=sys.stderr)
+            print(f"the config.yaml of {saved.given!r} was changed, or was written by someone else", file=sys.stderr)
         code = 2
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)
@@ -70,7 +71,7 @@ def main() -> int:
         code = 130
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-        if isinstance(exit.code, str):  # of a user's code, said as Python would
+        if isinstance(exit.code, str):  # from a user's code; Python would print it too
             print(exit.code, file=sys.stderr)
     finally:
         ranks().dismiss(code)
@@ -80,7 +81,10 @@ def main() -> int:
 
 
 def follow(ranks: Ranks) -> int:
-    """Run the jobs that rank 0 sends, on any other rank; return the exit code. What all ranks see, rank 0 tells."""
+    """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
+
+    Errors that all ranks raise alike are printed by rank 0 only.
+    """
     for job in ranks.receive():
         try:
             with labelled_lines(job.label):
@@ -90,7 +94,7 @@ def follow(ranks: Ranks) -> int:
                 print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                 return 2
         except Diverged:
-            continue  # rank 0, which found the same, says what comes next
+            continue  # rank 0 found the same, and decides whether there is another job
         except KeyboardInterrupt:
             return 130
         except Exception as error:
@@ -101,7 +105,11 @@ def follow(ranks: Ranks) -> int:
 
 
 def compose_and_run(saved: SavedRun | None) -> int:
-    """Let Hydra compose one job or many, and run each on all ranks; they take up a saved run where one is given."""
+    """Let Hydra compose one job or many, run each on all ranks, and return the exit code.
+
+    Args:
+        saved: the run to resume or to make again, None without one.
+    """
     task = Task(saved)
     try:
         with config_errors():
@@ -111,7 +119,7 @@ def compose_and_run(saved: SavedRun | None) -> int:
     except Exception as error:
         if sweep.led is None:
             raise
-        if not sweep.led.results():  # jobs keep their errors to themselves: it is the launcher's or the sweeper's
+        if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
             raise WrongConfig(f"the sweep cannot begin: {error}") from error
         if not sweep.led.is_broken:
             raise
@@ -126,8 +134,8 @@ def compose_and_run(saved: SavedRun | None) -> int:
 def command() -> NoReturn:
     """Run the command line and end the process.
 
-    Threads are joined, exit handlers run and output is flushed as ever. What is left out is the interpreter's own
-    teardown: with torch loaded it takes half a second, and threads of its process groups can abort in it.
+    Threads are joined, exit handlers run and output is flushed, as when Python exits. The teardown of the interpreter
+    is skipped: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
     """
     wait_briefly()
     with lasting_output():

@@ -1,4 +1,4 @@
-"""Addresses without the credentials in them, as they may be written down and shown. Standard library only."""
+"""Removes credentials from addresses before they are recorded or printed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S*)")
 
 
 def without_credentials(text: str) -> str:
-    """Return a text in which no address has a user or a password, nor values behind its `?`.
+    """Return a text with the user, the password and the values of the query of each address hidden.
 
-    A password may hold `/`, `?` or `@` as it was typed, where parsers disagree on its end: all between `://` and the
-    last `@` counts as one. What is hidden too much only reads worse.
+    Everything between `://` and the last `@` is hidden: a password that was typed without escapes may contain `/`, `?`
+    or `@`, and parsers disagree about where it ends. Hiding too much only makes an address harder to read.
     """
     return _ADDRESS.sub(lambda found: found[1] + _hide(found[2]), text) if "://" in text else text
 
 
 def without_those_of(address: str, text: str) -> str:
-    """Return a text without credentials, and without those of an address where they stand alone, as in parts of it."""
+    """Return a text without credentials, also where those of a known address occur without the address around them.
+
+    Args:
+        address: the address whose credentials are hidden wherever they occur.
+        text: the text to hide them in, such as an error message that quotes a part of the address.
+    """
     rest = address.partition("://")[2]
     user, at, host = rest.rpartition("@")
     query = (host if at else rest).partition("?")[2]
     parts = [user, user.partition(":")[2], *re.split("[=&]", query)[1::2], query]
     spelled = {spell(part) for part in parts for spell in (str, quote, unquote, partial(quote, safe=""))}
     for one in sorted(spelled, key=len, reverse=True):
-        text = text.replace(one, HIDDEN) if len(one) > 3 else text  # less is found everywhere
+        text = text.replace(one, HIDDEN) if len(one) > 3 else text  # anything shorter occurs in ordinary words
     return without_credentials(text)
 
 
 def hidden_everywhere(value: Any) -> Any:
-    """Return nested plain values with the credentials taken out of all addresses in them."""
+    """Return nested containers of plain values with the credentials in all their addresses hidden."""
     if isinstance(value, Mapping):
         return {key: hidden_everywhere(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -44,7 +49,7 @@ def hidden_everywhere(value: Any) -> Any:
 
 
 def has_hidden(address: str) -> bool:
-    """Whether an address is one from which credentials were taken."""
+    """Return whether the credentials of an address have been hidden."""
     return "://" in address and HIDDEN in address
 
 
@@ -55,5 +60,5 @@ def _hide(rest: str) -> str:
     before, mark, query = rest.partition("?")
     if not mark:
         return rest
-    values = r"=[^&'\"]*" if "=" in query else r"^[^'\"]+"  # quotes around the address stay
+    values = r"=[^&'\"]*" if "=" in query else r"^[^'\"]+"  # quotes around the address are kept
     return f"{before}?{re.sub(values, ('=' if '=' in query else '') + HIDDEN, query)}"

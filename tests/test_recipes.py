@@ -39,7 +39,7 @@ def header(name: str) -> str:
 def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     config = composed(f"experiment={name}")
     build.check(config)
-    assert dry_run.try_out(config).doubts == []
+    assert dry_run.try_out(config).warnings == []
 
 
 @pytest.mark.parametrize("name", [IMAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in IMAGES[1:])])
@@ -53,7 +53,7 @@ def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path)
     small = ("data.image_size=32", "data.batch_size=2", "trainer.precision=fp32", "model.module.name=resnet18")
     config = composed(f"experiment={name}", f"data.path={tmp_path}", *small)
     build.check(config)
-    assert dry_run.try_out(config).doubts == []
+    assert dry_run.try_out(config).warnings == []
 
 
 def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: Any):
@@ -67,7 +67,7 @@ def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: A
     chosen += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
     composed_config = composed(*chosen)
     build.check(composed_config)
-    assert dry_run.try_out(composed_config).doubts == []
+    assert dry_run.try_out(composed_config).warnings == []
     ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 

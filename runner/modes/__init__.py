@@ -1,1 +1,1 @@
-"""What a job can do besides training: be tried out, explained, evaluated, asked for predictions, sent to MLflow."""
+"""What a job can do, one mode each: train, check, explain, evaluate, predict, prove, compare, sync; see `table`."""

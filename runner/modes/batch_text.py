@@ -1,4 +1,4 @@
-"""A batch in a line: what its tensors are called, of which types and shapes they are, and between what they lie."""
+"""Describes a batch in one line: the keys, types, shapes and value ranges of its tensors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-MAX_TENSORS = 16  # that are described
+MAX_TENSORS = 16
+"""Tensors that are described; the rest is only counted."""
 
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
-    """Return keys, types and shapes of a batch's tensors, with the least and greatest whole numbers where asked."""
+    """Return the keys, types and shapes of a batch's tensors.
+
+    Args:
+        batch: tensors in any nesting of mappings, tuples and lists.
+        with_ranges: whether the least and the greatest value of integer tensors are shown too.
+    """
     found = _with_keys(batch)
     parts = [
         f"{name}{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
@@ -24,7 +30,7 @@ def describe_batch(batch: Any, with_ranges: bool = False) -> str:
 
 
 def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch, in order, each with the keys of the mappings that it lies in: 'inputs.image '."""
+    """Yield the tensors of a batch in order, each with the keys of the mappings around it: 'inputs.image '."""
     if isinstance(batch, Tensor):
         yield name and f"{name} ", batch
     elif isinstance(batch, Mapping):

@@ -1,7 +1,8 @@
-"""`mode=check`: everything of a run but training, without its data, in seconds. Nothing is written.
+"""`mode=check`: everything that a run does except training on its data, in seconds. Nothing is written.
 
-Every target is bound, the model built and measured, and one batch goes through all events: see `trial`. What
-cannot work is an error, as in training; what trains but is most likely a mistake is a warning: see `rules`.
+Every target of the config is bound, the model is built and measured, and one batch goes through all events: see
+`dry_run`. What would fail in training is an error here too. What would train, but is most likely a mistake, is a
+warning: see `lint`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def check(job: Job) -> None:
-    """Say what a run would be, or raise what is wrong with it. Rank 0 alone.
+    """Print what a run would be, or raise an error that says what is wrong with it. Rank 0 alone.
 
     Raises:
-        WrongConfig: it cannot work.
+        WrongConfig: the run cannot be trained.
     """
     from runner.modes.dry_run import try_out
 
@@ -33,10 +34,15 @@ def check(job: Job) -> None:
 
 
 def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, str]]:
-    """Yield what was found out, as labels and texts."""
+    """Yield the lines of the report, as labels and texts.
+
+    Args:
+        config: the config that was checked.
+        findings: what `try_out` found.
+    """
     sizes = findings.sizes
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
-    yield "ok config", f"{len([*targets(config)])} targets bound; no key that nobody reads"
+    yield "ok config", f"{len([*targets(config)])} targets bound; every key is used"
     yield "ok model", f"{findings.model}, {sizes.parameters:,} parameters, {trainable} trainable"
     yield "ok data", findings.data
     where = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
@@ -44,29 +50,29 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
     memory = {name: getattr(sizes, name) for name in ("weights", "gradients", "optimizer", "algorithms")}
     total = show_bytes(sum(memory.values()))
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in memory.items() if size)
-    yield "memory", f"{total} a process, activations aside: {parts}"
-    yield "checkpoint", f"{show_bytes(sizes.checkpoint)}, of it weights {show_bytes(sizes.checkpoint_weights)}"
+    yield "memory", f"{total} per process without activations: {parts}"
+    yield "checkpoint", f"{show_bytes(sizes.checkpoint)}, including weights of {show_bytes(sizes.checkpoint_weights)}"
     if findings.destinations:
         yield "not run", f"{', '.join(findings.destinations)}: destinations, which would write, print or connect"
     if findings.refused:
-        yield "not run", f"{', '.join(findings.refused)}: they read values, which the meta device has not"
-    for doubt in findings.doubts:
-        yield "warning", doubt
+        yield "not run", f"{', '.join(findings.refused)}: they read values, and tensors on the meta device have none"
+    for warning in findings.warnings:
+        yield "warning", warning
 
 
 def title_of(job: Job) -> str:
-    """Return what was typed, by which jobs of a sweep are told apart."""
+    """Return the overrides of a job, which tell the jobs of a sweep apart."""
     return " ".join(one for one in job.overrides if not one.startswith("mode=")) or "the default run"
 
 
 def remove_empty(job: Job) -> None:
-    """Remove the folder that was made for a run that is not to be."""
+    """Remove the temporary folder that was made for a job, if it is empty."""
     with suppress(OSError):
         Path(job.run_dir).rmdir()
 
 
 def show_bytes(size: int) -> str:
-    """Return a size as it is read."""
+    """Return a number of bytes with three digits and a unit: '1.23 MB'."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

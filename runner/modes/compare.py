@@ -1,6 +1,7 @@
-"""`mode=compare`: whether two runs are equal to the bit, or where they part, in what, and what was different in them.
+"""`mode=compare`: whether two runs are equal to the bit; if not, where and in what they begin to differ, and why.
 
-Runs say what they are after a batch through the callback `StateDigest`. Needs no torch: the answer is there at once.
+The runs are compared by the digests that the callback `StateDigest` writes. This needs no torch, so the answer comes at
+once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from runner.runs.result import read_result
 from runner.terminal import print_block, show_path
 
 ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
-"""What a record says of where a run was made, and what may change numbers; the first is the likeliest to."""
+"""Facts about where a run was made that may change its numbers, the most likely one first."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Difference:
     """How two runs compare.
 
     Attributes:
-        last: the last batches of both.
-        agreed: the last batch up to which they agree, 0 without one.
-        batch: the first batch after which they differ, None where they agree on all that both have.
-        parts: what differs there.
-        metrics: final metrics that differ, by name, with both values; of runs that end at the same batch.
+        last: the last batch of each run.
+        agreed: the last batch up to which they are equal, 0 if there is none.
+        batch: the first batch after which they differ, None if they are equal in all batches that both have.
+        parts: what differs after that batch.
+        metrics: the final metrics that differ, with both values, if both runs end at the same batch.
     """
 
     last: tuple[int, int]
@@ -49,18 +50,18 @@ class Difference:
 
     @property
     def agree(self) -> bool:
-        """Whether they are equal as far as both go."""
+        """Whether the runs are equal up to the last batch that both have."""
         return self.batch is None and not self.metrics
 
     @property
     def is_none(self) -> bool:
-        """Whether they are equal, and both end at the same batch."""
+        """Whether the runs are equal and end at the same batch."""
         return self.agree and self.last[0] == self.last[1]
 
     def __str__(self) -> str:
         if self.batch is not None:
             known = f"equal to the bit up to batch {self.agreed}" if self.agreed else "the first that both have"
-            gap = ", and not known in between" if 0 < self.agreed < self.batch - 1 else ""
+            gap = ", with no digests in between" if 0 < self.agreed < self.batch - 1 else ""
             return f"at batch {self.batch}, in {', '.join(self.parts)}; {known}{gap}"
         more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]
         if self.last[0] != self.last[1]:
@@ -71,9 +72,13 @@ class Difference:
 def difference(a: Path, b: Path) -> Difference:
     """Return how the runs in two folders compare.
 
+    Args:
+        a: the folder of one run.
+        b: the folder of the other run.
+
     Raises:
-        ValueError: they have digests of no batch in common.
-        FileNotFoundError: one has no digests.
+        ValueError: there is no batch after which both runs have a digest.
+        FileNotFoundError: a run has no digests.
     """
     last = tuple(max((one["batch"] for one in read_digests(run)), default=0) for run in (a, b))
     found = first_difference(a, b)
@@ -83,32 +88,33 @@ def difference(a: Path, b: Path) -> Difference:
         first, second = (one.metrics for one in results if one is not None)
         names = dict.fromkeys((*first, *second))
         pairs = {name: (first.get(name), second.get(name)) for name in names}
-        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}  # NaN equals itself
+        # Compared as text, so that NaN equals NaN.
+        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
     return Difference((last[0], last[1]), found.agreed, found.batch, found.parts, metrics)
 
 
 def compare(job: Job) -> None:
-    """Print how two runs compare, and in what their records differ. Rank 0 alone.
+    """Print how two runs compare, and how their records differ. Rank 0 alone.
 
     Raises:
-        SystemExit: with code 1, they differ.
-        WrongConfig: there is nothing to compare.
+        SystemExit: the runs differ; the exit code is 1.
+        WrongConfig: one of the runs does not exist, or they have no digests that could be compared.
     """
     with config_errors():
         check_keys(job.config)
-        a, b = (_folder_of(str(one), job.config) for one in _two(job.config["compare"]))
+        a, b = (_folder_of(str(one), job.config) for one in _read_pair(job.config["compare"]))
         found = difference(a, b)
-    rows = [("ok equal" if found.agree else "parted", str(found))]
+    rows = [("ok equal" if found.agree else "different", str(found))]
     if found.batch is not None and "samples" not in found.parts and first_difference(a, b, ["samples"]).batch is None:
         rows.append(("samples", "the same in all batches"))
-    print_block(f"{show_path(a)} -> {show_path(b)}", [*rows, *_facts(a, b)])
+    print_block(f"{show_path(a)} -> {show_path(b)}", [*rows, *_differences_of_records(a, b)])
     remove_empty(job)
     if not found.agree:
         raise SystemExit(1)
 
 
-def _facts(a: Path, b: Path) -> Iterator[tuple[str, str]]:
-    """Yield what differs between the records of two runs, as far as they have one."""
+def _differences_of_records(a: Path, b: Path) -> Iterator[tuple[str, str]]:
+    """Yield the differences between the records of two runs, as labels and texts; nothing if one has no record."""
     before, after = (_read(run / "config.yaml") for run in (a, b))
     if before and after:
         for change in find_changes(before, after):
@@ -126,7 +132,7 @@ def _facts(a: Path, b: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a file of a record, empty where it cannot be read."""
+    """Return the content of a file of a record; an empty dict if it cannot be read."""
     try:
         text = path.read_text()
         found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -135,7 +141,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _two(given: Any) -> list[Any]:
+def _read_pair(given: Any) -> list[Any]:
+    """Return the two runs that the key `compare` names."""
     if not isinstance(given, list) or len(given) != 2:
         raise ValueError(f"compare={given!r}: give two runs, by folder or MLflow id: 'compare=[RUN_A,RUN_B]'")
     return given

@@ -1,8 +1,8 @@
-"""A run tried out: the real Trainer, engine, algorithms and callbacks, with one batch a data set, and nothing kept.
+"""A dry run: the real Trainer, engine, algorithms and callbacks, with one batch of each data set. Nothing is kept.
 
-The model is made on the meta device first, where it takes no memory. Where its weights are small it is made again on
-the CPU and a few samples go through it, which finds labels out of range and metrics that fail as well as shapes that do
-not match; where they are large the batch stays on the meta device, and only shapes and types are seen.
+The model is made on the meta device first, where it takes no memory. If its weights are small, it is made again on the
+CPU and a few samples go through it; that finds labels out of range and metrics that fail as well as shapes that do not
+match. If they are large, the batch stays on the meta device, and only shapes and types are checked.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from runner.event import Event
 from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
 from runner.modes.diagnosis import WITHOUT_ALGORITHMS, hook_at_fault, naming_fault
-from runner.modes.lint import doubtful
+from runner.modes.lint import find_mistakes
 from runner.modes.sizes import Sizes, measure, size_of
 from runner.state import State
 from runner.time import Interval
 from runner.trainer import Trainer
 
-# Bytes of a model that is tried on the CPU. With gradients and moments it takes four times that.
 MAX_WEIGHTS = 128 * 2**20
-SAMPLES = 4  # of the batch that is tried
+"""Bytes up to which a model is tried on the CPU; with gradients and moments it takes four times as much memory."""
+
+SAMPLES = 4
+"""Samples in the batch that goes through the run."""
 
 
 @dataclass
 class Findings:
-    """What a trial found out."""
+    """What a dry run found out."""
 
     model: str = ""
     sizes: Sizes = field(default_factory=Sizes)
@@ -52,22 +54,22 @@ class Findings:
     device: str = ""
     events: int = 0
     destinations: list[str] = field(default_factory=list)
-    """Keys of those who would write, print or connect: they are made, and take no part."""
+    """Keys of callbacks that would write, print or connect: they are made, and not called."""
     refused: list[str] = field(default_factory=list)
-    """Keys of callbacks and algorithms that read values, which the meta device has not: they take no part either."""
-    doubts: list[str] = field(default_factory=list)
-    """What trains, but is most likely a mistake."""
+    """Keys of callbacks and algorithms that read values, which tensors on the meta device do not have."""
+    warnings: list[str] = field(default_factory=list)
+    """What would train, but is most likely a mistake, a sentence each."""
 
 
 class OneBatch:
-    """A loader that claims the length of another, and yields one batch an epoch.
+    """A loader with the length of another one that yields one batch an epoch.
 
     Args:
-        loader: whose length it has.
-        batch: what it yields.
+        loader: the loader whose length it has.
+        batch: the batch that it yields.
     """
 
-    stands_in = True  # for data of another order
+    stands_in = True  # its order of samples is not the one that a checkpoint records
 
     def __init__(self, loader: Any, batch: Any) -> None:
         self.batch = batch
@@ -86,17 +88,17 @@ class OneBatch:
         """Do nothing: all batches are the same."""
 
 
-class StandIn(NamedTuple):
-    """What stands in for a run's data, with one batch each."""
+class TrialData(NamedTuple):
+    """What a dry run has in place of a run's data, with one batch in each loader."""
 
     order: SampleOrder | None
-    """Of the real training samples, where it is known."""
+    """The order of the real training samples, if it is known."""
     train: OneBatch
     evaluators: list[Evaluator]
 
 
-class Watch(Callback):
-    """Ends training after its first epoch, and remembers which events came."""
+class EventRecorder(Callback):
+    """Records which events fire, and ends training after its first epoch."""
 
     def __init__(self) -> None:
         self.seen: set[Event] = set()
@@ -108,34 +110,37 @@ class Watch(Callback):
 
 
 def try_out(config: Mapping[str, Any]) -> Findings:
-    """Return what was found out by sending one batch through all events of a run. Alone, without other ranks.
+    """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
-    Destinations are made but take no part: they would write, print or connect.
+    Destinations are made but not called: they would write, print or connect.
+
+    Args:
+        config: checked by `runner.config.build.check`.
 
     Raises:
-        WrongConfig: the run cannot work; who is at fault, and in a user's own code where.
+        WrongConfig: the run would fail; the message says which part is at fault, and in a user's own code the line.
     """
     findings = Findings()
-    with collecting(findings.doubts), naming_fault(config):
-        build.make_parts(config)  # what their constructors refuse is said before data is read
+    with collecting_warnings(findings.warnings), naming_fault(config):
+        build.make_parts(config)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)
         if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
             findings.device = "meta"
-            while (hook := _refused_on_meta(config, data, findings)) is not None:
+            while (hook := _find_refused_on_meta(config, data, findings)) is not None:
                 findings.refused.append(hook)
         else:
             findings.device = "cpu"
-            _blaming_the_model(config, data, findings)
+            _try_with_and_without_algorithms(config, data, findings)
     return findings
 
 
 @contextmanager
 def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer]:
-    """Inside, there is the Trainer of a config without its data, callbacks and algorithms, in a passing folder.
+    """Yield the Trainer of a config without its data, callbacks and algorithms, in a temporary folder.
 
     Args:
-        config: checked.
+        config: checked by `runner.config.build.check`.
         logs: whether the run has destinations, so that the Trainer logs.
     """
     model = make_model_on_meta(config)
@@ -153,8 +158,8 @@ def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer
         yield trainer
 
 
-def _blaming_the_model(config: Mapping[str, Any], data: StandIn, findings: Findings) -> None:
-    """Try the batch; of a fault that shows without algorithms too, raise the one without."""
+def _try_with_and_without_algorithms(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Try the batch; if it fails without algorithms too, raise that error, which is simpler."""
     try:
         _try_batch(config, data, findings)
     except Exception as error:
@@ -165,7 +170,7 @@ def _blaming_the_model(config: Mapping[str, Any], data: StandIn, findings: Findi
 
 
 def make_model_on_meta(config: Mapping[str, Any]) -> Any:
-    """Return the model without memory behind its weights, None where it cannot be made so."""
+    """Return the model on the meta device, without memory for its weights; None if it cannot be made there."""
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.device("meta"):
@@ -173,8 +178,8 @@ def make_model_on_meta(config: Mapping[str, Any]) -> Any:
     return None
 
 
-def _refused_on_meta(config: Mapping[str, Any], data: StandIn, findings: Findings) -> str | None:
-    """Try the batch on the meta device; return the callback or algorithm that wants values, which are not there."""
+def _find_refused_on_meta(config: Mapping[str, Any], data: TrialData, findings: Findings) -> str | None:
+    """Try the batch on the meta device; return the key of a callback or algorithm that fails as it reads values."""
     try:
         _try_batch(config, data, findings)
     except RuntimeError as error:
@@ -185,13 +190,14 @@ def _refused_on_meta(config: Mapping[str, Any], data: StandIn, findings: Finding
     return None
 
 
-def _try_batch(config: Mapping[str, Any], data: StandIn, findings: Findings) -> None:
-    """Send one batch through a run on the device that the findings name, and add what is found."""
-    section, on_meta = config["trainer"], findings.device == "meta"
+def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Send one batch through a run on the device that the findings name, and add to the findings."""
+    section = config["trainer"]
+    on_meta = findings.device == "meta"
     device = pick_device(section.get("device", "auto"))
     changed = {"device": findings.device, "compile": False, "iteration_length": None}
     if device.type != findings.device and section.get("precision") != "bf16":
-        changed["precision"] = "fp32"  # autocast leaves the weights as they are
+        changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
     if on_meta:
         changed["load_path"] = None
     parts = build.make_parts(config)
@@ -199,7 +205,7 @@ def _try_batch(config: Mapping[str, Any], data: StandIn, findings: Findings) -> 
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
         parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
-    parts["callbacks"]["check"] = watch = Watch()
+    parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(config) if on_meta else build.make_model(config)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
         trainer = build.assemble(
@@ -209,7 +215,7 @@ def _try_batch(config: Mapping[str, Any], data: StandIn, findings: Findings) -> 
             model=model,
             train_dataloader=data.train,
             eval_dataloader=data.evaluators or None,
-            loggers=[] if on_meta else [LoggerDestination()],  # what is logged is looked at, and goes nowhere
+            loggers=[] if on_meta else [LoggerDestination()],  # values are logged and then dropped
             resume_path=None if on_meta else config["resume"],
             **parts,
         )
@@ -217,15 +223,16 @@ def _try_batch(config: Mapping[str, Any], data: StandIn, findings: Findings) -> 
             trainer.fit()
             if data.evaluators:
                 trainer.eval()
-            if not on_meta:  # predictions are brought to the CPU
+            if not on_meta:  # where predictions could not be copied to the CPU
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
-            findings.model, findings.sizes = _name_of(trainer.state), measure(trainer.state)
-            findings.doubts += _not_trained(trainer.state)
-            findings.events = len(watch.seen)
-            findings.doubts += doubtful(config, trainer.state.progress, data.order, device.type)
+            findings.model = _name_of(trainer.state)
+            findings.sizes = measure(trainer.state)
+            findings.events = len(recorder.seen)
+            findings.warnings += _find_untrained(trainer.state)
+            findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
 
 
-def _make_data(config: Mapping[str, Any], findings: Findings) -> StandIn:
+def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     section = config["data"]
     target = section["_target_"]
     fake = hasattr(locate("data", target), "fake")
@@ -241,7 +248,7 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> StandIn:
         one.dataloader = OneBatch(one.dataloader, _first_batch(one.label, one.dataloader))
     one_batch = OneBatch(train, _first_batch("train", train))
     findings.batch = describe_batch(one_batch.batch)
-    return StandIn(getattr(train, "order", None), one_batch, evaluators)
+    return TrialData(getattr(train, "order", None), one_batch, evaluators)
 
 
 def _name_of(state: State) -> str:
@@ -250,7 +257,7 @@ def _name_of(state: State) -> str:
     return type(model).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
 
 
-def _not_trained(state: State) -> Iterator[str]:
+def _find_untrained(state: State) -> Iterator[str]:
     parameters = state.unwrapped_model.named_parameters()
     idle = [name for name, one in parameters if one.requires_grad and one.grad is None]
     if idle:
@@ -259,14 +266,18 @@ def _not_trained(state: State) -> Iterator[str]:
 
 
 def _first_batch(label: str, loader: Any) -> Any:
-    """Return a few samples of a loader's first batch."""
+    """Return the first samples of a loader's first batch.
+
+    Raises:
+        ValueError: the loader yields no batch.
+    """
     if isinstance(loader, FakeLoader):
         return loader.make(min(SAMPLES, loader.order.batch_size))
     for batch in loader:
         try:
             return split(batch, count_samples(batch), size=SAMPLES)[0][1]
         except (TypeError, ValueError):
-            return batch  # not of tensors that count samples: taken whole
+            return batch  # it is not made of tensors with a row for each sample, so it is taken whole
     raise ValueError(f"the {label} data of {loader!r} has no batch")
 
 
@@ -282,19 +293,24 @@ def _describe(loader: Any) -> str:
 
 
 @contextmanager
-def collecting(doubts: list[str]) -> Iterator[None]:
-    """Inside, warnings go into a list in place of the terminal, each once."""
+def collecting_warnings(found: list[str]) -> Iterator[None]:
+    """Collect the warnings that are given inside this context, instead of printing them.
+
+    Args:
+        found: the list to which they are added, each once.
+    """
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: doubts.append(record.getMessage())
+    handler.emit = lambda record: found.append(record.getMessage())
     log = logging.getLogger("runner")
-    propagate, log.propagate = log.propagate, False
+    propagate = log.propagate
+    log.propagate = False
     log.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield
-        doubts += [str(one.message).partition("\n")[0] for one in caught]
-        doubts[:] = dict.fromkeys(doubts)
+        found += [str(one.message).partition("\n")[0] for one in caught]
+        found[:] = dict.fromkeys(found)
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

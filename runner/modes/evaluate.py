@@ -1,4 +1,4 @@
-"""mode=eval and mode=predict: use the weights of a run that was trained before, and train nothing."""
+"""`mode=eval` and `mode=predict`: use the weights of a run that was trained before, and train nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,27 @@ if TYPE_CHECKING:
 
 
 def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the config of a run that evaluates or predicts, and the tags that say what.
+    """Return the config of a run that uses saved weights, and tags that say where the weights are from.
 
-    It takes the weights that evaluations of the other run measured (under an averaging algorithm, the average), and
-    neither goes on with that run nor changes it.
+    They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
+    other run is neither resumed nor changed.
+
+    Args:
+        config: the composed config; `resume` or `trainer.load_path` names the weights.
+        saved: the run that `resume` names, if it has a record.
 
     Raises:
-        ValueError: no weights are named, they cannot be used, or the predictions cannot be written as asked.
+        ValueError: no weights are named, or there is no such checkpoint.
+        ImportError: predictions cannot be written in the format that was asked for.
     """
-    mode, trainer = config["mode"], config["trainer"]
+    mode = config["mode"]
+    trainer = config["trainer"]
     if config["rerun"] is not None:
-        raise ValueError(f"rerun={config['rerun']!r}: rerun trains; for mode={mode} give resume=<the run> in its place")
+        raise ValueError(f"rerun={config['rerun']!r}: rerun trains; for mode={mode} give resume=<the run> instead")
     if config["resume"] is None and trainer.get("load_path") is None:
         raise ValueError(
-            f"mode={mode}: with which weights? Give resume=<run folder, one of its checkpoints, or MLflow id>, or "
-            "trainer.load_path=<checkpoint> together with the model that it is of"
+            f"mode={mode}: needs saved weights; give resume=<run folder, one of its checkpoints, or MLflow id>, or "
+            "trainer.load_path=<checkpoint> together with the model whose weights it has"
         )
     if mode == "predict" and config["predict"]["format"] == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("predict.format='parquet' needs the package pyarrow; install it, or give predict.format=pt")
@@ -50,21 +56,24 @@ def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[
 
 
 def evaluate(job: Job) -> float | None:
-    """Run all evaluators on a run's weights, print what they find, and return what a sweep compares. All ranks."""
+    """Run all evaluators on the weights of a run, print the metrics, and return the objective. All ranks."""
     with recording(job) as result:
         with _trainer(job) as trainer:
             with config_errors():
                 check_objective(trainer.state, job.config["objective"])
             values = trainer.eval()
         result.measure(trainer.state, job.config["objective"])
-    names = {(label, name): value for label, found in values.items() for name, value in found.items()}
-    # By the keys under which training logs them.
-    _print(trainer, [(f"loss/{a}/total" if b == "loss" else f"metrics/{a}/{b}", v) for (a, b), v in names.items()])
+    rows = []
+    for label, metrics in values.items():
+        for name, value in metrics.items():
+            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"  # as training logs it
+            rows.append((key, value))
+    _print(trainer, rows)
     return result.objective
 
 
 def predict(job: Job) -> None:
-    """Write down what a run's weights predict for each sample, once and in order. All ranks."""
+    """Write what the weights of a run predict to a file: each sample once, in order. All ranks."""
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]
@@ -85,7 +94,7 @@ def predict(job: Job) -> None:
 
 @contextmanager
 def _trainer(job: Job) -> Iterator[Trainer]:
-    """The Trainer of a job, at the time at which the weights were saved; recorded, and closed at the end."""
+    """Yield the Trainer of a job, with its clock at the time when the weights were saved; record the run."""
     from runner.modes.diagnosis import noting_faults
     from runner.time import Timestamp
 
@@ -93,7 +102,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
         trainer = build.build(job.config, Path(job.run_dir), job.run_name)
     with trainer:
         saved = json.loads((Path(job.config["trainer"]["load_path"]) / MANIFEST).read_text())
-        # So values are logged at the batch at which the other run logged its own.
+        # Metrics are then logged at the batch at which the other run logged its own.
         trainer.state.timestamp = trainer.state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
         with config_errors():
             log_record(trainer.logger, job)
@@ -102,7 +111,12 @@ def _trainer(job: Job) -> Iterator[Trainer]:
 
 
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
-    """Print results, then where the run lies and how to look at it; on rank 0."""
+    """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints.
+
+    Args:
+        trainer: the Trainer that made the results.
+        rows: labels and results; a result is a text or the value of a metric.
+    """
     from runner.distributed.collectives import get_global_rank
     from runner.metrics import scalars
 
@@ -112,8 +126,10 @@ def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     load_path = Path(state.config["trainer"]["load_path"])
     lines = [("weights", f"{show_path(load_path)}, after {state.timestamp.batch} batches")]
     for label, value in rows:
-        one = {label: value} if isinstance(value, str) else scalars(label, value)
-        lines += [(key, part if isinstance(part, str) else f"{float(part):.6g}") for key, part in one.items()]
+        if isinstance(value, str):
+            lines.append((label, value))
+        else:
+            lines += [(key, f"{float(number):.6g}") for key, number in scalars(label, value).items()]
     lines.append(("run", show_path(state.run_dir)))
     commands = (getattr(one, "ui_command", None) for one in trainer.logger.destinations)
     lines += [("compare", command) for command in commands if command]

@@ -1,13 +1,14 @@
-"""`mode=explain`: who runs at which event of a run, in which order and why. Nothing is trained, read or written.
+"""`mode=explain`: what runs at which event, in which order and why. Nothing is trained, read or written.
 
-With `explain.format=json` standard output is one JSON object, in a sweep one a job, with these keys, which stay:
+With `explain.format=json` standard output is one JSON object, in a sweep one for each job, with these stable keys:
 
-- `hooks`: for each callback, algorithm and destination `name` (its key in the config), `kind` ('algorithm', 'callback',
-  'destination', or 'trainer' for those that are always there), `class`, `does` (what its documentation says first);
-- `events`: all events as they are declared, each with `event`, `when` and `runs`: in order, `name`, `does` (what the
-  documentation of the hook says first, or null), `why` (a list of reasons for its place);
+- `hooks`: for each callback, algorithm and destination its `name` (its key in the config), `kind` ('algorithm',
+  'callback', 'destination', or 'trainer' for those that are always there), `class`, and `does` (the first line of its
+  docstring, or null);
+- `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
+  `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its place);
 - `conflicts`: what cannot be combined, a sentence each;
-- `unchecked`: keys that go into somebody's `**options`, of which nobody can say whether they are read.
+- `unchecked`: keys that go into the `**options` of a class, so that nobody can tell whether they are used.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ WHEN = {
     **dict.fromkeys(("predict_batch_start", "predict_before_forward"), "each batch predicted"),
     **dict.fromkeys(("predict_after_forward", "predict_batch_end"), "each batch predicted"),
 }
-"""How often an event fires; those that are not here fire once."""
+"""How often each event fires; those that are not listed fire once."""
 
 PLACES = {
     "algorithm": "algorithms come first",
@@ -63,19 +64,20 @@ PLACES_AT_INIT = {
     "callback": "callbacks come after destinations",
     "algorithm": "algorithms come last",
 }
-"""Why one kind comes before or after another."""
+"""Why one kind of hooks runs before or after another, at all other events and at INIT."""
 
 
 def explain(job: Job) -> None:
-    """Print who runs when and why, as a table or as JSON. Rank 0 alone.
+    """Print what runs when and why, as a table or as JSON. Rank 0 alone.
 
     Raises:
-        WrongConfig: something cannot be made.
+        WrongConfig: an object that the config describes cannot be made.
     """
     from runner.modes.diagnosis import naming_fault
 
     wanted = job.config["explain"]["format"]
-    with naming_fault(job.config), redirect_stdout(sys.stderr):  # what constructors print is no part of the answer
+    # Constructors may print, which must not get between the JSON on standard output.
+    with naming_fault(job.config), redirect_stdout(sys.stderr):
         explained = timeline(job.config)
     if wanted == "json":
         print(json.dumps(explained, indent=1))
@@ -85,7 +87,7 @@ def explain(job: Job) -> None:
 
 
 def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `explain.format=json` prints."""
+    """Return the content of what `explain.format=json` prints; the module says which keys it has."""
     engine, conflicts = make_engine(config)
     state = engine.state
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
@@ -103,7 +105,7 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
-    """Return the engine of a run whose callbacks and algorithms were made but never called, and what conflicts."""
+    """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
     from runner.engine import Engine, conflicts_among, sort_algorithms
     from runner.modes.dry_run import make_idle_trainer
 
@@ -129,7 +131,7 @@ def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
 
 
 def _never_called(state: Any) -> Iterator[str]:
-    """Yield who listens to events that a model with its own training_step does not have."""
+    """Yield which hooks are never called because the model has its own `training_step`."""
     from runner.arguments import refuse_unseen_hooks
 
     try:
@@ -139,7 +141,7 @@ def _never_called(state: Any) -> Iterator[str]:
 
 
 def kind_of(one: Hooks) -> str:
-    """Return what somebody who listens is."""
+    """Return the kind of an object with hooks: 'algorithm', 'callback', 'destination' or 'trainer'."""
     from runner.metrics import TrainerLog, TrainMetrics
 
     if isinstance(one, LoggerDestination):
@@ -158,7 +160,7 @@ def _runs(engine: Engine, event: Event) -> Iterator[dict[str, Any]]:
 
 
 def _reasons(one: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[str]:
-    """Yield why somebody runs at this place among those who listen to an event."""
+    """Yield why an object runs at its place among all that have a hook for an event."""
     kind = kind_of(one)
     alike = [other for other in listeners if kind_of(other) == kind and other is not one]
     if len(alike) + 1 < len(listeners):
@@ -166,13 +168,13 @@ def _reasons(one: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[s
     if not alike:
         return
     if kind == "algorithm" and event.closes_bracket:
-        yield "in reverse, for this event closes what an earlier one opened"
+        yield "in reverse order, as this event closes what an earlier one opened"
     else:
         yield from [*_declared(one, alike)] or ["in the order given"]
 
 
 def _declared(one: Any, others: Sequence[Any]) -> Iterator[str]:
-    """Yield which declarations place an algorithm before or after others."""
+    """Yield the declarations that put an algorithm before or after others."""
     name = type(one).__name__
     for other in others:
         its_name = type(other).__name__
@@ -187,7 +189,7 @@ def _declared(one: Any, others: Sequence[Any]) -> Iterator[str]:
 
 
 def _first_line(thing: Any) -> str | None:
-    """Return the first line of what is documented right there: a base's documentation says nothing about it."""
+    """Return the first line of an object's own docstring; what it inherits from `Hooks` does not describe it."""
     if getattr(thing, "__func__", thing) in vars(Hooks).values():
         return None
     text = getattr(thing, "__doc__", None) or ""
@@ -199,33 +201,37 @@ def _path(kind: type) -> str:
 
 
 def print_tables(title: str, explained: Mapping[str, Any]) -> None:
-    """Print who there is, and who runs at which event."""
+    """Print a table of all hooks, and a table of what runs at which event.
+
+    Args:
+        title: printed above the tables.
+        explained: from `timeline`.
+    """
     from rich.table import Table
     from rich.text import Text
 
     hooks = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("who", "kind", "what it does"):
+    for column in ("name", "kind", "what it does"):
         hooks.add_column(column, overflow="fold")
     for one in explained["hooks"]:
         hooks.add_row(Text(one["name"]), one["kind"], Text(one["does"] or one["class"]))
     events = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("event", "when", "who runs, in order", "why"):
+    for column in ("event", "when", "what runs, in order", "why"):
         events.add_column(column, overflow="fold")
-    heard = [one for one in explained["events"] if one["runs"]]
-    for one in heard:
+    with_hooks = [one for one in explained["events"] if one["runs"]]
+    for one in with_hooks:
         cells = (Text(one["event"].upper(), "cyan"), one["when"])
         for run in one["runs"]:
-            who = f"{run['name']}: {run['does']}" if run["does"] else run["name"]
-            events.add_row(*cells, Text(who), Text("; ".join(run["why"])))
+            name = f"{run['name']}: {run['does']}" if run["does"] else run["name"]
+            events.add_row(*cells, Text(name), Text("; ".join(run["why"])))
             cells = ("", "")
     console = make_console()
     console.print(Text(title, "bold"))
     console.print(hooks, "", events, "", sep="\n")
-    silent = len(explained["events"]) - len(heard)
+    without_hooks = len(explained["events"]) - len(with_hooks)
     rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
-    rows += [
-        ("warning", f"{one} goes into **options: nobody knows whether it is read") for one in explained["unchecked"]
-    ]
-    rows += [("note", "evaluations come between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
-    rows += [("silent", f"{silent} events more, to which nobody listens; explain.format=json lists all")]
+    for key in explained["unchecked"]:
+        rows.append(("warning", f"{key} goes into **options, so it is not known whether it is used"))
+    rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
+    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists all")]
     print_block("", rows)

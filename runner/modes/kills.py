@@ -1,7 +1,7 @@
-"""SIGKILL at chosen moments of a run that trains in a process of its own.
+"""Kills a run that trains in a process of its own with SIGKILL, at chosen moments.
 
-What the run does is seen from outside, in its folder: a line of digests after every batch, and a hidden folder while a
-checkpoint is being written.
+The run is observed from outside, through its folder: there is a new line of digests after every batch, and a hidden
+folder while a checkpoint is being written.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from runner.distributed.environment import PARENT
 
 IN_SAVE = "inside a save"
 START = "start-up"
-EPOCH_END = "end of an epoch"  # where evaluations are, by default
+EPOCH_END = "end of an epoch"  # when evaluations run, by default
 TRAINING = "training"
 MOMENTS = (IN_SAVE, START, TRAINING, EPOCH_END)
-FILES = 4  # that are written one after another into a checkpoint
+FILES = 4  # in a checkpoint, written one after another
 
-POLL = 0.001  # seconds between two looks at a run
-GRACE = 60.0  # seconds in which a run ends after one of its ranks was killed
-LINGER = 5.0  # seconds in which what a killed run has started ends by itself
-TAIL = 4096  # bytes at the end of the digests, in which there is a whole line
+POLL = 0.001  # seconds between two looks at the folder of a run
+GRACE = 60.0  # seconds that a run has to end after one of its ranks was killed
+LINGER = 5.0  # seconds that processes which a killed run has started have to end by themselves
+TAIL = 4096  # bytes at the end of the file of digests that surely hold one whole line
 
 
 @dataclass(frozen=True)
-class Kill:
-    """A kill that is to come.
+class PlannedKill:
+    """When a run is to be killed.
 
     Attributes:
-        moment: of `MOMENTS`.
-        batch: that must have been trained before it comes, except in start-up.
-        fraction: of the moment's duration that passes before it comes, in [0, 1).
-        rank: whose process is killed; rank 0 where there is no other.
+        moment: one of `MOMENTS`.
+        batch: the batch that must have been trained before the kill, except in start-up.
+        fraction: how much of the moment's duration passes before the kill, in [0, 1).
+        rank: the rank whose process is killed; rank 0 if that process has not been started yet.
     """
 
     moment: str
@@ -55,14 +55,14 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Struck:
-    """A kill that has come.
+class CompletedKill:
+    """When a run was killed.
 
     Attributes:
-        moment: when; it may have turned out to be another than was planned.
-        batch: the last one trained before it.
-        rank: whose process was killed.
-        resumed_from: the batch after which the run goes on; 0: it begins again.
+        moment: one of `MOMENTS`, not always the planned one.
+        batch: the last batch trained before the kill.
+        rank: the rank whose process was killed.
+        resumed_from: the batch of the checkpoint that the run is resumed from; 0 if it begins again.
     """
 
     moment: str
@@ -73,13 +73,13 @@ class Struck:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run came on that nobody killed.
+    """How fast a run trained that was not killed.
 
     Attributes:
-        batches: how many it trained.
-        epoch_ends: the last batches of all epochs but the last.
-        seconds: that its process took.
-        seen: last batch and seconds since its process was started, for each time at which there was a new one.
+        batches: the number of batches that it trained.
+        epoch_ends: the last batch of every epoch but the last.
+        seconds: how long its process ran.
+        seen: for each new batch that was seen, its number and the seconds since the process was started.
     """
 
     batches: int
@@ -89,46 +89,56 @@ class Pace:
 
     @property
     def startup(self) -> float:
-        """Seconds until its first batch."""
+        """Seconds from the start of the process to the end of the first batch."""
         return self.seen[0][1] if self.seen else self.seconds
 
     def pause_after(self, batch: int) -> float:
-        """Return the seconds from a batch to the next one that was seen."""
+        """Return the seconds from the end of a batch to the next one that was seen."""
         begins = [second for one, second in self.seen if one <= batch]
         ends = [second for one, second in self.seen if one > batch]
         return ends[0] - begins[-1] if begins and ends else 0.0
 
 
-def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[Kill]:
-    """Return kills at random moments over a run, of all kinds where there are four of them; one is inside a save."""
+def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKill]:
+    """Return kills at random moments of a run, in the order of their batches.
+
+    The moments are of all kinds if there are at least four kills; the first kind is inside a save.
+
+    Args:
+        number: the number of kills.
+        seed: the seed of the random draws.
+        pace: the pace of the run without kills.
+        ranks: the number of ranks of the run.
+    """
     draw = random.Random(seed)
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number)]
     draw.shuffle(moments)
-    last = max(1, pace.batches - 1 - pace.batches // 8)  # later, a run may have ended before the kill comes
-    places = [1 + int((index + draw.random()) / number * last) for index in range(number)]  # all over the run
-    # Rank 0 writes the checkpoints, and is there from the start.
+    last = max(1, pace.batches - 1 - pace.batches // 8)  # later than that, a run may end before it is killed
+    places = [1 + int((index + draw.random()) / number * last) for index in range(number)]  # spread over the run
+    # Rank 0 writes the checkpoints, and is the only rank during start-up.
     ranks_drawn = [0 if moment in (IN_SAVE, START) else draw.randrange(ranks) for moment in moments]
-    return [Kill(*one) for one in zip(moments, places, (draw.random() for _ in moments), ranks_drawn, strict=True)]
+    fractions = [draw.random() for _ in moments]
+    return [PlannedKill(*one) for one in zip(moments, places, fractions, ranks_drawn, strict=True)]
 
 
 class Session:
-    """A command of this project in a process of its own, which ends with this one, and the run that it trains.
+    """A command that trains a run in a process of its own, which is killed when this process ends.
 
     Args:
-        arguments: of `python -m runner`.
-        run_dir: of the run.
-        log: file to which it is added what the command prints.
-        patience: seconds without a new batch after which it counts as hung.
+        arguments: the arguments of `python -m runner`.
+        run_dir: the run's folder.
+        log: the file to which the output of the command is appended.
+        patience: seconds without a new batch after which the run counts as hung.
     """
 
     def __init__(self, arguments: Sequence[str], run_dir: Path, log: Path, patience: float) -> None:
         self.run_dir = run_dir
         self.started = time.monotonic()
         self._patience = patience
-        hidden = ("HYDRA_FULL_ERROR",)  # set by this process for itself
+        hidden = ("HYDRA_FULL_ERROR",)  # this process has set it for itself
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment |= {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # it imports what this one does
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # to import the same modules
             PARENT: str(os.getpid()),
         }
         with log.open("a") as file:
@@ -139,7 +149,7 @@ class Session:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the one who proves alone
+                start_new_session=True,  # so that Ctrl-C does not reach it
             )
 
     def __enter__(self) -> Session:
@@ -150,29 +160,31 @@ class Session:
         self.process.wait()
 
     def progress(self, pause: float = POLL) -> Iterator[int]:
-        """Yield the last batch with a digest, again and again until the process has ended.
+        """Yield the last batch with a digest, repeatedly until the process has ended.
 
         Args:
-            pause: seconds between two looks.
+            pause: seconds between two looks at the folder.
 
         Raises:
-            TimeoutError: there is no new batch for too long.
+            TimeoutError: the run has hung, with no new batch for `patience` seconds.
         """
-        last, since = -1, time.monotonic()
+        last = -1
+        since = time.monotonic()
         while self.process.poll() is None:
             batch = last_batch(self.run_dir)
             if batch != last:
-                last, since = batch, time.monotonic()
+                last = batch
+                since = time.monotonic()
             elif time.monotonic() - since > self._patience:
                 raise TimeoutError(f"no batch for {self._patience:g} s after batch {batch}: the run hangs")
             yield batch
             time.sleep(pause)
 
     def finish(self) -> Pace:
-        """Return how the run came on, once its process has ended by itself.
+        """Wait until the process has ended by itself, and return the pace of the run.
 
         Raises:
-            TimeoutError: there is no new batch for too long.
+            TimeoutError: the run has hung, with no new batch for `patience` seconds.
         """
         seen: list[tuple[int, float]] = []
         for batch in self.progress():
@@ -182,23 +194,23 @@ class Session:
         ends = [one["batch"] for one, after in itertools.pairwise(digests) if after["epoch"] > one["epoch"]]
         return Pace(len(digests), ends, time.monotonic() - self.started, seen)
 
-    def strike(self, kill: Kill, pace: Pace, resumed_from: int) -> Struck | None:
-        """Kill a process of the run when the moment has come; return what came of it, None where it was too late.
+    def kill_at(self, kill: PlannedKill, pace: Pace, resumed_from: int) -> CompletedKill | None:
+        """Kill a process of the run at a planned moment; return when it was killed, None if the run ended before.
 
         Args:
-            kill: when and whom.
-            pace: of the run that nobody killed.
+            kill: the planned moment, and the rank to kill.
+            pace: the pace of the run without kills.
             resumed_from: the batch after which this session begins.
 
         Raises:
-            TimeoutError: the run hangs, or outlives one of its ranks.
+            TimeoutError: the run has hung, or has not ended after one of its ranks was killed.
         """
         before = last_batch(self.run_dir)
-        batch = max(kill.batch, before + 1)  # which this session has trained, and not the one before
+        batch = max(kill.batch, before + 1)  # a batch that this session trains, not the one before
         moment = kill.moment if batch < pace.batches else START
         if moment == START:
             due = self.started + kill.fraction * pace.startup
-            # At its end at the latest: this session may be faster than the first.
+            # At the first batch at the latest: this session may start faster than the first one did.
             has_come = any(now != before or time.monotonic() > due for now in self.progress())
         elif moment == IN_SAVE:
             has_come = any(now >= batch for now in self.progress()) and self._stop_in_save(int(kill.fraction * FILES))
@@ -209,40 +221,49 @@ class Session:
             time.sleep(kill.fraction * pace.pause_after(batch))
         if not has_come or self.process.poll() is not None:
             return None
-        rank, last = self._kill(kill.rank), last_batch(self.run_dir)
-        if next(self._partial(), None) is not None:
+        rank = self._kill(kill.rank)
+        last = last_batch(self.run_dir)
+        if next(self._find_partial(), None) is not None:
             moment = IN_SAVE
         elif last in (before, resumed_from):
             moment = START
         else:
             moment = EPOCH_END if last in pace.epoch_ends else TRAINING
-        return Struck(moment, last, rank)
+        return CompletedKill(moment, last, rank)
 
     def _stop_in_save(self, files: int) -> bool:
-        """Stop rank 0 while it writes a checkpoint, after some of its files; return whether there was one to come."""
+        """Stop rank 0 with SIGSTOP while it writes a checkpoint; return False if it writes none any more.
+
+        Args:
+            files: the number of files that it has written by then.
+        """
         for _ in self.progress(pause=0.0):
-            for partial in self._partial():
+            for partial in self._find_partial():
                 with suppress(FileNotFoundError):
                     if len(os.listdir(partial)) < files:
                         continue
                     self.process.send_signal(signal.SIGSTOP)
-                    time.sleep(POLL)  # until it has stopped
+                    time.sleep(POLL)  # time for it to stop
                     if partial.exists():
                         return True
-                self.process.send_signal(signal.SIGCONT)  # too late by a hair: in the next one, at its beginning
+                self.process.send_signal(signal.SIGCONT)  # it was just too late: try the beginning of the next one
                 files = 0
         return False
 
-    def _partial(self) -> Iterator[Path]:
-        """Yield the folder into which rank 0 writes a checkpoint now, or did when it was killed."""
+    def _find_partial(self) -> Iterator[Path]:
+        """Yield the hidden folder into which rank 0 writes a checkpoint, or did when it was killed."""
         return self.run_dir.glob(f"*/.*.partial-{self.process.pid}")
 
     def _kill(self, rank: int) -> int:
-        """Kill a rank, rank 0 where there is no such process yet, and see that all end; return which it was."""
+        """Kill a rank, or rank 0 if that rank has not been started; wait until all have ended, and return its number.
+
+        Raises:
+            TimeoutError: the run has not ended `GRACE` seconds after the kill.
+        """
         import psutil
 
         others: dict[int, Any] = {0: self.process}
-        with suppress(psutil.Error):  # they come and go
+        with suppress(psutil.Error):  # a process may end while we look at it
             for child in psutil.Process(self.process.pid).children():
                 if child.cmdline()[-2:] == ["-m", "runner"]:
                     others[int(child.environ()["RANK"])] = child
@@ -256,17 +277,17 @@ class Session:
         return rank
 
     def _end(self, seconds: float) -> None:
-        """Kill what has not ended by itself within some seconds, of all that this session has started."""
+        """Kill every process that this session has started and that has not ended by itself after some seconds."""
         deadline = time.monotonic() + seconds
         while (members := self._members()) and time.monotonic() < deadline + GRACE:
             for one in members if time.monotonic() >= deadline else ():
                 with suppress(ProcessLookupError):
                     os.kill(one, signal.SIGKILL)
-            self.process.poll()  # so that it is no zombie
+            self.process.poll()  # so that it does not remain a zombie
             time.sleep(POLL)
 
     def _members(self) -> list[int]:
-        """Return the processes of this session that run."""
+        """Return the ids of the processes of this session that still run."""
         import psutil
 
         found = []
@@ -278,7 +299,7 @@ class Session:
 
 
 def last_batch(run_dir: Path) -> int:
-    """Return the last batch of which a run has a digest, 0 without one."""
+    """Return the last batch of which a run has a digest, 0 if there is none."""
     try:
         with (run_dir / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -1,15 +1,15 @@
-"""What in a config does not go together, though the run would train: said before it does.
+"""Finds what is most likely a mistake in a config, although the run would train.
 
-What cannot train at all is an error of whoever finds it, in training too: a warm-up longer than the schedule, a
-`max_duration` in tokens with a model that counts none, a monitored metric that nobody computes, algorithms that exclude
-one another, a precision that the device has not. Here is what is most likely a mistake:
+What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
+schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
+algorithms that exclude one another, a precision that the device does not support. These are warnings:
 
-- an interval, a patience or a half-life longer than the run;
-- a metric of an evaluator monitored, and `trainer.eval_interval=0`;
-- a batch larger than the data, or smaller than the number of processes;
-- more microbatches than a batch has samples, or microbatches larger than it;
+- an interval or a patience that is longer than the run;
+- a monitored metric of an evaluator while `trainer.eval_interval=0`;
+- a batch that is larger than the data, or smaller than the number of processes;
+- more microbatches than a batch has samples, or microbatches larger than the batch;
 - `amp_fp16` on a CPU;
-- keys that a class takes as `**options`: nobody can say whether they are read.
+- keys that a class takes as `**options`, so that nobody can tell whether they are used.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from runner.config.signatures import default_of, taken_as_options
 from runner.time import Progress, Time, convert
 
 TOO_LONG = {
-    "interval": "it comes only at the end, if at all",
+    "interval": "it happens only at the end, if at all",
     "patience": "training never stops early",
 }
-"""What happens where the value of a key that ends so is longer than the run."""
+"""What happens if the value of a key is longer than the run, by what the name of the key ends in."""
 
 
-def doubtful(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
+def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
     """Yield what is most likely a mistake, a sentence each that begins with the key and its value.
 
     Args:
         config: checked by `runner.config.build.check`.
-        progress: the run's length, in batches too where they are known.
-        order: of the training samples, a `SampleOrder`; None where that is not known.
-        device: type of the device to train on.
+        progress: the run's length, also in batches if that is known.
+        order: the `SampleOrder` of the training samples, None if it is not known.
+        device: the type of the device to train on.
     """
     yield from _too_long(config, progress)
     yield from _never_evaluated(config)
@@ -44,7 +44,8 @@ def doubtful(config: Mapping[str, Any], progress: Progress, order: Any, device: 
         yield "trainer.precision='amp_fp16' on a CPU saves nothing and is slow: use fp32 or amp_bf16"
     for path, section in targets(config):
         for key in taken_as_options(path, section):
-            yield f"{path}.{key} goes into the **options of {section['_target_']}: whether it is read was not checked"
+            owner = section["_target_"]
+            yield f"{path}.{key} goes into the **options of {owner}, so it was not checked whether it is used"
 
 
 def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
@@ -55,11 +56,11 @@ def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
             if effect is None or not isinstance(value, str | int) or isinstance(value, bool):
                 continue
             if key.endswith("interval") and value == default_of(path, section, key):
-                continue  # nobody has asked for it
+                continue  # it is the default, not something that the user chose
             try:
                 length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
             except ValueError:
-                continue  # no time, or in a unit that cannot be compared
+                continue  # it is no time, or its unit cannot be converted to that of the run's length
             if length > duration.exact:
                 yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
 
@@ -76,7 +77,8 @@ def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
 def _batches(config: Mapping[str, Any], order: Any) -> Iterator[str]:
     if order is None:
         return
-    batch, samples = order.batch_size, order.num_samples
+    batch = order.batch_size
+    samples = order.num_samples
     if batch > samples:
         yield f"data.batch_size={batch} is more than the {samples:,} training samples: an epoch is one batch"
     ranks = config["launch"].get("nproc_per_node", 1)
@@ -84,8 +86,9 @@ def _batches(config: Mapping[str, Any], order: Any) -> Iterator[str]:
     if batch < ranks:
         yield f"data.batch_size={batch} is less than launch.nproc_per_node={ranks}: some processes have nothing to do"
     share = max(1, min(batch, samples) // ranks)
-    parts, size = config["trainer"].get("grad_accum", 1), config["trainer"].get("microbatch_size")
+    parts = config["trainer"].get("grad_accum", 1)
+    size = config["trainer"].get("microbatch_size")
     if parts > share:
-        yield f"trainer.grad_accum={parts} is more than the samples of a batch on each process: there are {share}"
+        yield f"trainer.grad_accum={parts} is more than the {share} samples of a batch on each process"
     if isinstance(size, int) and size > share:
-        yield f"trainer.microbatch_size={size} is more than the samples of a batch on each process: there are {share}"
+        yield f"trainer.microbatch_size={size} is more than the {share} samples of a batch on each process"

@@ -1,4 +1,4 @@
-"""What a model predicts, written to a file batch by batch: each sample once, in order, from all ranks."""
+"""Writes what a model predicts to a file, batch by batch: each sample once, in order, from all ranks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
     from runner.trainer import Trainer
 
 Columns = dict[str, Tensor]
-"""Tensors on the CPU by name; dimension 0 counts samples."""
+"""Tensors on the CPU by name; dimension 0 is the sample."""
 
 
 def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, str]:
-    """Write `Model.predictions` of every sample; return how many there are, and in which order. All ranks.
+    """Write `Model.predictions` of every sample; return the number of samples, and a phrase for their order. All ranks.
 
-    The column `index` counts samples in that order: a loader that says which samples its batches are made of is read
-    without shuffling, any other as it comes. Memory holds one batch at a time, for a `.pt` file all of them.
+    The column `index` numbers the samples in that order. A loader that has an `order` is read without shuffling, any
+    other as it is. Memory holds one batch at a time; for a `.pt` file it holds all of them.
 
     Args:
-        trainer: with the weights to use.
+        trainer: the Trainer with the weights to use.
         loader: yields this rank's batches.
-        path: the file to be, `.parquet` or `.pt`, there once it is complete. Rank 0 writes it.
+        path: the file to write, `.parquet` or `.pt`. Rank 0 writes it, and it appears once it is complete.
 
     Raises:
-        ValueError: the model gives something else than tensors with a row for each sample.
+        ValueError: the model's predictions are not tensors with a row for each sample.
         OSError: the file cannot be written.
     """
-    state, model = trainer.state, trainer.state.unwrapped_model
+    state = trainer.state
+    model = state.unwrapped_model
     order = getattr(loader, "order", None)
     if order is not None:
         order.read_all_in_sequence()
@@ -71,10 +72,15 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
 
 
 def _columns(found: Any, num_samples: int, counting: int) -> Columns:
-    """Return the rows of the samples that count.
+    """Return the rows of the samples that are not padding.
+
+    Args:
+        found: what `Model.predictions` returned.
+        num_samples: samples in the batch, with padding.
+        counting: samples at the beginning of the batch that are not padding.
 
     Raises:
-        ValueError: something is no tensor with a row for each sample.
+        ValueError: a value is not a tensor with a row for each sample.
     """
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:
@@ -87,7 +93,7 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
 
 
 def _gather(columns: Columns) -> list[Columns]:
-    """Return all ranks' columns by rank on rank 0, nothing on the others. All ranks; nothing is unpickled."""
+    """Return the columns of all ranks on rank 0, and an empty list on the others. All ranks; nothing is unpickled."""
     if get_world_size() == 1:
         return [columns]
     buffer = BytesIO()
@@ -111,7 +117,7 @@ class _File(Protocol):
 
 
 class _ParquetFile:
-    """A row group for each batch; what has more than one dimension is a list in its column."""
+    """A Parquet file with a row group for each batch; values with more than one dimension are stored as lists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -131,7 +137,7 @@ class _ParquetFile:
 
 
 class _TensorFile:
-    """A dict of tensors by column, which `torch.load` reads with `weights_only=True`."""
+    """A file with a dict of tensors by column, which `torch.load` reads with `weights_only=True`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -145,12 +151,12 @@ class _TensorFile:
 
 
 def _arrow(tensor: Tensor) -> Any:
-    """Return a column of numbers, or of lists of them."""
+    """Return a tensor as a column of numbers, or of nested lists of numbers."""
     import numpy
     import pyarrow
 
     if tensor.is_floating_point() and tensor.itemsize < 4:
-        tensor = tensor.float()  # neither numpy nor Parquet knows all of torch's small ones
+        tensor = tensor.float()  # numpy and Parquet do not support all small floating-point types of torch
     column = pyarrow.array(tensor.reshape(-1).numpy())
     for number, size in reversed([*enumerate(tensor.shape)][1:]):
         lists = tensor.shape[:number].numel()

@@ -1,9 +1,9 @@
-"""`mode=prove`: whether an experiment that is killed again and again ends as the one that nobody killed, to the bit.
+"""`mode=prove`: whether an experiment that is killed and resumed again and again ends like one that is not, to the bit.
 
-It is trained for some batches in processes of its own: once without interruption, once with a SIGKILL at random moments
-and `resume=` after each. Digests of weights, optimizer, randomness, algorithms and samples after every batch are
-compared, and the final metrics. Where they part, the first run is made once more: two runs that nobody killed and that
-part say that it is not resuming that is at fault.
+The experiment is trained for some batches in processes of its own: once without interruption, and once with a SIGKILL
+at random moments and `resume=` after each. Digests of weights, optimizer, randomness, algorithms and samples after
+every batch are compared, and the final metrics. If they differ, the first run is made a second time: if two runs
+without a kill differ too, then the experiment is not deterministic, and resuming is not at fault.
 """
 
 from __future__ import annotations
@@ -29,28 +29,34 @@ from runner.distributed.job import Job
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
-from runner.modes.kills import IN_SAVE, Pace, Session, Struck, plan_kills
+from runner.modes.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
 from runner.runs.record import write_record
 from runner.runs.result import read_result
 from runner.terminal import print_block, show_path
 
 FILE = "prove.json"
-WHOLE, KILLED, AGAIN = "uninterrupted", "killed", "uninterrupted-again"
-SHOWN = 20  # lines of what a session printed, where it failed
+"""Name of the file that holds the verdict."""
+
+WHOLE = "uninterrupted"
+KILLED = "killed"
+AGAIN = "uninterrupted-again"
+
+SHOWN_LINES = 20
+"""Lines of a session's output that are shown if it failed."""
 
 
-class Failed(Exception):
-    """A session ended by itself, and not as it should."""
+class SessionFailed(Exception):
+    """A session ended by itself with an error."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a proof came to.
+    """The result of a proof.
 
     Attributes:
-        outcome: 'equal'; 'parted'; 'not deterministic', of two runs that nobody killed; 'not trained' or 'not resumed',
-            where one failed; 'not killed', where no kill came in time.
-        reason: a sentence.
+        outcome: 'equal'; 'different'; 'not deterministic', if two runs without a kill differ; 'not trained' or 'not
+            resumed', if a session failed; 'not killed', if the run ended before the first kill.
+        reason: one sentence.
     """
 
     outcome: str
@@ -85,14 +91,14 @@ def check_provable(config: Mapping[str, Any]) -> None:
 
 
 def prove(job: Job) -> None:
-    """Prove an experiment and print the verdict. Rank 0 alone; each run has processes of its own.
+    """Prove that an experiment resumes to the bit, and print the verdict. Rank 0 alone.
 
     Raises:
-        SystemExit: with code 1, the verdict is bad; all that was made is kept.
+        SystemExit: it does not, and all files are kept; the exit code is 1.
         WrongConfig: the experiment cannot be trained at all.
     """
     if any(Path(job.run_dir).iterdir()):
-        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs a folder for itself")
+        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs an empty folder")
     proof = Proof(job)
     print_block(title_of(job), [_row("folder", show_path(proof.folder))])
     try:
@@ -104,7 +110,7 @@ def prove(job: Job) -> None:
         proof.write(verdict)
         print_block("", [_row(verdict.outcome, verdict.reason), _row("folder", f"kept: {show_path(proof.folder)}")])
         raise SystemExit(1)
-    print_block("", [_row("ok proof", verdict.reason), *(_row("warning", doubt) for doubt in proof.doubts())])
+    print_block("", [_row("ok proof", verdict.reason), *(_row("warning", one) for one in proof.warnings())])
     if proof.asked["keep"]:
         proof.write(verdict)
     else:
@@ -112,16 +118,16 @@ def prove(job: Job) -> None:
 
 
 class Proof:
-    """The runs of a proof, in one folder: the experiment's record, and for each run a folder and what it printed.
+    """The runs of a proof in one folder: the experiment's record, and a folder and a log for each run.
 
     Args:
-        job: whose config is trained, changed by `to_prove`.
+        job: the job to prove; its config is trained as `to_prove` changes it.
     """
 
     def __init__(self, job: Job) -> None:
         self.folder = Path(job.run_dir)
         self.asked = job.config["prove"]
-        self.struck: list[Struck] = []
+        self.kills: list[CompletedKill] = []
         self._ranks = build.make_launch(job.config).processes()
         self._deterministic = bool(job.config["trainer"].get("deterministic"))
         allowed = job.config["allow_targets"]
@@ -129,70 +135,71 @@ class Proof:
         write_record(self.folder / "experiment", to_prove(job.config), job.arguments, job.run_name)
 
     def run(self) -> Verdict:
-        """Train, kill, resume and compare, and tell how it comes on.
+        """Train, kill, resume and compare, print the progress, and return the verdict.
 
         Raises:
             WrongConfig: the experiment cannot be trained at all.
         """
         try:
             pace = self._train(WHOLE)
-        except (Failed, TimeoutError) as error:
+        except (SessionFailed, TimeoutError) as error:
             return Verdict("not trained", f"nobody killed it, and {error}")
         if not pace.batches:
             return Verdict("not trained", "no batch was trained")
-        _tell(WHOLE, f"{_count(pace.batches, 'batch', 'batches')} in {pace.seconds:.1f} s")
+        _print_row(WHOLE, f"{_count(pace.batches, 'batch', 'batches')} in {pace.seconds:.1f} s")
         try:
             self._train_killed(pace)
-        except (Failed, TimeoutError) as error:
-            return Verdict("not resumed", f"after kill {len(self.struck)}, {error}")
-        if not self.struck:
+        except (SessionFailed, TimeoutError) as error:
+            return Verdict("not resumed", f"after kill {len(self.kills)}, {error}")
+        if not self.kills:
             return Verdict("not killed", "it had ended before a kill came: give it more batches, prove.batches=...")
         return self._compare()
 
-    def doubts(self) -> Iterator[str]:
-        """Yield what a good verdict does not cover."""
+    def warnings(self) -> Iterator[str]:
+        """Yield what a good verdict does not cover, a sentence each."""
         digests = read_digests(self.folder / WHOLE)
         if digests[-1]["epoch"] == 0:
             yield f"no epoch ended before the last of {len(digests)} batches: prove.batches=... for more"
-        if all(one.moment != IN_SAVE for one in self.struck):
+        if all(one.moment != IN_SAVE for one in self.kills):
             yield "no kill came inside a save: prove.seed=... for other moments, prove.kills=... for more"
-        if not any(one.resumed_from for one in self.struck):
+        if not any(one.resumed_from for one in self.kills):
             yield "no kill came after a first checkpoint: prove.save_interval=... for earlier ones"
-        if len(self.struck) < self.asked["kills"]:
+        if len(self.kills) < self.asked["kills"]:
             yield "not all kills came: the run had ended before; prove.batches=... for more"
 
     def write(self, verdict: Verdict) -> None:
-        """Write down the verdict, and all that is needed to have it again."""
+        """Write the verdict to a file, with all that is needed to reproduce it."""
         command = shlex.join([Path(sys.executable).name, "-m", "runner", *sys.argv[1:]])
-        kills = [asdict(one) for one in self.struck]
+        kills = [asdict(one) for one in self.kills]
         content = {**asdict(verdict), "kills": kills, "prove": self.asked, "command": command}
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
 
     def remove(self) -> None:
-        """Remove all that was made."""
+        """Remove all files of the proof."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _train(self, name: str) -> Pace:
-        """Train a run from where it stands to its end, and return how it came on."""
+        """Train a run from its latest checkpoint to its end, and return its pace."""
         with self._session(name) as session:
             pace = session.finish()
         self._check_end(session, name)
         return pace
 
     def _train_killed(self, pace: Pace) -> None:
+        """Train a run that is killed and resumed until no kills are left or it has ended."""
         run = self.folder / KILLED
         resumed_from = 0
         for number, kill in enumerate(plan_kills(self.asked["kills"], self.asked["seed"], pace, self._ranks), 1):
             with self._session(KILLED) as session:
-                struck = session.strike(kill, pace, resumed_from)
-            if struck is None:
+                done = session.kill_at(kill, pace, resumed_from)
+            if done is None:
                 self._check_end(session, KILLED)
                 return
             resumed_from = _last_saved(run)
-            self.struck.append(replace(struck, resumed_from=resumed_from))
-            whom = f" on rank {struck.rank}" if self._ranks > 1 else ""
+            self.kills.append(replace(done, resumed_from=resumed_from))
+            whom = f" on rank {done.rank}" if self._ranks > 1 else ""
             onward = f"goes on after batch {resumed_from}" if resumed_from else "begins again"
-            _tell(f"kill {number}", f"{struck.moment}{whom}, after batch {struck.batch}; {onward}")
+            _print_row(f"kill {number}", f"{done.moment}{whom}, after batch {done.batch}; {onward}")
         self._train(KILLED)
 
     def _compare(self) -> Verdict:
@@ -202,55 +209,56 @@ class Proof:
             counts = (
                 _count(found.agreed, "batch", "batches"),
                 _count(len(result.metrics) if result else 0, "final metric", "final metrics"),
-                _count(len(self.struck), "kill", "kills"),
+                _count(len(self.kills), "kill", "kills"),
             )
             return Verdict("equal", f"equal to the bit: {', '.join(counts)}")
-        _tell("they part", "training without a kill once more")
+        _print_row("they differ", "training without a kill once more")
         try:
             self._train(AGAIN)
             other = difference(self.folder / WHOLE, self.folder / AGAIN)
-        except (Failed, TimeoutError) as error:
+        except (SessionFailed, TimeoutError) as error:
             return Verdict("not deterministic", f"nobody killed it this time, and {error}")
         if not other.is_none:
             return Verdict("not deterministic", f"two runs that nobody killed differ: {other}")
         batch = found.batch or sys.maxsize
-        number, kill = [(n, one) for n, one in enumerate(self.struck, 1) if one.resumed_from < batch][-1]
-        reason = f"{found}; it had gone on from batch {kill.resumed_from} before, after kill {number}"
+        number, kill = [(n, one) for n, one in enumerate(self.kills, 1) if one.resumed_from < batch][-1]
+        reason = f"{found}; it was resumed from batch {kill.resumed_from} before, after kill {number}"
         if self._ranks > 2 and not self._deterministic:
-            reason += ". Three ranks and more need trainer.deterministic=true"
-        return Verdict("parted", reason)
+            reason += ". Three or more ranks need trainer.deterministic=true"
+        return Verdict("different", reason)
 
     def _session(self, name: str) -> Session:
-        """Start a run, or go on with it where it has begun."""
+        """Start a run, or resume it if it has begun."""
         run = self.folder / name
         key, source = ("resume", run) if (run / "config.yaml").exists() else ("rerun", self.folder / "experiment")
         allowed = ",".join(map(_quote, self._allowed))
         arguments = [f"{key}={_quote(source)}", f"hydra.run.dir={_quote(run)}", f"allow_targets=[{allowed}]"]
-        arguments.append("allow_divergence=true")  # what is proved is that runs are equal
-        arguments.append("allow_addresses=['*']")  # it is this user's own experiment, signed or not
+        arguments.append("allow_divergence=true")  # runs that diverge alike are equal too
+        arguments.append("allow_addresses=['*']")  # it is this user's own experiment, whether it is signed or not
         return Session(arguments, run, self._log(name), self.asked["patience"])
 
     def _check_end(self, session: Session, name: str) -> None:
-        """Raise where a session has not ended as it should.
+        """Raise an error if a session ended with one.
 
         Raises:
-            Failed: it was a failure.
-            WrongConfig: it could not begin, nor could the experiment itself.
+            SessionFailed: it ended with an error.
+            WrongConfig: the config of the experiment is wrong, so that not even its first session could begin.
         """
-        code, log = session.process.returncode, self._log(name)
+        code = session.process.returncode
+        log = self._log(name)
         printed = log.read_text().rpartition("\n$ ")[2]
         if code == 2 and name == WHOLE:
             raise WrongConfig(printed.rpartition("\nerror: ")[2].strip())
         if code:
-            tail = "\n".join(printed.splitlines()[-SHOWN:])
-            raise Failed(f"it ended with exit code {code}; see {show_path(log)}, which ends in\n{tail}")
+            tail = "\n".join(printed.splitlines()[-SHOWN_LINES:])
+            raise SessionFailed(f"it ended with exit code {code}; see {show_path(log)}, which ends in\n{tail}")
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
 
 def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config that is trained: for some batches, with digests and checkpoints, without what only shows."""
+    """Return the config that is trained: shorter, with digests and checkpoints, without callbacks that only display."""
     asked = config["prove"]
     callbacks = {key: one for key, one in (config["callbacks"] or {}).items() if key not in asked["without"]}
     for key, changes in (
@@ -264,7 +272,7 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_saved(run_dir: Path) -> int:
-    """Return the batch of a run's newest checkpoint, 0 without one."""
+    """Return the batch of a run's newest checkpoint, 0 if there is none."""
     from runner.checkpoints.files import MANIFEST, find_checkpoint
 
     try:
@@ -273,12 +281,12 @@ def _last_saved(run_dir: Path) -> int:
         return 0
 
 
-def _tell(label: str, text: str) -> None:
+def _print_row(label: str, text: str) -> None:
     print_block("", [_row(label, text)])
 
 
 def _row(label: str, text: str) -> tuple[str, str]:
-    """Return a row in line with those that are printed before and after it."""
+    """Return a label and a text; the label is padded, so that rows printed one by one are aligned."""
     return f"{label:<17}", text
 
 
@@ -287,6 +295,6 @@ def _count(number: int, one: str, several: str) -> str:
 
 
 def _quote(value: Any) -> str:
-    """Return a value as Hydra reads it whatever is in it."""
+    """Return a value in quotes where Hydra's grammar needs them."""
     text = str(value)
     return text if re.fullmatch(r"[\w/.:-]+", text) else "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"

@@ -1,4 +1,4 @@
-"""How much memory a run takes, and how large its checkpoints are: of a model on the meta device too."""
+"""How much memory a run takes, and how large its checkpoints are. The model may be on the meta device."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from runner.state import State
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a run, in bytes but for the first two; of one process, without activations."""
+    """Sizes of a run in one process, without activations. All but the first two are in bytes."""
 
     parameters: int = 0
-    """Numbers in the model's parameters."""
+    """Number of elements of all parameters."""
     trainable: int = 0
-    """Of these, the ones that are trained."""
+    """Number of elements of the parameters that are trained."""
     weights: int = 0
     """Parameters and buffers."""
     gradients: int = 0
     optimizer: int = 0
-    """Moments and the like."""
+    """State of the optimizers, such as momentum."""
     algorithms: int = 0
-    """What algorithms keep, such as an average of the weights."""
+    """State of the algorithms, such as an average of the weights."""
     checkpoint: int = 0
-    """On the disk."""
+    """All files of a checkpoint."""
     checkpoint_weights: int = 0
-    """Of it, the file of weights."""
+    """The file of weights in it."""
 
 
 def measure(state: State) -> Sizes:
@@ -52,20 +52,20 @@ def measure(state: State) -> Sizes:
 
 
 def size_of(content: Any) -> int:
-    """Return the bytes of all tensors in a nesting; those that share memory count once."""
+    """Return the bytes of all tensors in nested containers; tensors that share memory are counted once."""
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(content)}
     return sum(storages.values())
 
 
 def saved_size(content: Any) -> int:
-    """Return how long the file is that `torch.save` would write."""
-    file = _Counting()
+    """Return the size in bytes of the file that `torch.save` would write."""
+    file = _ByteCounter()
     torch.save(content, file)  # type: ignore[arg-type]
     return file.size + size_of([one for one in tensors(content) if one.is_meta])
 
 
-class _Counting:
-    """A file that forgets what is written to it, but not how much."""
+class _ByteCounter:
+    """A file that counts the bytes that are written to it, and drops them."""
 
     def __init__(self) -> None:
         self.size = 0

@@ -1,4 +1,4 @@
-"""mode=sync: send to MLflow, or wherever a destination goes, what earlier runs left unsent."""
+"""`mode=sync`: send to MLflow, or to any other destination, what earlier runs could not send."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from runner.distributed.job import Job
 
 
 def sync(job: Job) -> None:
-    """Have each destination of a config send what is left, of one run (`resume=`) or of all. Rank 0.
+    """Let each destination of a config send what has not been sent: of one run (`resume=`) or of all. Rank 0.
 
     Raises:
-        SystemExit: with code 1, something is still unsent.
-        WrongConfig: there is nothing to send from.
+        SystemExit: something could still not be sent; the exit code is 1.
+        WrongConfig: no destination of this config keeps unsent values.
     """
     with config_errors():
         run_dir = Path(job.run_dir) if job.config["resume"] is not None else None
         results = [one.sync(run_dir) for one in build.make_destinations(job.config)]
         if all(one is None for one in results):
-            raise ValueError("mode=sync: nothing in this config keeps values to send; it needs callbacks.mlflow_logger")
+            raise ValueError("mode=sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger")
     if False in results:
         raise SystemExit(1)

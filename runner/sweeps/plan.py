@@ -97,10 +97,10 @@ def name_job_in(message: str, overrides: Sequence[str], others: int = 0) -> str:
 
 
 def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
-    from runner.modes.dry_run import collecting
+    from runner.modes.dry_run import collecting_warnings
 
     made: set[str] = set()
-    with collecting([]):  # the jobs will say again what their parts warn of
+    with collecting_warnings([]):  # the jobs will say again what their parts warn of
         for job in jobs:
             try:
                 with config_errors():

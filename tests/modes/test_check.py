@@ -131,7 +131,7 @@ def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
     assert findings.events == len(Event)
     assert findings.device == "cpu"
     assert findings.destinations == ["mlflow_logger", "learning_curves", "progress_bar", "console_summary", "lines"]
-    assert [one for one in findings.doubts if "half_life" not in one] == []
+    assert [one for one in findings.warnings if "half_life" not in one] == []
     assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
     assert findings.data.startswith(
         "train 1,200 samples in 19 batches of 64; eval 597 samples in 1 batch of 597; made up"
@@ -257,7 +257,7 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
 
 
 @pytest.mark.parametrize(
-    ("command", "doubt"),
+    ("command", "warning"),
     one_in(
         4,
         [
@@ -279,17 +279,17 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
             ("data.batch_size=3 launch.nproc_per_node=4", "data.batch_size=3 is less than launch.nproc_per_node=4"),
             (
                 "trainer.grad_accum=33 launch.nproc_per_node=2",
-                "trainer.grad_accum=33 is more than the samples of a batch on",
+                "trainer.grad_accum=33 is more than the 32 samples of a batch on",
             ),
-            ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the samples"),
+            ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the 64 samples"),
             ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
             (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
         ],
     ),
 )
-def test_what_is_most_likely_a_mistake_is_a_warning(command: str, doubt: str):
+def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
     findings = try_out("model=mlp", *command.split())
-    assert [one for one in findings.doubts if doubt in one], findings.doubts
+    assert [one for one in findings.warnings if warning in one], findings.warnings
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_what_is_most_likely_a_mistake_is_a_warning(command: str, doubt: str):
         ],
     ),
 )
-def test_what_is_right_is_not_doubted(command: str):
+def test_what_is_right_gives_no_warning(command: str):
     findings = try_out("model=mlp", "algorithms=none", *command.split())
-    assert [one for one in findings.doubts if "bfloat16" not in one] == []
+    assert [one for one in findings.warnings if "bfloat16" not in one] == []
 
 
 def test_data_that_says_what_it_looks_like_is_not_read():
@@ -328,8 +328,8 @@ def test_of_other_data_one_batch_is_read():
     assert READ == ["batch"]
     assert findings.data == f"train unknown many batches; one batch read: {OWN}.read_data has no `fake`"
     assert findings.batch == "float32 (4, 64), int64 (4,)"
-    assert findings.doubts == [
-        f"data.option goes into the **options of {OWN}.read_data: whether it is read was not checked"
+    assert findings.warnings == [
+        f"data.option goes into the **options of {OWN}.read_data, so it was not checked whether it is used"
     ]
 
 
@@ -377,8 +377,8 @@ def test_the_report_is_short_and_says_what_was_found():
     rows = dict(report(config, dry_run.try_out(config)))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
     assert rows["ok batch"].endswith("through 40 events, on the CPU")
-    assert rows["memory"].startswith("418 kB a process, activations aside: weights 104 kB, gradients 104 kB")
-    assert rows["checkpoint"].endswith("of it weights 107 kB")
+    assert rows["memory"].startswith("418 kB per process without activations: weights 104 kB, gradients 104 kB")
+    assert rows["checkpoint"].endswith("including weights of 107 kB")
     assert len(rows) <= 9
 
 

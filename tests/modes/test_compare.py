@@ -61,7 +61,7 @@ def test_where_two_runs_part_and_what_was_different_in_them(tmp_path: Path, run_
     done = run_app("mode=compare", "compare=[a,b]", exit_code=1)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
         "a -> b",
-        "parted at batch 6, in weights, optimizer; equal to the bit up to batch 5",
+        "different at batch 6, in weights, optimizer; equal to the bit up to batch 5",
         "config optimizer.lr: 0.1 -> 0.2",
         "environment ranks: 1 -> 2",
         "environment packages.torch: '2.13' -> '2.14'",

@@ -26,7 +26,7 @@ class Launch:
     """How many processes train on this machine, and how.
 
     Attributes:
-        nproc_per_node: number of processes; 'auto' is one for each GPU, and one where there is none.
+        nproc_per_node: number of processes; 'auto' is one for each GPU, and one without a GPU.
         threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
 

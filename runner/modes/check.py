@@ -8,8 +8,6 @@ warning: see `lint`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.composed import targets
@@ -30,7 +28,6 @@ def check(job: Job) -> None:
 
     findings = try_out(job.config)
     print_block(title_of(job), report(job.config, findings))
-    remove_empty(job)
 
 
 def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, str]]:
@@ -63,12 +60,6 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
 def title_of(job: Job) -> str:
     """Return the overrides of a job, which tell the jobs of a sweep apart."""
     return " ".join(one for one in job.overrides if not one.startswith("mode=")) or "the default run"
-
-
-def remove_empty(job: Job) -> None:
-    """Remove the temporary folder that was made for a job, if it is empty."""
-    with suppress(OSError):
-        Path(job.run_dir).rmdir()
 
 
 def show_bytes(size: int) -> str:

@@ -20,7 +20,6 @@ from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
-from runner.modes.check import remove_empty
 from runner.runs.changes import find_changes
 from runner.runs.kept_code import read_code
 from runner.runs.result import read_result
@@ -108,7 +107,6 @@ def compare(job: Job) -> None:
     if found.batch is not None and "samples" not in found.parts and first_difference(a, b, ["samples"]).batch is None:
         rows.append(("samples", "the same in all batches"))
     print_block(f"{show_path(a)} -> {show_path(b)}", [*rows, *_differences_of_records(a, b)])
-    remove_empty(job)
     if not found.agree:
         raise SystemExit(1)
 

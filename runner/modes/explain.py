@@ -27,7 +27,7 @@ from runner.destination import LoggerDestination
 from runner.distributed.job import Job
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
-from runner.modes.check import remove_empty, title_of
+from runner.modes.check import title_of
 from runner.terminal import make_console, print_block
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def explain(job: Job) -> None:
         print(json.dumps(explained, indent=1))
     else:
         print_tables(title_of(job), explained)
-    remove_empty(job)
 
 
 def timeline(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
     if Time.parse_or_epochs(config["trainer"].get("eval_interval", "1ep")).value:
         return
     for key, section in (config.get("callbacks") or {}).items():
-        monitor, label = section.get("monitor"), section.get("dataloader_label")
+        monitor = section.get("monitor")
+        label = section.get("dataloader_label")
         if monitor is not None and label != "train" and not str(monitor).startswith("train/"):
             yield f"callbacks.{key}.monitor={monitor!r} is never computed: trainer.eval_interval is 0"
 

@@ -21,11 +21,11 @@ class Mode:
     """One value of `mode=`.
 
     Attributes:
-        name: what is typed after `mode=`; the key of its own in the config has the same name, if it has one.
+        name: what is typed after `mode=`. A mode that has keys of its own has them in the config under this name.
         runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any.
         check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
-        keys: the keys of its section in the config, and for each the values or the type that it may have.
-        has_value: whether its key in the config holds a single value, which the mode checks itself.
+        keys: its own keys in the config, and for each the values or the type that it may have.
+        has_value: whether the config has a single value under its name, instead of keys; the mode checks it itself.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             mode removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
         on_all_ranks: whether all ranks of the launch take part; otherwise rank 0 does it alone.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,12 +44,13 @@ def test_the_config_has_the_keys_of_a_mode(mode: Mode):
         assert type(value) is allowed if isinstance(allowed, type) else value in allowed
 
 
-def test_the_config_and_the_readme_name_all_modes():
+def test_the_config_and_the_documentation_name_all_modes():
     (comment,) = re.findall(r"^mode: train (# .*\n# .*\n)", CONFIG, re.MULTILINE)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "".join(document.read_text(encoding="utf-8") for document in documents)
     for name in MODES:
         assert re.search(rf"\b{name}\b", comment)
-        assert name == "train" or f"mode={name}" in readme
+        assert name == "train" or f"mode={name}" in text
 
 
 def test_a_mode_that_leaves_a_run_runs_where_one_is_recorded():
@@ -84,3 +87,27 @@ def test_the_table_imports_no_mode_and_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "['runner.modes.table']\n"
+
+
+def test_the_mode_that_contributing_shows_runs(tmp_path: Path):
+    row, content = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    for package in ("runner", "callbacks", "algorithms", "conf"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=ignored)
+    (tmp_path / "runner" / "modes" / "parameters.py").write_text(content)
+    table = tmp_path / "runner" / "modes" / "table.py"
+    table.write_text(table.read_text().replace("_ROWS = (\n", f"_ROWS = (\n    {row.strip()},\n"))
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "mode=parameters", "model=mlp", "callbacks=none"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    parameters = (64 + 1) * 128 + (128 + 1) * 128 + (128 + 1) * 10
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["model=mlp", "callbacks=none"],
+        ["parameters", f"{parameters:,}"],
+    ]
+    assert not (tmp_path / "outputs").exists()

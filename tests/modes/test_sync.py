@@ -14,10 +14,10 @@ LOGGED = (*SHORT, "callbacks=[mlflow_logger]")
 
 # The process that sends ends at once: all stays in the spool.
 UNSENT = """
-from runner.callbacks import _mlflow_process
+from runner.callbacks._mlflow import process
 from runner.__main__ import command
 
-_mlflow_process._PROGRAM = "pass"
+process._PROGRAM = "pass"
 command()
 """
 

@@ -45,7 +45,19 @@ SAMPLES = 4
 
 @dataclass
 class Findings:
-    """What a dry run found out."""
+    """What a dry run found out.
+
+    Attributes:
+        model: the class of the model, and that of the module in it.
+        sizes: memory and sizes of checkpoints.
+        data: samples and batches of each data set.
+        batch: types and shapes of the batch that went through the run.
+        device: 'cpu', or 'meta' if the model is too large to be tried with values.
+        events: the number of events that fired.
+        destinations: keys of callbacks that would write, print or connect: they are made, and not called.
+        refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
+        warnings: what would train, but is most likely a mistake, a sentence each.
+    """
 
     model: str = ""
     sizes: Sizes = field(default_factory=Sizes)
@@ -54,11 +66,8 @@ class Findings:
     device: str = ""
     events: int = 0
     destinations: list[str] = field(default_factory=list)
-    """Keys of callbacks that would write, print or connect: they are made, and not called."""
     refused: list[str] = field(default_factory=list)
-    """Keys of callbacks and algorithms that read values, which tensors on the meta device do not have."""
     warnings: list[str] = field(default_factory=list)
-    """What would train, but is most likely a mistake, a sentence each."""
 
 
 class OneBatch:
@@ -89,10 +98,15 @@ class OneBatch:
 
 
 class TrialData(NamedTuple):
-    """What a dry run has in place of a run's data, with one batch in each loader."""
+    """What a dry run has in place of a run's data, with one batch in each loader.
+
+    Attributes:
+        order: the order of the real training samples, None if it is not known.
+        train: the training batch.
+        evaluators: the run's evaluators, with one batch each.
+    """
 
     order: SampleOrder | None
-    """The order of the real training samples, if it is known."""
     train: OneBatch
     evaluators: list[Evaluator]
 

@@ -77,7 +77,7 @@ def test_where_two_runs_part_and_what_was_different_in_them(tmp_path: Path, run_
         (
             (range(1, 9), range(2, 9, 2)),
             {6: ("weights",)},
-            "at batch 6, in weights; .* up to batch 4, and not known in",
+            "at batch 6, in weights; .* up to batch 4, with no digests in",
         ),
         ((range(1, 9), range(1, 5)), {}, "up to batch 4; one ends after batch 8, the other after 4"),
         ((range(1, 9), range(4, 13)), {}, "up to batch 8; one ends after batch 8, the other after 12"),

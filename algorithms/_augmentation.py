@@ -1,6 +1,6 @@
-"""What TrivialAugment, RandAugment and AugMix have in common: from a batch to images between black and white, and back.
+"""Base class of TrivialAugment, RandAugment and AugMix: undoes the normalization of images, and applies it again.
 
-Torch operations of our own do the work, on the batch's device: torchvision is not needed.
+The operations are our own torch operations on the batch's device, so torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from runner.algorithms._batch import Key, get_images, get_item, with_item
 from runner.algorithms._first_batch import first_batch
 
 MAX_SEVERITY = 10.0
-TOLERANCE, MAX_SHARE = 0.2, 0.05
-"""How far outside [0, 1] a value is that no rounding and no interpolation explains, and the share of such values that
-images may have. Images that are still normalized have many."""
+TOLERANCE = 0.2
+"""Distance outside [0, 1] that neither rounding nor interpolation explains."""
+
+MAX_SHARE = 0.05
+"""Share of values that far outside which images may have; images that are still normalized have many more."""
 
 PerChannel = float | Sequence[float]
-"""One number for all channels, or one for each."""
+"""One number for all channels, or one per channel."""
 
 
 class Augmentation(Algorithm, ABC):
-    """Changes each training image by operations of its own; a subclass says which.
+    """Base class of algorithms that augment each training image separately; a subclass defines `augment`.
 
     Args:
         severity: strength of the operations, above 0 and at most 10.
-        mean: that was subtracted from images between 0 (black) and 1 (white).
-        std: that they were divided by after that, above 0.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
+        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
-            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
+        ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
+            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
     """
 
     def __init__(self, severity: float, mean: PerChannel, std: PerChannel, input_key: Key) -> None:
@@ -46,14 +48,14 @@ class Augmentation(Algorithm, ABC):
         self.mean = torch.as_tensor(mean, dtype=torch.float64).reshape(-1)
         self.std = torch.as_tensor(std, dtype=torch.float64).reshape(-1)
         if not (self.std > 0).all():
-            raise ValueError(f"std={std!r}: must be above 0, a number or one per channel")
+            raise ValueError(f"std={std!r}: must be a number above 0, or one per channel")
         self.severity = severity
         self.input_key = input_key
         self._is_checked = False
 
     @abstractmethod
     def augment(self, images: Tensor, generator: numpy.random.Generator) -> Tensor:
-        """Return other images (N, C, H, W) in place of these, both in [0, 1]; draws come from the generator."""
+        """Return augmented images (N, C, H, W); images are in [0, 1], and all random draws come from the generator."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._is_checked = False
@@ -68,11 +70,14 @@ class Augmentation(Algorithm, ABC):
         state.batch = with_item(state.batch, self.input_key, changed.to(get_item(state.batch, self.input_key).dtype))
 
     def _denormalize(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images of a batch between 0 and 1, and what they have to be normalized by again."""
+        """Return the images of a batch in [0, 1], with the mean and the standard deviation to normalize them again."""
         images = get_images(batch, self.input_key, type(self).__name__)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, images.shape[1]):
-                raise ValueError(f"{name}={values.tolist()}: the images have {images.shape[1]} channels")
+                raise ValueError(
+                    f"{name}={values.tolist()}: the images have {images.shape[1]} channels; "
+                    "give one number for all channels, or one per channel"
+                )
         dtype = torch.promote_types(images.dtype, torch.float32)
         mean, std = (one.to(images.device, dtype, non_blocking=True).view(-1, 1, 1) for one in (self.mean, self.std))
         images = images.to(dtype) * std + mean
@@ -83,9 +88,11 @@ class Augmentation(Algorithm, ABC):
 
     def _refuse_normalized(self, images: Tensor) -> None:
         outside = (images - 0.5).abs() > 0.5 + TOLERANCE
-        if outside.to(images.dtype).mean() > MAX_SHARE:  # an intended host-device sync, once a fit
-            mean, std, low, high = self.mean.tolist(), self.std.tolist(), images.min().item(), images.max().item()
+        if outside.to(images.dtype).mean() > MAX_SHARE:  # an intended host-device sync, once per fit
+            low = images.min().item()
+            high = images.max().item()
             raise ValueError(
-                f"mean={mean}, std={std}: images times std plus mean must be between 0 (black) and 1 (white), not "
-                f"between {low:.3g} and {high:.3g}; set both to what the data were normalized by"
+                f"mean={self.mean.tolist()}, std={self.std.tolist()}: images times std plus mean must be between "
+                f"0 (black) and 1 (white), not between {low:.3g} and {high:.3g}; "
+                "set both to the values that the data were normalized with"
             )

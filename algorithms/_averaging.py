@@ -1,4 +1,4 @@
-"""What averages of weights share: how they stand in for the trained weights, with batch norm's statistics for them."""
+"""What the averages of weights share: how they are swapped in for evaluation, with batch norm statistics to match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("runner")
 
 
 def wide_copy(tensor: Tensor) -> Tensor:
-    """Return a copy to average in: of 32 bits at least, so that many small changes add up."""
+    """Return a copy with at least 32 bits per number, so that many small changes can add up in an average."""
     wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(wide, copy=True)
 
@@ -43,9 +43,9 @@ def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: f
     """Set each average a to a + weight (v - a), in place, in one fused operation.
 
     Args:
-        averages: floating-point tensors.
+        averages: floating-point tensors, changed in place.
         values: tensors of the same shapes, in the averages' precision or a lower one.
-        weight: of the values, in [0, 1].
+        weight: weight of the values, in [0, 1].
     """
     values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
     torch._foreach_lerp_(list(averages), values, weight)  # pyright: ignore[reportPrivateImportUsage]
@@ -53,7 +53,10 @@ def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: f
 
 @contextmanager
 def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, tensors of a model hold other values; afterwards their own again, whatever happens inside."""
+    """Set a model's tensors to other values within the context, and restore their own values afterwards.
+
+    The values are restored even if an exception is raised inside.
+    """
     trained = [tensor.detach().clone() for tensor in live]
     try:
         copy_all(live, values)
@@ -63,13 +66,13 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 
 
 def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
-    """Return how many multiples of an interval, above 0, lie from `start` to `end`; infinity where nobody knows.
+    """Return how many positive multiples of an interval lie from `start` to `end`, or infinity if that is not known.
 
     Args:
-        state: links the units, where they are linked: `dur` through max_duration, epochs and batches.
-        interval: above 0.
-        start: the first moment that counts.
-        end: the last one.
+        state: state of the run, whose max_duration and epoch length convert time units where they can be converted.
+        interval: time between two updates, above 0.
+        start: first moment that counts.
+        end: last moment that counts.
     """
 
     def in_intervals(time: Time) -> Fraction:
@@ -82,10 +85,11 @@ def count_updates(state: State, interval: Time, start: Time, end: Time) -> float
 
 
 class TimedAverage(Algorithm):
-    """An average that is updated at an interval, and warns where it never is: once, on rank 0.
+    """Base class of averages that are updated at an interval; warns, once and on rank 0, if no update will come.
 
-    It does so as training starts where the units of its times are linked, else when training ends by itself. That is no
-    error: the run may go on, with another `fit` or a longer max_duration.
+    The warning comes when training starts if the time units can be converted into each other, and otherwise when
+    training finishes by itself. It is not an error, because training may continue with another `fit` or a longer
+    max_duration.
     """
 
     start: Time
@@ -115,7 +119,7 @@ class TimedAverage(Algorithm):
         self._warned = True
 
     def _without_update(self, state: State) -> str:
-        """Return what is said where no update comes."""
+        """Return the message for a run in which no update comes."""
         return (
             f"update_interval={str(self.update_interval.time)!r}: no update falls between start={str(self.start)!r} "
             f"and end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update earlier or more often"
@@ -123,16 +127,16 @@ class TimedAverage(Algorithm):
 
 
 class WeightAverage(Algorithm):
-    """An average of the trained parameters, which evaluations, exports and a checkpoint's `model.pt` see.
+    """Base class of averages of the trained parameters, for evaluations, exports and a checkpoint's `model.pt`.
 
-    Training goes on with its own weights. A subclass sets `_average` by parameter name, when there is one, and calls
-    `_changed` whenever it has changed it. Running statistics of batch norm are no weights: they are estimated anew at
-    the average, from the first batches of the training data as the loader gives them, once for each moment at which it
-    is evaluated or saved. Each rank reads its own share; those of rank 0 are evaluated. Other buffers are those of
-    training.
+    Training continues with its own weights. A subclass keeps the average in `_average`, by parameter name, and calls
+    `_changed` after each change. The running statistics of batch norm are not averaged. They are estimated for the
+    averaged weights from the first batches of the training data, in the loader's order, once for each moment at which
+    the average is evaluated or saved. Each rank reads its own share of the batches; the statistics of rank 0 are
+    evaluated. All other buffers are those of training.
 
     Args:
-        bn_batches: training batches for that; 0 keeps the running statistics of training.
+        bn_batches: number of training batches to estimate the statistics from; 0 keeps the statistics of training.
     """
 
     def __init__(self, bn_batches: int) -> None:
@@ -150,7 +154,7 @@ class WeightAverage(Algorithm):
         self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if self._average:
             if differing := sorted(self._average.keys() ^ self._parameters.keys()):
-                raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
+                raise ValueError(f"the saved average belongs to another model: only one of the two has {differing}")
             self._average = self._placed(self._average)
         norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
         self._norms = norms if self.bn_batches else []
@@ -161,7 +165,10 @@ class WeightAverage(Algorithm):
         remedy = "set bn_batches=0 to keep the running statistics of training"
         once = hasattr(loader, "__next__") or getattr(loader, "persistent_workers", False)
         if self._norms and once and not hasattr(loader, "first"):
-            raise ValueError(f"{shown}: batch norm needs batches beside training, but the loader reads once; {remedy}")
+            raise ValueError(
+                f"{shown}: batch norm statistics need extra training batches, but the train dataloader can be read "
+                f"only once; {remedy}"
+            )
         if get_world_size() > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self._norms):
             raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
 
@@ -170,11 +177,13 @@ class WeightAverage(Algorithm):
         if not self._average or self._swapped:
             yield
             return
-        weights, averages = [*self._parameters.values()], [self._average[name] for name in self._parameters]
+        weights = [*self._parameters.values()]
+        averages = [self._average[name] for name in self._parameters]
         running = [buffer for norm in self._norms for buffer in norm.buffers()]
         now = state.timestamp[:3]
         if now != self._estimated_at:  # what a model computes may depend on time, as with StochasticDepth
-            self._statistics, self._estimated_at = [], now
+            self._statistics = []
+            self._estimated_at = now
         self._swapped = True
         try:
             with swapped_in([*weights, *running], [*averages, *(self._statistics or running)]):
@@ -195,22 +204,23 @@ class WeightAverage(Algorithm):
         self._statistics = []
 
     def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by name on the devices of the parameters."""
+        """Return tensors by name, each on the device of the parameter with that name."""
         return {name: tensors[name].to(one.device) for name, one in self._parameters.items()}
 
 
 @torch.no_grad()
 def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: int) -> None:
-    """Set the running statistics of batch norms to their mean over the first training batches of this rank.
+    """Set the running statistics of batch norm layers to their mean over the first training batches of this rank.
 
-    A batch that would make them NaN or infinite is left out.
+    A batch that would make the statistics NaN or infinite is skipped.
 
     Args:
-        state: with the weights for which they are to be.
-        norms: of its model.
-        num_batches: at most; no more than the first epoch has.
+        state: state of the run, whose model holds the weights to estimate the statistics for.
+        norms: batch norm layers of that model.
+        num_batches: largest number of batches to use; an epoch may have fewer.
     """
-    model, loader = state.unwrapped_model, state.train_dataloader
+    model = state.unwrapped_model
+    loader = state.train_dataloader
     before = [norm.momentum for norm in norms]
     stream = ForwardStream(state.rank_zero_seed, state.device, "batch_norm")
     devices = [state.device] if state.device.type == "cuda" else []
@@ -218,7 +228,7 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
         with in_eval_mode(model), torch.random.fork_rng(devices):
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # torch's own mean over batches; it reads their number back, a host-device sync
+                norm.momentum = None  # the plain mean over batches; torch reads their number back, a host-device sync
                 norm.training = True
             stream.start(0, 0)
             batches = loader.first(num_batches) if hasattr(loader, "first") else iter(loader)  # type: ignore
@@ -227,7 +237,7 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
                 batch = state.precision.cast(to_device(batch, state.device))
                 state.precision.autocast(state.device)(model)(batch)
                 running = [buffer for norm in norms for buffer in norm.buffers()]
-                # A host-device sync a batch, a few times an evaluation.
+                # An intended host-device sync per batch, for the few batches of an evaluation.
                 if not torch.stack([buffer.isfinite().all() for buffer in running]).all():
                     copy_all(running, before_batch)
     finally:
@@ -236,24 +246,31 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
 
 
 def keep_base_rates(state: State, name: str) -> None:
-    """Remember each group's learning rate, so that `set_rates` does not build on what it set before. BEFORE_LOAD.
+    """Remember each group's learning rate, so that `set_rates` does not start from a rate it has set. For BEFORE_LOAD.
 
     Args:
-        state: with its optimizers.
-        name: the argument that asks for rates of its own.
+        state: state of the run, with its optimizers.
+        name: argument that asks for the change of learning rates, as the user typed it.
 
     Raises:
-        ValueError: torch's own schedulers, which make each rate of the one before, are there.
+        ValueError: the run uses torch's own schedulers, which compute each learning rate from the previous one.
     """
     if not all(isinstance(one, ScheduledRates) for one in state.schedulers):
-        raise ValueError(f"{name}: torch's own schedulers would undo it; use those of runner.schedulers")
+        raise ValueError(
+            f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.schedulers"
+        )
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
 
 def set_rates(state: State, function: Callable[[Any], Any]) -> None:
-    """Set the learning rates of the batch to come to a function of what schedules make them. BEFORE_TRAIN_BATCH."""
+    """Set the next batch's learning rates to a function of the scheduled ones. For BEFORE_TRAIN_BATCH.
+
+    Args:
+        state: state of the run, with its optimizers.
+        function: function that maps a group's scheduled learning rate to the rate to use.
+    """
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             rate = function(group["lr"] if state.schedulers else group["initial_lr"])

@@ -1,4 +1,4 @@
-"""What several algorithms do with a batch: reach its parts by key, resize or replace them, read its targets."""
+"""What several algorithms do with a batch: get and replace its parts, resize images, select samples, read targets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runner import Algorithm
 from runner.batch import map_samples
 
 Key = int | str
-"""Where a part of a batch stands: an index of a tuple or list, or a key of a mapping."""
+"""Place of a part in a batch: an index into a tuple or list, or a key of a mapping."""
 
-IGNORED = -100  # the target that torch's own losses leave out
+IGNORED = -100  # target that torch's own losses ignore
 
 AUGMENTATIONS = (
     "BatchAugment",
@@ -26,17 +26,24 @@ AUGMENTATIONS = (
     "ColOut",
     "ProgressiveResizing",
 )
-"""Algorithms that change the samples of a batch one by one: who only picks samples runs before them."""
+"""Algorithms that change samples one by one; an algorithm that only selects samples runs before them."""
 
 
 def get_item(batch: Any, key: Key) -> Tensor:
     """Return one tensor of a batch.
 
+    Args:
+        batch: tuple, list or mapping.
+        key: index or name of the tensor.
+
     Raises:
-        TypeError: the batch has no parts, or the part is no tensor.
+        TypeError: the batch is not a tuple, list or mapping, or the part is not a tensor.
     """
     if not isinstance(batch, Mapping | tuple | list):
-        raise TypeError(f"part {key!r} of a batch of type {type(batch).__name__}: it must be (inputs, targets)")
+        raise TypeError(
+            f"part {key!r} of the batch: the batch is a {type(batch).__name__}; "
+            "it must be a tuple, list or mapping, such as (inputs, targets)"
+        )
     item = batch[key]  # type: ignore[index]
     if not isinstance(item, Tensor):
         raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
@@ -44,7 +51,7 @@ def get_item(batch: Any, key: Key) -> Tensor:
 
 
 def with_item(batch: Any, key: Key, value: Tensor) -> Any:
-    """Return a new batch of the same kind in which one part is replaced; the batch itself stays as it is."""
+    """Return a new batch of the same type with one part replaced; the given batch is left unchanged."""
     if isinstance(batch, Mapping):
         return {**batch, key: value}
     items = list(batch)
@@ -53,28 +60,28 @@ def with_item(batch: Any, key: Key, value: Tensor) -> Any:
 
 
 def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
-    """Return targets as probabilities over classes, in the shape of the logits.
+    """Return targets as class probabilities in the shape of the logits.
 
-    Targets of -100 become rows of zeros, and the others are scaled up so that a mean over all positions is the mean
+    Targets of -100 become rows of zeros. The other rows are scaled up so that a mean over all positions is the mean
     over those that count, as in torch's own cross entropy. Nothing is read back from the device.
 
     Args:
-        targets: class numbers (N, ...), or one-hot or probabilities (N, C, ...).
-        logits: (N, C, ...).
+        targets: class indices (N, ...), or one-hot vectors or probabilities (N, C, ...).
+        logits: logits (N, C, ...).
 
     Returns:
-        (N, C, ...), in the logits' dtype, but at least float32.
+        Probabilities (N, C, ...), in the logits' dtype, but at least float32.
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: the shapes of targets and logits do not match.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if targets.shape == logits.shape:
         return targets.to(dtype)
     if logits.ndim < 2 or targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
         raise ValueError(
-            f"targets of shape {tuple(targets.shape)} and {targets.dtype} do not belong to outputs of shape "
-            f"{tuple(logits.shape)}: give class numbers (N, ...) or probabilities (N, C, ...) for outputs (N, C, ...)"
+            f"targets of shape {tuple(targets.shape)} and {targets.dtype} do not match outputs of shape "
+            f"{tuple(logits.shape)}: give class indices (N, ...) or probabilities (N, C, ...) for outputs (N, C, ...)"
         )
     counted = targets != IGNORED
     ones = targets.numel() / counted.sum().clamp(min=1).to(dtype) * counted
@@ -85,9 +92,14 @@ def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
 def get_images(batch: Any, key: Key, owner: str) -> Tensor:
     """Return the images of a batch, floating point (N, C, H, W).
 
+    Args:
+        batch: tuple, list or mapping.
+        key: index or name of the images.
+        owner: name of the algorithm or argument that needs images, for the message.
+
     Raises:
-        TypeError: as `get_item`.
-        ValueError: the part is something else; `owner` says who wants them.
+        TypeError: the batch has no such tensor, see `get_item`.
+        ValueError: the tensor does not hold floating-point images.
     """
     images = get_item(batch, key)
     if images.ndim != 4 or not images.is_floating_point():
@@ -99,8 +111,11 @@ def get_images(batch: Any, key: Key, owner: str) -> Tensor:
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return images (N, C, H, W) in another size: bilinear and antialiased; other than floating point, the nearest."""
-    if images.is_floating_point():  # in 32 bits or more, as torch cannot antialias 16 on the CPU
+    """Return images (N, C, H, W) in another size.
+
+    Floating-point images are interpolated bilinearly with antialiasing; others take the nearest pixel.
+    """
+    if images.is_floating_point():  # in at least 32 bits, because torch cannot antialias 16 bits on the CPU
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
         return F.interpolate(wide, size, mode="bilinear", antialias=True).to(images.dtype)
     rows, columns = (
@@ -110,16 +125,17 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
-    """Return a batch with some of its samples; tensors and lists that do not count samples stay as they are.
+    """Return a batch with some of its samples; tensors and lists without one entry per sample stay unchanged.
 
     Args:
-        batch: any nesting of tensors, and of lists of samples or of texts such as file names, picked on the host.
-        num_samples: samples in it.
-        index: which of them: numbers (n,), int64, on the batch's device, or a slice, which gives views.
+        batch: any nesting of tensors and of lists of samples or texts, such as file names; lists are indexed on the
+            host.
+        num_samples: number of samples in the batch.
+        index: samples to keep: indices (n,), int64, on the batch's device, or a slice, which gives views.
     """
 
     def pick(items: Any) -> Any:
-        # The intended host-device sync, of batches with lists only.
+        # An intended host-device sync, for batches with lists only.
         return items[index] if isinstance(index, slice) else type(items)(items[one] for one in index.tolist())
 
     return map_samples(
@@ -128,9 +144,16 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
-    """Raise a ValueError where BatchAugment must know which samples a batch has; for those that leave some out."""
+    """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples.
+
+    Args:
+        algorithms: all algorithms of the run.
+
+    Raises:
+        ValueError: BatchAugment has flip='alternating'.
+    """
     if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
         raise ValueError(
-            "flip='alternating' of BatchAugment needs whole batches, and another algorithm leaves samples out: "
-            "set flip='random', or remove one of them"
+            "flip='alternating': BatchAugment needs whole batches for this, but another algorithm drops samples; "
+            "set flip='random', or remove one of the two algorithms"
         )

@@ -1,4 +1,4 @@
-"""Boxes at random places of an image, cut off at its edges."""
+"""Boxes at random places of an image, clipped at its edges."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from torch import Tensor
 def draw_boxes(
     count: int, box: tuple[int, int], size: tuple[int, int], uniform: bool, seed: int
 ) -> numpy.ndarray[Any, Any]:
-    """Return where boxes begin and end: (count, 4), int64, as (top, left, bottom, right), ends excluded.
+    """Return random boxes (count, 4), int64, as (top, left, bottom, right) in pixels, ends excluded.
 
     Args:
-        count: how many.
-        box: height and width before a box is cut off.
+        count: number of boxes.
+        box: height and width of a box before it is clipped.
         size: height and width of the image.
-        uniform: centers are drawn also as far outside of the image as boxes reach in, so that each pixel is as likely
-            to be covered; otherwise inside of it, as the papers do, which covers pixels at the edges less.
-        seed: the draw depends on nothing else.
+        uniform: whether each pixel is equally likely to be covered, for which centers may lie outside the image as far
+            as boxes still reach into it. Otherwise centers lie inside the image, as in the papers, and pixels near the
+            edges are covered less often.
+        seed: seed of the draw, which depends on nothing but the arguments.
     """
     generator = numpy.random.default_rng(seed)
-    starts, ends = [], []
+    starts = []
+    ends = []
     for length, whole in zip(box, size, strict=True):
-        # A box of `length` from `start` on has its center at start + length // 2.
+        # A box of this length that begins at `start` has its center at start + length // 2.
         low, high = (1 - length, whole) if uniform else (-(length // 2), whole - length // 2)
         start = generator.integers(low, max(high, low + 1), size=count)
         starts.append(start.clip(0, whole))
@@ -37,11 +39,11 @@ def cover(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Return which pixels lie in at least one of each image's boxes.
 
     Args:
-        boxes: (N, K, 4), int64, as `draw_boxes` gives them.
-        size: height H and width W.
+        boxes: boxes (N, K, 4), int64, as returned by `draw_boxes`.
+        size: height H and width W of the image.
 
     Returns:
-        (N, H, W), bool, on the boxes' device.
+        Mask (N, H, W), bool, on the boxes' device.
     """
     rows, columns = (torch.arange(length, device=boxes.device) for length in size)
     top, left, bottom, right = (edge[..., None] for edge in boxes.unbind(-1))

@@ -1,4 +1,4 @@
-"""What training data look like, known before training starts: what they are wrong for is then refused at once."""
+"""A look at the training data before training starts, so that unsuitable data are refused at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from runner.data import TensorLoader
 
 
 def first_batch(loader: Any) -> Any:
-    """Return the first batch of data that lie in memory, as it is before algorithms change it.
+    """Return the first batch of data that are held in memory, before any algorithm changes it.
 
     Returns:
-        A batch of this rank; None for any other loader, as its reading may take long, or open what workers must open,
-        and where a transform, which may draw or count, makes the batches.
+        A batch of this rank. None for any other loader, because reading from it may be slow, or may open what its
+        workers must open themselves; also None if a transform makes the batches, because it may draw random numbers or
+        keep count.
     """
     if not isinstance(loader, TensorLoader) or loader.transform is not None:
         return None

@@ -1,4 +1,4 @@
-"""What the algorithms that tell positions do to a GPT."""
+"""What the algorithms that replace a GPT's learned positions share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from runner.models import GPT
 
 
 def drop_positions(module: nn.Module, index: int) -> None:
-    """Take the learned positions from a GPT, which stays as it is otherwise: a policy for `replace_modules`."""
+    """Remove a GPT's learned positions in place; a policy for `replace_modules` that keeps the module itself."""
     assert isinstance(module, GPT)
     module.position_embedding = None

@@ -1,8 +1,9 @@
-"""Operations on images of which each has its own strength, for a whole batch at once and on its device.
+"""Image operations on a whole batch and on its device, with a separate strength for each image.
 
-They are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501) and its followers, as Pillow and torchvision define
-them. Images are floating point (N, C, H, W), black 0 and white 1; strengths (N,) on the same device lie in [-1, 1],
-where 0 is no change or the least, and the sign chooses the direction where there are two. Results stay in [0, 1].
+The operations are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501) and its successors, as Pillow and
+torchvision define them. Images are floating point (N, C, H, W), from 0 (black) to 1 (white), and results stay in that
+range. Strengths (N,) are on the same device and in [-1, 1], where 0 means no change, or the smallest one; for
+operations with two directions the sign selects the direction.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_SHEAR = 0.3  # pixels sidewards per pixel
-MAX_TRANSLATION = 150 / 331  # of the image's side
+MAX_SHEAR = 0.3  # pixels of shift per pixel of distance
+MAX_TRANSLATION = 150 / 331  # fraction of the image's side
 MAX_ROTATION = 30.0  # degrees
-MAX_ENHANCEMENT = 0.9  # of a factor, up or down from 1
-POSTERIZED_BITS = 4  # fewest bits that are left of 8
+MAX_ENHANCEMENT = 0.9  # largest change of a factor, up or down from 1
+POSTERIZED_BITS = 4  # largest number of bits dropped, of 8
 
 
 def _numbers(values: list[float], images: Tensor) -> Tensor:
-    """Return numbers in the images' type on their device, which is not waited for as by `new_tensor`."""
+    """Return numbers as a tensor like the images, without waiting for the device as `new_tensor` would."""
     return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True)
 
 
 def transform(images: Tensor, matrices: Tensor) -> Tensor:
-    """Return images mapped by affine transforms, bilinear; black moves in at the edges.
+    """Return images after affine transforms with bilinear interpolation, filled with black from outside.
 
     Args:
-        images: (N, C, H, W).
-        matrices: (N, 2, 3), from an output pixel's (x, y, 1) to the input's (x, y), in pixels from the image's center,
-            x to the right and y down.
+        images: images (N, C, H, W).
+        matrices: matrices (N, 2, 3) that map an output pixel's (x, y, 1) to the input's (x, y), in pixels from the
+            image's center, x to the right and y down.
     """
     height, width = images.shape[2:]
     half = _numbers([width / 2, height / 2], images)
-    # grid_sample counts from -1 to 1 over the image, whatever its size.
+    # grid_sample's coordinates run from -1 to 1 over the image, whatever its size.
     scale = torch.cat([half, half.new_ones(1)]) / half[:, None]
     grid = F.affine_grid(matrices * scale, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def _matrices(strengths: Tensor, **entries: Tensor) -> Tensor:
-    """Return identities (N, 2, 3) in which some entries, named like `x_y` (the share of y in x), are others."""
+    """Return identity matrices (N, 2, 3) with some entries replaced, where `x_y` names the share of y in x."""
     matrices = torch.eye(2, 3, dtype=strengths.dtype, device=strengths.device).repeat(len(strengths), 1, 1)
     for name, values in entries.items():
         into, source = name.split("_")
@@ -54,12 +55,12 @@ def _matrices(strengths: Tensor, **entries: Tensor) -> Tensor:
 
 
 def shear_x(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images whose rows move sidewards, the more the further from the center; strength 1 is 0.3 pixels each."""
+    """Return images with each row shifted sideways, at strength 1 by 0.3 pixels per row of distance from the center."""
     return transform(images, _matrices(strengths, x_y=strengths * MAX_SHEAR))
 
 
 def shear_y(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images whose columns move up and down, see `shear_x`."""
+    """Return images with each column shifted up or down, as `shear_x` shifts rows."""
     return transform(images, _matrices(strengths, y_x=strengths * MAX_SHEAR))
 
 
@@ -74,20 +75,20 @@ def translate_y(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images turned clockwise by strength * 30 degrees."""
+    """Return images rotated clockwise by strength * 30 degrees."""
     angles = strengths * math.radians(MAX_ROTATION)
     cosine, sine = angles.cos(), angles.sin()
     return transform(images, _matrices(strengths, x_x=cosine, x_y=sine, y_x=-sine, y_y=cosine))
 
 
 def _blend(images: Tensor, others: Tensor, strengths: Tensor) -> Tensor:
-    """Return images moved away from others by a factor of 1 + 0.9 strength, or towards them."""
+    """Return images moved away from other images, or towards them, by a factor of 1 + 0.9 strength."""
     factors = (1 + MAX_ENHANCEMENT * strengths).view(-1, 1, 1, 1)
     return torch.lerp(others, images, factors).clamp(0, 1)
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Return the luminance (N, 1, H, W): of three channels as ITU-R 601 has it, otherwise their mean."""
+    """Return the luminance (N, 1, H, W): of three channels by ITU-R 601, of any other number their mean."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
     weights = _numbers([0.299, 0.587, 0.114], images).view(1, 3, 1, 1)
@@ -95,22 +96,22 @@ def _gray(images: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images brighter, or darker, by a factor of 1 + 0.9 strength."""
+    """Return images made brighter or darker by a factor of 1 + 0.9 strength."""
     return _blend(images, torch.zeros_like(images), strengths)
 
 
 def color(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images with more color, or less; gray ones stay as they are."""
+    """Return images with more or less color; gray images stay unchanged."""
     return _blend(images, _gray(images).expand_as(images), strengths)
 
 
 def contrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images with more contrast around their mean luminance, or less."""
+    """Return images with more or less contrast around their mean luminance."""
     return _blend(images, _gray(images).mean(dim=(2, 3), keepdim=True).expand_as(images), strengths)
 
 
 def sharpness(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images sharper, or smoother; pixels at the edge stay as they are."""
+    """Return images made sharper or smoother; pixels at the edges stay unchanged."""
     if min(images.shape[2:]) < 3:
         return images
     channels = images.shape[1]
@@ -122,28 +123,28 @@ def sharpness(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images with the highest 8 - round(4 |strength|) bits of 8 only."""
+    """Return images that keep only the highest 8 - round(4 |strength|) of 8 bits."""
     steps = 2 ** (strengths.abs() * POSTERIZED_BITS).round().view(-1, 1, 1, 1)
     return ((images * 255).round() / steps).floor() * steps / 255
 
 
 def solarize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images in which what is at least as bright as 1 - |strength| is inverted."""
+    """Return images in which values of at least 1 - |strength| are inverted."""
     return torch.where(images >= 1 - strengths.abs().view(-1, 1, 1, 1), 1 - images, images)
 
 
 def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images whose channels each reach from 0 to 1; one that is all alike stays as it is. No strength."""
+    """Return images whose channels each span [0, 1]; a constant channel stays unchanged. The strength is ignored."""
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low).where(high > low, 1), images)
 
 
 def equalize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images in whose channels all of 256 levels are about as frequent. No strength."""
+    """Return images whose channels use all of 256 levels about equally often. The strength is ignored."""
     levels = (images * 255).round().clamp(0, 255).long().flatten(2)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels))
-    # As Pillow: the brightest level there is does not count, and steps are whole numbers.
+    # As in Pillow, the brightest level that occurs does not count, and steps are whole numbers.
     brightest = counts.gather(2, levels.amax(dim=2, keepdim=True))
     steps = (levels.shape[2] - brightest) // 255
     table = ((counts.cumsum(2) - counts + steps // 2) // steps.clamp(min=1)).clamp(0, 255)
@@ -152,7 +153,7 @@ def equalize(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def identity(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return the images."""
+    """Return the images unchanged."""
     return images
 
 
@@ -169,22 +170,22 @@ CORE: tuple[Operation, ...] = (
     translate_x,
     translate_y,
 )
-"""Those of AugMix, which leaves out what ImageNet-C tests."""
+"""The operations of AugMix, which leaves out those that ImageNet-C tests."""
 
 ALL: tuple[Operation, ...] = (identity, *CORE, color, contrast, brightness, sharpness)
-"""Those of RandAugment and TrivialAugment."""
+"""The operations of RandAugment and TrivialAugment."""
 
 
 def apply_each(
     images: Tensor, operations: Sequence[Operation], chosen: numpy.ndarray[Any, Any], strengths: numpy.ndarray[Any, Any]
 ) -> Tensor:
-    """Return each image after its own operation.
+    """Return images after one operation each.
 
     Args:
-        images: (N, C, H, W).
-        operations: to choose from.
-        chosen: each image's, as an index (N,); negative for none.
-        strengths: (N,), in [-1, 1].
+        images: images (N, C, H, W).
+        operations: operations to choose from.
+        chosen: index (N,) of each image's operation; negative for none.
+        strengths: strength (N,) of each image's operation, in [-1, 1].
     """
     changed = images.clone()
     for number, operation in enumerate(operations):

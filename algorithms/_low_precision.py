@@ -1,4 +1,4 @@
-"""Norms in the type that autocast computes in."""
+"""Norms that run in the dtype of autocast."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ N = TypeVar("N", nn.LayerNorm, nn.GroupNorm)
 
 
 def in_low_precision(function: Callable[..., Tensor], inputs: Tensor, *tensors: Tensor | None) -> Tensor:
-    """Return `function(inputs, *tensors)` with all of them in autocast's type; as they are where it is off.
+    """Return `function(inputs, *tensors)` with all tensors in autocast's dtype, or unchanged where autocast is off.
 
-    The sums inside a norm are still in 32 bits: torch's kernels accumulate there.
+    The sums inside a norm still have 32 bits, because torch's kernels accumulate in 32 bits.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
@@ -32,22 +32,22 @@ def in_low_precision(function: Callable[..., Tensor], inputs: Tensor, *tensors: 
 
 
 def take_over(new: N, old: N) -> N:
-    """Return a new norm with the parameters of an old one, not copies: names, optimizers and sharing stay."""
+    """Return the new norm with the old norm's own parameters, which keeps names, optimizers and weight sharing."""
     new.register_parameter("weight", old.weight)
     new.register_parameter("bias", old.bias)
     return new
 
 
 class LowPrecisionNorm(Algorithm, ABC):
-    """Replaces norms of one class; a subclass says which, and by what.
+    """Base class of algorithms that replace the norms of one class; a subclass says which norms, and by what.
 
     Args:
-        allow_no_match: leave a model without such norms as it is, rather than refuse it.
+        allow_no_match: whether to leave a model without such norms unchanged instead of raising an error.
     """
 
-    runs_after = ("GatedLinearUnits", "QKNorm")  # which may put norms in
+    runs_after = ("GatedLinearUnits", "QKNorm")  # which may add norms
     kind: ClassVar[type[nn.Module]]
-    """Class of the norms that are replaced; a subclass of it may do something else, and stays."""
+    """Class of the norms to replace. Subclasses of it stay, because they may compute something else."""
 
     def __init__(self, allow_no_match: bool = False) -> None:
         self.allow_no_match = allow_no_match
@@ -55,10 +55,10 @@ class LowPrecisionNorm(Algorithm, ABC):
     @staticmethod
     @abstractmethod
     def replace(norm: Any, index: int) -> nn.Module:
-        """Return what is to stand in place of a norm."""
+        """Return the module that replaces a norm."""
 
     def init(self, state: State, logger: Logger) -> None:
-        wanted = f"{self.kind.__name__} of torch's own, not derived from it,"
+        wanted = f"{self.kind.__name__} (a subclass does not count)"
         operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)
         if not state.precision.value.startswith("amp"):
             name, precision = type(self).__name__, state.precision.value

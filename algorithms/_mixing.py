@@ -1,4 +1,4 @@
-"""What MixUp and CutMix share: partners from the same batch, and targets or losses interpolated with theirs."""
+"""What MixUp and CutMix share: partners from the same batch, and interpolation of targets or losses."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from runner.algorithms._batch import Key, class_probabilities, get_item, with_it
 
 
 def draw_partners(num_samples: int, seed: int) -> Tensor:
-    """Return everyone's partner: a permutation (N,), int64, on the CPU, that depends on the arguments alone."""
+    """Return each sample's partner as a permutation (N,), int64, on the CPU, which depends on the arguments alone."""
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
 
 
 def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:
-    """Return (1 - weight) values + weight partners, for two tensors of one shape and floating dtype."""
+    """Return (1 - weight) values + weight partners, for two floating-point tensors of the same shape and dtype."""
     return torch.lerp(values, partners, weight)
 
 
 class Mixing(Algorithm, ABC):
-    """Trains on samples that are mixed with partners; a subclass says with what weight, and mixes the inputs.
+    """Base class of algorithms that mix each sample with a partner; a subclass draws the weight and mixes the inputs.
 
     Args:
-        alpha: of Beta(alpha, alpha), above 0.
-        interpolate_loss: blend two losses instead of the targets.
-        input_key: where the inputs stand in a batch.
-        target_key: where the targets stand.
+        alpha: parameter of the distribution Beta(alpha, alpha), above 0.
+        interpolate_loss: whether to blend two losses instead of the targets.
+        input_key: index or name of the inputs in a batch.
+        target_key: index or name of the targets in a batch.
 
     Raises:
-        ValueError: `alpha` is not above 0; `interpolate_loss` together with LabelSmoothing.
-        TypeError: while training, outputs are no tensor.
+        ValueError: `alpha` is not above 0, or `interpolate_loss` is combined with LabelSmoothing.
+        TypeError: during training, the outputs are not a tensor.
     """
 
-    # What is meant by both is one or the other for each batch, not a blend of three samples.
+    # Used together they are meant to take turns from batch to batch, not to blend three samples.
     conflicts_with = ("MixUp", "CutMix")
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: Key, target_key: Key) -> None:
@@ -52,17 +52,17 @@ class Mixing(Algorithm, ABC):
 
     @abstractmethod
     def draw(self, inputs: Tensor, seed: int) -> float:
-        """Draw how this batch is mixed, and return the partners' weight in [0, 1]; the draw depends on `seed` alone."""
+        """Draw how to mix this batch, and return the partners' weight in [0, 1]; the draw depends on `seed` alone."""
 
     @abstractmethod
     def mix(self, inputs: Tensor, partners: Tensor) -> Tensor:
-        """Return the inputs (n, ...) of a microbatch mixed with their partners as `draw` said."""
+        """Return the inputs (n, ...) of a microbatch, mixed with their partners as `draw` decided."""
 
     def init(self, state: State, logger: Logger) -> None:
         if self.interpolate_loss and any(type(one).__name__ == "LabelSmoothing" for one in state.algorithms):
             raise ValueError(
-                "interpolate_loss=True is for losses that accept class numbers only, and LabelSmoothing makes "
-                "probabilities: set interpolate_loss=False, or remove LabelSmoothing"
+                "interpolate_loss=True: this is for losses that accept only class indices, but LabelSmoothing turns "
+                "targets into probabilities; set interpolate_loss=False, or remove LabelSmoothing"
             )
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
@@ -95,7 +95,8 @@ class Mixing(Algorithm, ABC):
             swapped = with_item(state.microbatch, self.target_key, partners)
             compute_loss = state.precision.autocast(state.device)(state.unwrapped_model.loss)
             state.loss = _interpolate_losses(state.loss, compute_loss(state.outputs, swapped), self._weight)
-        state.microbatch, self._original = self._original, None
+        state.microbatch = self._original
+        self._original = None
 
     def _partners(self, state: State, key: Key, num_samples: int) -> Tensor:
         start = state.microbatch_start

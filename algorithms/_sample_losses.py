@@ -1,4 +1,4 @@
-"""The loss of each sample, from any model's own loss."""
+"""The loss of each sample, computed with the model's own loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runner.model import in_eval_mode
 
 
 def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
-    """Return the loss of each sample by itself (N,): what the model's loss is of a batch of that sample alone.
+    """Return the loss of each sample (N,): the model's loss for a batch of that sample alone.
 
-    The model's loss is run once for all samples, by `torch.func.vmap`: it must not read values back, nor write in
-    place into what is not its own. Gradients flow through.
+    The model's loss is called once for all samples, through `torch.func.vmap`, so it must not read values back from the
+    device, nor write in place to tensors that it did not create. Gradients flow through the result.
 
     Args:
-        model: whose loss it is; of several losses, the one that is minimized.
-        outputs: what the model returned, nested as one likes; dimension 0 of all tensors counts samples.
-        batch: likewise.
+        model: model whose loss is used; of several losses, the one that is minimized.
+        outputs: outputs of the model, in any nesting; dimension 0 of each tensor counts samples.
+        batch: batch that belongs to the outputs, in any nesting; dimension 0 of each tensor counts samples.
     """
 
     def loss_of_one(output: Any, sample: Any) -> Tensor:
@@ -35,10 +35,10 @@ def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
 
 @torch.no_grad()
 def evaluate_losses(state: State, batch: Any) -> Tensor:
-    """Return the loss of each sample of this rank's batch (N,) in evaluation mode. All ranks.
+    """Return the loss of each sample of this rank's batch (N,) in evaluation mode. Must be called on all ranks.
 
-    Nothing of the model is changed, but that all ranks have rank 0's buffers afterwards. Running statistics of the
-    other ranks are their own, and are lost in each evaluation and each resume: losses must not depend on them.
+    The model is left unchanged, except that all ranks have rank 0's buffers afterwards. The running statistics of the
+    other ranks are lost at each evaluation and each resume anyway, so the losses must not depend on them.
     """
     model = state.unwrapped_model
     broadcast_buffers(model)

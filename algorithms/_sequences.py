@@ -1,4 +1,4 @@
-"""How sequences are cut, so that training sees shorter ones and no token is lost."""
+"""Cutting sequences, so that training sees shorter ones without losing tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from runner.batch import map_tensors, tensors
 
 
 def cut_into_pieces(batch: Any, whole: int, length: int, asked: str, remedy: str) -> Any:
-    """Return a batch whose tensors (N, whole, ...) are cut into pieces (N whole / length, length, ...), in order.
+    """Return a batch with its tensors (N, whole, ...) cut, in order, into pieces (N * whole / length, length, ...).
 
     Args:
         batch: any nesting of tensors.
-        whole: length of its sequences, in tokens.
-        length: of the pieces.
-        asked: the argument that asks for them, as the user typed it.
-        remedy: what else to do.
+        whole: length of the batch's sequences, in tokens.
+        length: length of the pieces, in tokens.
+        asked: argument that asks for the pieces, as the user typed it.
+        remedy: what the user can do instead.
 
     Raises:
-        ValueError: pieces do not come out even, or a tensor would no longer belong to the others.
+        ValueError: `whole` is not a multiple of `length`, or a tensor does not have sequences of length `whole`.
     """
     shapes = [tuple(one.shape) for one in tensors(batch)]
     if not length or whole % length or any(shape[1:2] != (whole,) for shape in shapes):

@@ -1,4 +1,4 @@
-"""Copies of what training changes, and how they are put back: the buffers before a batch, and the whole model."""
+"""Copies of what training changes, to restore it: buffers from before a batch, and weights with optimizer state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runner import State
 
 
 class KeptBuffers:
-    """A model's buffers as they were before a batch, which the forward pass may have changed or replaced.
+    """Copies of a model's buffers from before a batch, whose forward pass may change or replace them.
 
     Args:
-        model: after INIT.
+        model: model with the buffers, after INIT.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,23 +24,23 @@ class KeptBuffers:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def keep(self) -> None:
-        """Copy them all: which of them a forward pass changes is not known before it."""
+        """Copy all buffers, because it is not known in advance which ones a forward pass changes."""
         buffers = [getattr(module, attribute) for _, module, attribute in self._places]
         self._kept = [(buffer, buffer.clone()) for buffer in buffers]
 
     def put_back(self) -> None:
-        """Undo what happened to them since `keep`."""
+        """Restore the buffers as they were at `keep`."""
         for (_, module, attribute), (buffer, value) in zip(self._places, self._kept, strict=True):
             buffer.copy_(value)
             setattr(module, attribute, buffer)
 
     def values(self) -> dict[str, Tensor]:
-        """Return the copies, by name; nobody changes them any more."""
+        """Return the copies by name; they do not change any more."""
         return {name: value for (name, *_), (_, value) in zip(self._places, self._kept, strict=True)}
 
 
 def take_snapshot(state: State, buffers: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a copy of the trained weights and of the optimizers' state, with the given buffers, on the same device."""
+    """Return copies of the trained weights and the optimizers' state, with the given buffers, on the same device."""
     parameters = state.unwrapped_model.named_parameters()
     return {
         "batch": state.timestamp.batch,
@@ -51,7 +51,7 @@ def take_snapshot(state: State, buffers: dict[str, Tensor]) -> dict[str, Any]:
 
 @torch.no_grad()
 def roll_back(state: State, snapshot: dict[str, Any]) -> None:
-    """Put back what `take_snapshot` copied; learning rates stay, for schedules go on."""
+    """Restore what `take_snapshot` copied; learning rates are kept, because schedules go on."""
     model = state.unwrapped_model
     live = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in snapshot["weights"].items():

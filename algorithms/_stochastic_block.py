@@ -1,4 +1,4 @@
-"""A residual block that is left out now and then, and what decides when."""
+"""A residual block that training skips at random, and the draws that decide when."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ DISTRIBUTIONS = ("linear", "uniform")
 
 
 def drop_rates(count: int, drop_rate: float, distribution: str) -> list[float]:
-    """Return the probability with which each of `count` blocks is left out.
+    """Return the probability of skipping each of `count` blocks.
 
     Args:
         count: number of blocks, L.
-        drop_rate: of the last block, in [0, 1].
-        distribution: 'linear': drop_rate l / L for block l = 1 ... L; 'uniform': the same for all.
+        drop_rate: probability of skipping the last block, in [0, 1].
+        distribution: 'linear' for drop_rate * l / L at block l = 1 ... L, 'uniform' for the same probability at all
+            blocks.
     """
     return [drop_rate * (index + 1) / count if distribution == "linear" else drop_rate for index in range(count)]
 
 
 def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
-    """Return which blocks stay for which samples, (L, num_samples), bool, on the CPU; a function of the arguments."""
+    """Return which blocks to keep for which samples: (L, num_samples), bool, on the CPU.
+
+    Args:
+        rates: probability of skipping each of the L blocks.
+        num_samples: number of samples.
+        seed: seed of the draw.
+    """
     chances = torch.rand(len(rates), num_samples, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return chances >= torch.tensor(rates, dtype=torch.float64)[:, None]
 
 
 class StochasticBlock(nn.Module):
-    """A block f of which training takes x or f(x), and evaluation the mean of what training takes.
+    """A block f for which training returns x or f(x), and evaluation the mean of what training returns.
 
-    A block whose output has another shape than its input is never left out.
+    A block whose output has a different shape than its input is never skipped.
 
     Args:
-        block: maps (N, ...) to (N, ...); it has its shortcut within itself.
+        block: module that maps (N, ...) to (N, ...), its shortcut included.
 
     Attributes:
-        rate: probability with which it is left out.
-        kept: whether it stays, in training: for all samples, or for each of them (N,).
-        keeps_shape: whether output and input have the same shape; None until it has run.
+        rate: probability of skipping the block.
+        kept: whether training keeps the block: one bool for all samples, or one for each of them (N,).
+        keeps_shape: whether the output has the shape of the input; None until the block has run.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -49,12 +56,12 @@ class StochasticBlock(nn.Module):
         self.kept: bool | Tensor = True
         self.keeps_shape: bool | None = None
 
-    # The choice is Python's, and the block itself compiled: else each set of blocks that stay would be a graph anew.
+    # Only the block itself is compiled: with the choice in the graph, each set of kept blocks would be compiled anew.
     @torch.compiler.disable(recursive=False)
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the inputs (N, ...), the block's output, or their mean, weighed by the rate."""
+        """Return the inputs (N, ...), the block's output, or their mean weighted by the rate."""
         if self.training and self.kept is False and self.keeps_shape:
-            # The weights get a gradient of 0, not none: DDP waits for each of them, and all ranks do the same.
+            # The weights get a gradient of 0 rather than none, because DDP waits for each of them on every rank.
             return inputs + 0 * sum(one.sum() for one in self.block.parameters() if one.requires_grad)
         outputs = self.block(inputs, *args, **kwargs)
         if not isinstance(outputs, Tensor):

@@ -1,4 +1,4 @@
-"""How algorithms change a model at INIT: reproducibly, and never without saying so."""
+"""How algorithms change a model at INIT: reproducibly, and never silently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYER_SURGERY = (
     "ValueEmbedding",
     "WeightStandardization",
 )
-"""Algorithms that change what is inside of blocks, and so run before those that wrap blocks or the whole model."""
+"""Algorithms that change layers inside blocks, and so run before those that wrap blocks or the whole model."""
 
 
 def operate(
@@ -41,38 +41,48 @@ def operate(
     allow_no_match: bool = False,
     recurse_on_replaced: bool = False,
 ) -> dict[str, nn.Module]:
-    """Return what `replace_modules` put into the run's model, by name; what is drawn is a function of (seed, key).
+    """Replace modules of the run's model, and return the replacements by name.
+
+    New weights depend only on the seed and on the algorithm's config key.
 
     Args:
-        algorithm: whose change it is.
-        state: at INIT. The model, and what optimizers exist, are changed in place; a `Model` that stands in for the
-            whole is put into the state.
-        policies: see `replace_modules`.
-        wanted: what the policies look for, to tell the user.
-        allow_no_match: whether a model without any is left as it is.
-        recurse_on_replaced: see `replace_modules`.
+        algorithm: algorithm that makes the change.
+        state: state of the run, at INIT. The model and any optimizers that exist are changed in place; a `Model` that
+            replaces the whole model is stored in the state.
+        policies: policies by selector, see `replace_modules`.
+        wanted: description of what the policies look for, for the message.
+        allow_no_match: whether to leave a model without a match unchanged instead of raising an error.
+        recurse_on_replaced: whether to continue inside replacements, see `replace_modules`.
 
     Raises:
-        ValueError: there is none, and `allow_no_match` is False.
-        TypeError: what stands in for the whole model is no `Model`.
+        ValueError: nothing in the model matches, and `allow_no_match` is False.
+        TypeError: the replacement of the whole model is not a `Model`.
     """
-    # On the CPU, whatever the device, so that all devices start from the same weights.
+    # New weights are drawn on the CPU, so that they are the same on all devices.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(state.rank_zero_seed, algorithm.config_key))
         replaced = replace_modules(state.unwrapped_model, policies, state.optimizers, recurse_on_replaced)
     root = replaced.get("", state.unwrapped_model)
     if not isinstance(root, Model):
-        raise TypeError(f"{type(root).__name__} cannot stand in for the whole model: it must be a runner.Model")
-    state.unwrapped_model, state.model = root, root
+        raise TypeError(f"{type(root).__name__} cannot replace the whole model: it must be a runner.Model")
+    state.unwrapped_model = root
+    state.model = root
     report(algorithm, state, [*replaced], wanted, allow_no_match)
     return replaced
 
 
 def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, allow_no_match: bool = False) -> None:
-    """Say which modules an algorithm changed, on rank 0.
+    """Log which modules an algorithm changed, on rank 0.
+
+    Args:
+        algorithm: algorithm that made the change.
+        state: state of the run.
+        names: names of the modules that were changed.
+        wanted: description of what the algorithm looked for, for the message.
+        allow_no_match: whether a model without a match is accepted.
 
     Raises:
-        ValueError: there is none, and `allow_no_match` is False.
+        ValueError: `names` is empty, and `allow_no_match` is False.
     """
     name = type(algorithm).__name__
     if not names and not allow_no_match:
@@ -87,15 +97,15 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
 
 
 def resolve_width(name: str, value: float, whole: int) -> int:
-    """Return a width that is given as a number, or as a fraction of another; at least 1.
+    """Return a width, at least 1, from a number or from a fraction of another width.
 
     Args:
-        name: the argument's, to tell the user.
-        value: a whole number from 1 on, or a fraction above 0 and below 1.
-        whole: what a fraction is of.
+        name: name of the argument, for the message.
+        value: whole number of at least 1, or a fraction above 0 and below 1.
+        whole: width that a fraction refers to.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `value` is neither a whole number of at least 1 nor a fraction between 0 and 1.
     """
     if isinstance(value, bool) or not value > 0 or (value >= 1 and value != int(value)):
         raise ValueError(f"{name}={value!r}: must be a whole number, at least 1, or a fraction above 0 and below 1")

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what parts of the model computed is thrown away, and computed again in backward."""
+"""Activation checkpointing: activations of some modules are discarded, and computed again in the backward pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modu
     """Return the outermost modules whose name or class matches a pattern, by name.
 
     Args:
-        model: it is not one of them.
-        patterns: with * and ?, as file names have them; * also stands for dots.
+        model: model to search; it is never part of the result itself.
+        patterns: shell patterns with * and ?, where * also matches dots.
     """
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -32,14 +32,14 @@ def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modu
 
 
 def forget_activations(module: nn.Module) -> None:
-    """Let a module compute again in backward what it computed in forward, rather than keep it; its names stay."""
+    """Make a module recompute its activations in the backward pass instead of storing them; names of weights stay."""
     forward = module.forward
     contexts = partial(_contexts, module)
 
     def forward_again(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # what is compiled computes values again, and changes buffers once
+        if torch.compiler.is_compiling():  # compiled code recomputes values, but changes buffers only once
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
@@ -52,7 +52,7 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Inside, buffers are copies: running statistics must not see a batch twice."""
+    """Replace buffers by copies within the context, because running statistics must not see a batch twice."""
     owners = [(one, name, buffer) for one in module.modules() for name, buffer in one._buffers.items()]
     for owner, name, buffer in owners:
         owner._buffers[name] = None if buffer is None else buffer.clone()
@@ -64,21 +64,21 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
 
 
 class ActivationCheckpointing(Algorithm):
-    """Keeps only the inputs of some modules for backward, which saves memory for about a third more time.
+    """Stores only the inputs of some modules for the backward pass: saves memory, takes about a third more time.
 
-    Gradients, running statistics and what dropout draws are the same to the bit. Evaluations are as ever.
+    Gradients, running statistics and dropout masks are identical to the bit. Evaluation does not change.
 
     Args:
-        modules: a pattern, or several, for names or classes of modules, with * and ?: '*Block', 'module.blocks.?'. Of
-            nested modules that match, the outermost is taken.
-        allow_no_match: leave a model without such modules as it is, rather than refuse it.
+        modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
+            'module.blocks.?'. Of nested modules that match, the outermost is used.
+        allow_no_match: whether to leave a model without such modules unchanged instead of raising an error.
 
     Raises:
         ValueError: at INIT, the model has no such module.
 
     Evidence:
-        Strong for memory: with blocks of equal size, that of one block and the inputs of all (Chen et al. 2016,
-        "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174); the model that is trained is the same.
+        Strong for memory: with blocks of equal size, it falls to that of one block and the inputs of all blocks (Chen
+        et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174). The trained model is the same.
     """
 
     runs_after = (*LAYER_SURGERY, "StochasticDepth")

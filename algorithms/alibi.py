@@ -1,4 +1,4 @@
-"""ALiBi: attention fades with distance, in place of position embeddings."""
+"""ALiBi: attention fades with distance, which replaces position embeddings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from runner.models.gpt import CausalAttention
 
 
 def slopes(n_heads: int) -> list[float]:
-    """Return how fast each head's attention fades: 2^(-8 h / H) for head h = 1 ... H, where H is a power of two.
+    """Return the slope of each head, 2^(-8 h / H) for head h = 1 ... H if H is a power of two.
 
-    Otherwise they are those of the next power of two below, and then every second one of the power above.
+    For any other H, return the slopes for the next lower power of two, followed by every second slope for the next
+    higher one.
     """
     power = 2 ** int(math.log2(n_heads))
     own = [2 ** (-8 * (head + 1) / power) for head in range(power)]
@@ -32,26 +33,26 @@ def slopes(n_heads: int) -> list[float]:
 
 
 def alibi(n_heads: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores (H, T, T): slope times (key - query), and -inf for keys after the query."""
+    """Return the bias (H, T, T) of the attention scores: slope * (key - query), and -inf for keys after the query."""
     positions = torch.arange(length, device=device)
     distances = positions - positions[:, None]
-    # One by one, as tensors made on the host would have to be copied to the device.
+    # One by one, because a tensor made on the host would have to be copied to the device.
     biases = torch.stack([distances * slope for slope in slopes(n_heads)])
     return biases.masked_fill(distances > 0, -math.inf).to(dtype)
 
 
 def refuse_longer(length: int, max_length: int) -> None:
-    """Raise a ValueError where a sequence is longer than the model takes, both in tokens."""
+    """Raise a ValueError if a sequence is longer than the model allows, both in tokens."""
     if length > max_length:
         raise ValueError(f"a sequence of {length} tokens is longer than max_sequence_length={max_length!r}")
 
 
 class _FadingAttention(nn.Module):
-    """`CausalAttention` with `alibi` added to its scores.
+    """`CausalAttention` with the bias of `alibi` added to its scores.
 
     Args:
-        max_length: the longest sequence, in tokens.
-        dropout: probability with which an attention weight is dropped in training.
+        max_length: length of the longest sequence, in tokens.
+        dropout: probability of dropping an attention weight in training.
     """
 
     def __init__(self, max_length: int, dropout: float) -> None:
@@ -60,7 +61,7 @@ class _FadingAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return what the heads gather, (N, H, T, D / H) as queries, keys and values."""
+        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape."""
         n_heads, length = q.shape[1:3]
         refuse_longer(length, self.max_length)
         dropout = self.dropout if self.training else 0.0
@@ -69,26 +70,30 @@ class _FadingAttention(nn.Module):
 
 
 class ALiBi(Algorithm):
-    """Puts linear attention biases in place of a GPT's learned positions, and trains on shorter sequences.
+    """Replaces a GPT's learned positions with linear attention biases, and trains on shorter sequences.
 
-    The model then works on longer sequences than it was trained on. In training each sequence (N, T) is cut into
-    several, so that a batch has as many tokens as ever; samples are counted as they were read. For the GPT of this
-    project. There is nothing random, and ranks and microbatches change nothing.
+    The model can then be used on longer sequences than it was trained on. In training each sequence (N, T) is cut into
+    several, so that a batch keeps its number of tokens; the sample count still refers to the sequences as they were
+    read. Works with the GPT of this project. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        max_sequence_length: the longest sequence that the model takes, in evaluation too, in tokens; at least 1.
-        train_sequence_length_scaling: length of the pieces that training sees, as a fraction of the sequences, above 0
-            and at most 1, which leaves them whole. Pieces must come out even.
-        input_key: where the tokens (N, T) stand in a batch; all its tensors are (N, T, ...) and are cut like them.
-        allow_no_match: leave another model as it is, rather than refuse it.
+        max_sequence_length: length of the longest sequence that the model accepts, in evaluation too, in tokens; at
+            least 1.
+        train_sequence_length_scaling: length of the pieces to train on, as a fraction of the sequence length, above 0
+            and at most 1. It must divide the sequences evenly; 1 leaves them whole.
+        input_key: index or name of the tokens (N, T) in a batch; all tensors of the batch must be (N, T, ...) and are
+            cut alike.
+        allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no such attention; at FIT_START, or later where
-            data do not lie in memory, sequences cannot be cut evenly, or are longer than `max_sequence_length`.
+        ValueError: an argument is out of range; at INIT, the model has no such attention; or, at FIT_START (during
+            training if the data are not held in memory), sequences cannot be cut evenly or are longer than
+            `max_sequence_length`.
 
     Evidence:
-        Strong for longer sequences in evaluation than in training (Press et al. 2022, "Train Short, Test Long",
-        arXiv:2108.12409), which saves time where attention is costly; at equal length about as good as other positions.
+        Strong for evaluation on longer sequences than in training (Press et al. 2022, "Train Short, Test Long",
+        arXiv:2108.12409), which saves time where attention is costly. At equal length it is about as good as other
+        positions.
     """
 
     conflicts_with = ("RotaryEmbedding",)
@@ -137,5 +142,5 @@ class ALiBi(Algorithm):
             return batch
         whole = get_item(batch, self.input_key).shape[1]
         asked = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
-        length, remedy = round(whole * self.train_sequence_length_scaling), "set 1 to leave sequences whole"
-        return cut_into_pieces(batch, whole, length, asked, remedy)
+        length = round(whole * self.train_sequence_length_scaling)
+        return cut_into_pieces(batch, whole, length, asked, "set it to 1 to keep sequences whole")

@@ -11,7 +11,7 @@ from runner.algorithms._batch import Key
 from runner.algorithms._image_operations import CORE, apply_each
 from runner.checks import check_whole
 
-MAX_DEPTH = 3  # of chains whose depth is drawn
+MAX_DEPTH = 3  # largest number of operations in a chain whose depth is drawn
 
 
 def augmix(
@@ -20,15 +20,15 @@ def augmix(
     """Return (1 - m) x + m sum_i w_i chain_i(x), with m ~ Beta(alpha, alpha) and w ~ Dirichlet(alpha) for each image.
 
     Args:
-        images: x, (N, C, H, W), in [0, 1].
-        strength: the largest of an operation's, each drawn evenly, in [0, 1].
-        depth: operations in a chain; -1 draws 1, 2 or 3 for each.
-        width: chains of each image, at least 1.
-        alpha: above 0.
-        generator: what all draws come from.
+        images: images x, (N, C, H, W), in [0, 1].
+        strength: largest strength of an operation, in [0, 1]; each strength is drawn uniformly up to it.
+        depth: number of operations in a chain; -1 draws 1, 2 or 3 for each chain.
+        width: number of chains for each image, at least 1.
+        alpha: parameter of both distributions, above 0.
+        generator: source of all random draws.
 
     Returns:
-        (N, C, H, W), in [0, 1].
+        Images (N, C, H, W), in [0, 1].
     """
     num_samples = len(images)
     shares = generator.dirichlet([alpha] * width, size=num_samples) * generator.beta(
@@ -50,30 +50,31 @@ def augmix(
 
 
 class AugMix(Augmentation):
-    """Trains on blends of each image with augmented versions of itself; targets stay as they are.
+    """Trains on blends of each image with augmented versions of itself; targets stay unchanged.
 
-    The operations are autocontrast, equalize, posterize, solarize, rotate, and shear and translate in both directions:
-    torch operations on the batch's device. The paper's second loss, on how far predictions for two such blends differ,
-    is not part of it. What is drawn is a function of (seed, config key, batch) alone, differs between ranks, and is
-    drawn for the whole batch however it is split: nothing has to be saved.
+    The operations are autocontrast, equalize, posterize, solarize, rotate, and shear and translate in both directions,
+    all as torch operations on the batch's device. The paper's additional loss, on how far the predictions for two such
+    blends differ, is not included. The draws depend only on (seed, config key, batch), differ between ranks, and are
+    made for the whole batch before it is split into microbatches, so nothing has to be saved.
 
     Args:
-        severity: the largest strength of an operation, above 0 and at most 10, which is 30 degrees, shear 0.3, 45 % of
-            the side, 4 bits.
-        depth: operations in a chain, at least 1; -1 draws 1, 2 or 3 for each.
-        width: chains of each image, at least 1.
-        alpha: of the distributions of the shares, above 0; the smaller, the more one version stands out.
-        mean: that was subtracted from images between 0 (black) and 1 (white): one number, or one per channel.
-        std: that they were divided by after that, above 0.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        severity: largest strength of an operation, above 0 and at most 10; 10 means 30 degrees, shear 0.3, 45 % of the
+            side, 4 bits.
+        depth: number of operations in a chain, at least 1; -1 draws 1, 2 or 3 for each chain.
+        width: number of chains for each image, at least 1.
+        alpha: parameter of the distributions of the chains' shares, above 0; the smaller it is, the more one version
+            dominates.
+        mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
+        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
-            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
+        ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
+            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
-        Strong for robustness against corrupted images (Hendrycks et al. 2020, arXiv:1912.02781), with the second loss;
-        some for accuracy.
+        Strong for robustness against corrupted images (Hendrycks et al. 2020, arXiv:1912.02781), with the additional
+        loss; some for accuracy.
     """
 
     def __init__(

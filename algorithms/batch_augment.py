@@ -1,4 +1,4 @@
-"""Shifts and flips of images, for a whole batch at once and on its device."""
+"""Random shifts and flips of images, for a whole batch at once and on its device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ FLIPS = (None, "random", "alternating")
 
 
 def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
-    """Return each image moved by its own shift, zeros moving in at the edges.
+    """Return images, each moved by its own shift, with zeros moving in at the edges.
 
     Args:
-        images: (N, C, H, W).
-        shifts: (N, 2), int64: where in the padded image its window starts, down and to the right, each in
-            [0, 2 pad]; `pad` leaves the image where it is, more moves its content up or to the left.
-        pad: zeros around the image, in pixels.
+        images: images (N, C, H, W).
+        shifts: position (N, 2), int64, of each image's window in the padded image, down and to the right, in [0, 2
+            pad]. A position of `pad` leaves the image in place; a larger one moves its content up or to the left.
+        pad: width of the border of zeros around the image, in pixels.
 
     Returns:
-        (N, C, H, W).
+        Images (N, C, H, W).
     """
     height, width = images.shape[2:]
     windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
@@ -30,38 +30,39 @@ def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
 
 
 def flip_images(images: Tensor, flipped: Tensor) -> Tensor:
-    """Return images mirrored left to right where asked.
+    """Return images, some of them mirrored left to right.
 
     Args:
-        images: (N, C, H, W).
-        flipped: (N,), bool.
+        images: images (N, C, H, W).
+        flipped: mask (N,), bool, of the images to mirror.
 
     Returns:
-        (N, C, H, W).
+        Images (N, C, H, W).
     """
     return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 class BatchAugment(Algorithm):
-    """Shifts and mirrors the images of each training batch, as a few tensor operations for all of them.
+    """Shifts and mirrors the images of each training batch at random, with a few tensor operations for the whole batch.
 
-    What is drawn is a function of (seed, config key, batch) alone: nothing has to be saved for a resumed run to draw
-    the same, and splitting into microbatches changes nothing.
+    The draws depend only on (seed, config key, batch), so a resumed run repeats them without any saved state, and
+    splitting into microbatches changes nothing.
 
     Args:
-        pad: largest shift in pixels, each way, drawn evenly for each image; at least 0, which shifts nothing.
-        flip: None; 'random': each image is mirrored or not, evenly; 'alternating': likewise in epoch 0, and every
-            other epoch the opposite, so that two epochs show both sides of each image. The latter needs a train
-            dataloader that says which samples make up a batch: one with `order`, as those of `runner.data`.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        pad: largest shift each way, in pixels, drawn uniformly for each image; 0 for no shift.
+        flip: None for no flips; 'random' to mirror each image with probability 1/2; 'alternating' to do so in epoch 0
+            and then the opposite in every other epoch, so that two epochs show both sides of each image. 'alternating'
+            needs a train dataloader that knows which samples make up a batch: one with an `order`, like those of
+            `runner.data`.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no images, or 'alternating' is asked for
-            of a dataloader without `order`.
+        ValueError: an argument is out of range; at FIT_START, the dataloader has no `order`, which 'alternating' needs;
+            or, during training, the inputs are not images.
 
     Evidence:
-        Strong for natural images with more than a few epochs; do not flip where sides matter (digits, text).
-        Alternating: some (Jordan 2024, arXiv:2404.00498).
+        Strong for natural images with more than a few epochs; do not flip where left and right matter (digits, text).
+        Some for alternating flips (Jordan 2024, arXiv:2404.00498).
     """
 
     def __init__(self, pad: int = 1, flip: str | None = None, input_key: Key = 0) -> None:
@@ -80,10 +81,10 @@ class BatchAugment(Algorithm):
         order = getattr(state.train_dataloader, "order", None)
         if order is None:
             raise ValueError(
-                f"flip='alternating' must know which samples make up a batch, and the train dataloader "
-                f"({type(state.train_dataloader).__name__}) has no `order`: use one of runner.data, or flip='random'"
+                f"flip='alternating': needs to know which samples make up a batch, but the train dataloader "
+                f"({type(state.train_dataloader).__name__}) has no `order`; use one of runner.data, or flip='random'"
             )
-        # Of the run, not of the rank: a sample may come to another rank in the next epoch.
+        # The same on all ranks, because a sample may be read by another rank in the next epoch.
         generator = torch.Generator().manual_seed(stream_seed(state.rank_zero_seed, self.config_key))
         self._sides = torch.randint(2, (order.num_samples,), generator=generator, dtype=torch.bool)
 

@@ -8,31 +8,31 @@ from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alterna
 
 
 def scheduled_size(progress: float, start: float, duration: float, whole: int) -> int:
-    """Return the number of samples to train: it rises evenly from start * whole to whole; at least 1.
+    """Return the number of samples to train on: rises linearly from start * whole to whole, and is at least 1.
 
     Args:
-        progress: share of training that is over, in [0, 1].
-        start: share of a batch at the beginning, in [0, 1].
-        duration: share of training in which it rises, in [0, 1].
-        whole: samples in a batch.
+        progress: fraction of training that has passed, in [0, 1].
+        start: fraction of a batch to begin with, in [0, 1].
+        duration: fraction of training over which the size rises, in [0, 1].
+        whole: number of samples in a batch.
     """
     risen = 1.0 if progress >= duration else start + (1 - start) * progress / duration
     return max(1, round(whole * risen))
 
 
 class BatchSizeWarmup(Algorithm):
-    """Trains on the first samples of each batch only, on more and more of them, until it trains whole batches.
+    """Trains on only the first samples of each batch, and on more and more of them until whole batches are used.
 
-    What it leaves out of a batch is not seen in that epoch, but an epoch has as many batches as ever: less time for it,
-    and equally many steps. The size depends on the timestamp alone: nothing has to be saved. There is nothing random.
-    Each rank keeps the same share of its samples. Samples are counted as they were read, tokens as they were trained.
+    The dropped samples are not seen in that epoch. An epoch keeps its number of batches, so it takes less time for as
+    many steps. The size depends only on the timestamp, so nothing has to be saved, and nothing is random. Each rank
+    keeps the same fraction of its samples. The sample count includes dropped samples; the token count does not.
 
     Args:
-        start: share of a batch that is trained at the beginning, above 0 and at most 1; at least one sample per rank.
-        duration: share of training in which it rises to the whole batch, in [0, 1].
+        start: fraction of a batch to train on at the beginning, above 0 and at most 1; at least one sample per rank.
+        duration: fraction of training over which the size rises to the whole batch, in [0, 1].
 
     Raises:
-        ValueError: an argument is out of range; at INIT, BatchAugment with flip='alternating', which must see whole
+        ValueError: an argument is out of range; or, at INIT, BatchAugment has flip='alternating', which needs whole
             batches.
 
     Evidence:

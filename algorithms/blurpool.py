@@ -1,4 +1,4 @@
-"""BlurPool: a low-pass filter before images lose resolution, so that a shift of the input shifts the features."""
+"""BlurPool: a low-pass filter before downsampling, so that features shift with the input."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from runner.checks import check_whole
 
 
 def blur(images: Tensor, stride: int | tuple[int, int] = 1) -> Tensor:
-    """Return images filtered by [1, 2, 1] / 4 down and across, every `stride`-th pixel of them.
+    """Return images filtered by [1, 2, 1] / 4 down and across, keeping every `stride`-th pixel.
 
-    Edges are continued outwards, so that an even image stays as it is.
+    Pixels at the edges are replicated outwards, so that a constant image stays unchanged.
 
     Args:
-        images: (N, C, H, W), floating point.
-        stride: in pixels, down and across.
+        images: floating-point images (N, C, H, W).
+        stride: stride down and across, in pixels.
 
     Returns:
-        (N, C, ceil(H / stride), ceil(W / stride)).
+        Images (N, C, ceil(H / stride), ceil(W / stride)).
     """
-    # The mean of two, twice, is the filter; it needs no weights, and works in any dtype and memory format.
+    # Averaging two neighbors twice is this filter; it needs no weights, and works in any dtype and memory format.
     pairs = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), kernel_size=2, stride=1)
     return F.avg_pool2d(pairs, kernel_size=2, stride=stride)
 
@@ -31,7 +31,7 @@ class _Blur(nn.Module):
     """`blur` as a module.
 
     Args:
-        stride: see `blur`.
+        stride: stride down and across, in pixels.
     """
 
     def __init__(self, stride: int | tuple[int, int] = 1) -> None:
@@ -48,25 +48,28 @@ class _Blur(nn.Module):
 
 
 class BlurPool(Algorithm):
-    """Puts a low-pass filter into strided convolutions and max pools; every shape stays as it was.
+    """Adds a low-pass filter to strided convolutions and max pools, without changing any shape.
 
-    A max pool takes its maxima at every pixel, and the filter then does the stride. A layer becomes a sequence of
-    itself and the filter, so that its weights, hooks and parametrizations stay. There is nothing random, and nothing
-    that depends on ranks or microbatches.
+    A max pool takes its maxima at every pixel, and the filter then applies the stride. A layer becomes a sequence of
+    itself and the filter, so that its weights, hooks and parametrizations stay. Nothing is random or depends on ranks
+    or microbatches.
 
     Args:
-        replace_convs: filter at `Conv2d` with a stride.
-        replace_maxpools: filter at `MaxPool2d` with a stride (but those with `ceil_mode` or `return_indices`).
-        blur_first: filter the input of a convolution, which keeps its stride and its cost; otherwise its output, after
-            a convolution at every pixel, which is better and costs stride squared times as much.
-        min_channels: input channels that a convolution has at least; at least 1.
-        allow_no_match: leave a model without such layers as it is, rather than refuse it.
+        replace_convs: whether to filter at each `Conv2d` with a stride.
+        replace_maxpools: whether to filter at each `MaxPool2d` with a stride, except those with `ceil_mode` or
+            `return_indices`.
+        blur_first: whether to filter the input of a convolution, which keeps its stride and its cost. Otherwise its
+            output is filtered, after a convolution at every pixel; this is better, but costs stride squared times as
+            much.
+        min_channels: smallest number of input channels of a convolution to filter at; at least 1.
+        allow_no_match: whether to leave a model without such layers unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range, or nothing is to be replaced; at INIT, the model has no such layer.
+        ValueError: an argument is out of range, or both kinds of layers are switched off; or, at INIT, the model has no
+            such layer.
 
     Evidence:
-        Some: more accurate and steadier under shifts for ResNets on ImageNet (Zhang 2019, "Making Convolutional
+        Some: more accurate and more stable under shifts for ResNets on ImageNet (Zhang 2019, "Making Convolutional
         Networks Shift-Invariant Again", arXiv:1904.11486); none for images of a few pixels.
     """
 
@@ -95,7 +98,7 @@ class BlurPool(Algorithm):
             policies[nn.Conv2d] = self._blur_conv
         if self.replace_maxpools:
             policies[nn.MaxPool2d] = self._blur_maxpool
-        wanted = f"strided Conv2d with {self.min_channels} input channels, nor strided MaxPool2d,"
+        wanted = f"strided Conv2d with at least {self.min_channels} input channels and no strided MaxPool2d"
         operate(self, state, policies, wanted, self.allow_no_match)
 
     def _blur_conv(self, conv: nn.Module, index: int) -> nn.Module | None:

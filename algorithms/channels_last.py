@@ -1,4 +1,4 @@
-"""Channels last: images are laid out pixel by pixel in memory, which convolutions on GPUs with tensor cores want."""
+"""Channels last: a memory layout of images, pixel by pixel, that is fast for convolutions on GPUs with tensor cores."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from runner.batch import map_tensors
 
 
 def to_channels_last(tensor: Tensor) -> Tensor:
-    """Return a tensor (N, C, H, W), of the same shape and values, that lies in memory as (N, H, W, C).
+    """Return a tensor (N, C, H, W) that is laid out in memory as (N, H, W, C); shape and values stay the same.
 
-    One of other than four dimensions stays as it is.
+    A tensor that does not have four dimensions is returned unchanged.
     """
     return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 class ChannelsLast(Algorithm):
-    """Keeps the model's four-dimensional weights, and those parts of batches, in the channels-last layout.
+    """Keeps four-dimensional weights, and four-dimensional tensors of a batch, in the channels-last layout.
 
-    Results differ from those without it by rounding alone. Nothing is random, nothing depends on ranks or microbatches.
+    Results differ only by rounding from those without it. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        allow_no_match: leave a model without four-dimensional weights as it is, rather than refuse it.
+        allow_no_match: whether to leave a model without four-dimensional weights unchanged instead of raising an error.
 
     Raises:
         ValueError: at INIT, the model has no four-dimensional weight.
 
     Evidence:
         Strong for the speed of convolutions on GPUs in 16 bits (NVIDIA, "Convolutional Layers User's Guide"); none on
-        other devices, where it may be slower; the model that is trained is the same.
+        other devices, where it may be slower. The trained model is the same.
     """
 
     runs_after = (*LAYER_SURGERY, "StochasticDepth", "SelectiveBackprop", *AUGMENTATIONS)

@@ -1,4 +1,4 @@
-"""ColOut: random rows and columns of images are removed, which makes them smaller."""
+"""ColOut: random rows and columns of images are removed, which makes the images smaller."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from runner.algorithms._batch import Key, get_images, with_item
 
 
 def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:
-    """Return which rows or columns to keep, in order: (max(1, int((1 - share) length)),), int64, on the CPU."""
+    """Return sorted indices, int64, on the CPU, of the max(1, int((1 - share) * length)) rows or columns to keep.
+
+    Args:
+        length: number of rows or columns.
+        share: fraction to remove, in [0, 1].
+        generator: source of the random draw.
+    """
     kept = max(1, int((1 - share) * length))
     return torch.randperm(length, generator=generator)[:kept].sort().values
 
 
 def remove_lines(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return images of the given rows and columns only.
+    """Return images that keep only the given rows and columns.
 
     Args:
-        images: (N, C, H, W).
-        rows: (h,), int64.
-        columns: (w,), int64.
+        images: images (N, C, H, W).
+        rows: indices (h,), int64, of the rows to keep.
+        columns: indices (w,), int64, of the columns to keep.
 
     Returns:
-        (N, C, h, w).
+        Images (N, C, h, w).
     """
     return images[:, :, rows[:, None], columns]
 
@@ -33,20 +39,20 @@ def remove_lines(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 class ColOut(Algorithm):
     """Removes the same random rows and columns from all images of a training batch.
 
-    The model must accept images that are smaller than those of an evaluation. What is drawn is a function of (seed,
-    config key, batch) alone, differs between ranks, and is drawn for the whole batch however it is split: nothing has
-    to be saved. How many are removed is always the same.
+    The model must accept training images that are smaller than those it is evaluated on. The draws depend only on
+    (seed, config key, batch), differ between ranks, and are made for the whole batch before it is split into
+    microbatches, so nothing has to be saved. The number of rows and columns removed is always the same.
 
     Args:
-        p_row: share of the rows to remove, in [0, 1]; at least one row stays.
-        p_col: share of the columns, likewise.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        p_row: fraction of the rows to remove, in [0, 1]; at least one row is kept.
+        p_col: fraction of the columns to remove, in [0, 1]; at least one column is kept.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no images.
+        ValueError: an argument is out of range; or, during training, the inputs are not images.
 
     Evidence:
-        Some for speed, as smaller images cost less; it loses some accuracy, so compare at equal time (MosaicML
+        Some for speed, because smaller images cost less. It loses some accuracy, so compare at equal time (MosaicML
         Composer's measurements on ImageNet; there is no paper).
     """
 

@@ -1,4 +1,4 @@
-"""Compile: repeated blocks of the model are compiled one by one, which takes a fraction of compiling the whole."""
+"""Compile: repeated blocks of a model are compiled one by one, in a fraction of the time that the whole would take."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runner.algorithms._surgery import report
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Those that replay CUDA graphs."""
+"""Modes that replay CUDA graphs."""
 
 
 def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules with parts whose class occurs at least twice in a model, by name.
+    """Return the outermost modules with children whose class occurs at least twice in a model, by name.
 
-    Modules that only hold one other, and torch's own containers, are looked into instead.
+    Modules that only wrap one other module, and torch's own containers, are searched instead of returned.
     """
     parents = [one for one in model.modules() if _is_block(one)]
     counts = Counter(map(type, parents))
@@ -43,44 +43,45 @@ def _is_block(module: nn.Module) -> bool:
 
 
 class Compile(Algorithm):
-    """Compiles the model with `torch.compile`, after all other changes of it; names of weights stay.
+    """Compiles the model with `torch.compile`, after all other changes to it; names of weights stay.
 
-    Blocks of one class and shape share their compiled code. Compilation happens in the first batches, again in the
-    first evaluation, and again for a batch of another shape. Results differ from those without it by rounding, and code
-    for a shape may round otherwise after other shapes than alone: where shapes vary, results depend on those that came
-    before, and a resumed run equals the whole one up to rounding only.
+    Blocks of the same class and shape share their compiled code. Compilation happens in the first batches, again in the
+    first evaluation, and again for each new shape of a batch. Results differ only by rounding from those without
+    compilation. The rounding for one shape may depend on which shapes came before, so where shapes vary, a resumed run
+    equals an uninterrupted one only up to rounding.
 
-    CUDA graphs use the same memory in each forward pass: what the compiled parts returned is gone at the next one.
+    CUDA graphs reuse the same memory in each forward pass, so what compiled parts returned is overwritten by the next
+    pass.
 
     Args:
-        mode: 'default', 'reduce-overhead' and 'max-autotune' (on GPUs with CUDA graphs), or
-            'max-autotune-no-cudagraphs'.
-        regional: compile the blocks that the model repeats, one by one; otherwise the model as a whole, as the
-            Trainer's `compile` does.
+        mode: mode of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune' (both with CUDA graphs on GPUs),
+            or 'max-autotune-no-cudagraphs'.
+        regional: whether to compile the blocks that the model repeats, one by one; otherwise the model is compiled as a
+            whole, as with the Trainer's `compile`.
 
     Raises:
-        ValueError: an unknown mode; after loading, no block is repeated, a CPU run has no C++ compiler, or gradients of
-            several microbatches would have to be kept in the memory of CUDA graphs.
+        ValueError: the mode is unknown; or, after loading, the model repeats no block, there is no C++ compiler for the
+            CPU, or CUDA graphs are combined with gradient accumulation, for which they cannot keep gradients in memory.
 
     Evidence:
-        Strong for speed on GPUs, where a whole model of equal blocks takes several times as long to compile; on a CPU
-        a small gain that takes minutes of training to pay; the model that is trained is the same.
+        Strong for speed on GPUs, where a model of equal blocks takes several times as long to compile as a whole. On a
+        CPU the gain is small and pays off only after minutes of training. The trained model is the same.
     """
 
-    runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery comes at INIT, which is before in any case
+    runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
 
     def __init__(self, mode: str = "default", regional: bool = True) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
         self.mode = mode
         self.regional = regional
-        self._replays = False  # CUDA graphs
+        self._replays = False  # whether CUDA graphs are replayed
 
     def after_load(self, state: State, logger: Logger) -> None:
         compiler = os.environ.get("CXX", "clang++" if os.uname().sysname == "Darwin" else "g++")
         if state.device.type == "cpu" and not shutil.which(compiler):
             raise ValueError(
-                f"Compile needs a C++ compiler for the CPU, and {compiler!r} is not here: install one, or set CXX"
+                f"Compile needs a C++ compiler for the CPU, and {compiler!r} is not installed: install one, or set CXX"
             )
         self._replays = state.device.type == "cuda" and self.mode in WITH_GRAPHS
         if self._replays and (state.grad_accum > 1 or state.microbatch_size):
@@ -98,7 +99,7 @@ class Compile(Algorithm):
 
     def before_forward(self, state: State, logger: Logger) -> None:
         if self._replays:
-            # By itself torch takes each compiled block of an evaluation for a new pass, and frees its own input.
+            # Otherwise torch takes each compiled block of an evaluation for a new pass, and frees that block's input.
             torch.compiler.cudagraph_mark_step_begin()
 
     eval_before_forward = predict_before_forward = before_forward

@@ -1,4 +1,4 @@
-"""CutMix: a box of each image comes from another of its batch, and so does that share of its target."""
+"""CutMix: a box in each image is taken from another image of the batch, and the same share of its target."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from runner.algorithms._boxes import draw_boxes
 from runner.algorithms._mixing import Mixing
 
 Box = tuple[int, int, int, int]
-"""Top, left, bottom and right of a box in pixels, ends excluded."""
+"""Top, left, bottom and right of a box, in pixels, ends excluded."""
 
 
 def draw_box(size: tuple[int, int], alpha: float, uniform_sampling: bool, seed: int) -> Box:
-    """Return a box at random, cut off at the edges of the image; before that it has the image's proportions.
+    """Return a random box with the proportions of the image, clipped at the image's edges.
 
     Args:
         size: height and width of the image.
-        alpha: the box's share of the image's area is b ~ Beta(alpha, alpha), before it is cut off.
-        uniform_sampling: see `draw_boxes`.
-        seed: the draw depends on nothing else.
+        alpha: parameter of Beta(alpha, alpha), which the box's share of the area is drawn from, before clipping.
+        uniform_sampling: whether each pixel is equally likely to be covered, see `draw_boxes`.
+        seed: seed of the draw, which depends on nothing but the arguments.
     """
     side = math.sqrt(random.Random(seed).betavariate(alpha, alpha))
     lengths = (int(side * size[0]), int(side * size[1]))
@@ -32,7 +32,7 @@ def draw_box(size: tuple[int, int], alpha: float, uniform_sampling: bool, seed: 
 
 
 def paste(images: Tensor, partners: Tensor, box: Box) -> Tensor:
-    """Return images with a box taken from their partners, both (N, C, H, W)."""
+    """Return images with a box copied from their partners, both (N, C, H, W)."""
     top, left, bottom, right = box
     pasted = images.clone()
     pasted[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
@@ -40,25 +40,25 @@ def paste(images: Tensor, partners: Tensor, box: Box) -> Tensor:
 
 
 class CutMix(Mixing):
-    """Trains on images with a box of another image in them, and on their targets blended by area; one box per batch.
+    """Trains on images that contain a box of another image, with targets blended by area; one box per batch.
 
-    Partners, draws, microbatches and ranks are as with MixUp: partners come from the whole batch of this rank, and what
-    is drawn is a function of (seed, config key, batch) alone. Neither the batch nor its targets are changed; metrics
-    see the true targets.
+    Partners come from this rank's whole batch, before it is split into microbatches, and the draws depend only on
+    (seed, config key, batch), as with MixUp. The batch and its targets are not changed, and metrics see the true
+    targets.
 
     Args:
-        alpha: of Beta(alpha, alpha), from which the box's share of the area is drawn. Above 0.
-        uniform_sampling: choose the place of the box so that each pixel is as likely to be replaced; otherwise as in
-            the paper, where those at the edges are less so.
-        interpolate_loss: blend two losses instead of the targets, for a loss that accepts class numbers only; takes a
-            second evaluation of the loss.
-        input_key: where the images (N, C, H, W) stand in a batch.
-        target_key: where the targets stand: class numbers (N,) or probabilities (N, C).
+        alpha: parameter of Beta(alpha, alpha), which the box's share of the area is drawn from; above 0.
+        uniform_sampling: whether to place the box so that each pixel is equally likely to be replaced; otherwise pixels
+            near the edges are replaced less often, as in the paper.
+        interpolate_loss: whether to blend two losses instead of the targets, for a loss that accepts only class
+            indices; this computes the loss twice.
+        input_key: index or name of the images (N, C, H, W) in a batch.
+        target_key: index or name of the targets in a batch: class indices (N,) or probabilities (N, C).
 
     Raises:
-        ValueError: `alpha` is not above 0; `interpolate_loss` together with LabelSmoothing; together with MixUp; while
-            training, inputs are no images, or targets are not one per image.
-        TypeError: while training, outputs are no tensor.
+        ValueError: `alpha` is not above 0; the algorithm is combined with MixUp, or `interpolate_loss` with
+            LabelSmoothing; or, during training, the inputs are not images, or there is not one target per image.
+        TypeError: during training, the outputs are not a tensor.
 
     Evidence:
         Strong for image classification with many epochs (Yun et al. 2019, arXiv:1905.04899); none for a few epochs.
@@ -79,7 +79,10 @@ class CutMix(Mixing):
     def before_train_batch(self, state: State, logger: Logger) -> None:
         targets = get_item(state.batch, self.target_key)
         if targets.ndim > 2 or (targets.ndim == 2 and not targets.is_floating_point()):
-            raise ValueError(f"targets of shape {tuple(targets.shape)}: CutMix needs one target per image, by area")
+            raise ValueError(
+                f"targets of shape {tuple(targets.shape)}: CutMix needs one target per image, because it blends "
+                "targets by area"
+            )
         super().before_train_batch(state, logger)
 
     def draw(self, inputs: Tensor, seed: int) -> float:

@@ -13,38 +13,38 @@ from runner.checks import check_whole
 
 
 def cut_out(images: Tensor, holes: Tensor) -> Tensor:
-    """Return images with holes of zeros.
+    """Return images with rectangles set to zero.
 
     Args:
-        images: (N, C, H, W).
-        holes: each image's own, (N, K, 4), int64: top, left, bottom, right in pixels, ends excluded.
+        images: images (N, C, H, W).
+        holes: boxes (N, K, 4), int64, of each image: top, left, bottom, right in pixels, ends excluded.
 
     Returns:
-        (N, C, H, W).
+        Images (N, C, H, W).
     """
     height, width = images.shape[2:]
     return images.masked_fill(cover(holes, (height, width))[:, None], 0)
 
 
 class CutOut(Algorithm):
-    """Sets squares of each training image to zero, at places of its own.
+    """Sets squares of each training image to zero, at random places drawn for each image.
 
-    What is drawn is a function of (seed, config key, batch) alone, differs between ranks, and is drawn for the whole
-    batch however it is split: nothing has to be saved. Zero should be the mean of the images, or black.
+    The draws depend only on (seed, config key, batch), differ between ranks, and are made for the whole batch before it
+    is split into microbatches, so nothing has to be saved. Zero should be the mean of the images, or black.
 
     Args:
-        num_holes: squares per image; they may overlap, and are cut off at the edges. At least 1.
-        length: side of a square as a fraction of the shorter side of the image, above 0 and at most 1.
-        uniform_sampling: choose places so that each pixel is as likely to be covered; otherwise centers lie inside of
-            the image, as in the paper, and pixels at the edges are covered less.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        num_holes: number of squares per image, at least 1; they may overlap, and are clipped at the edges.
+        length: side of a square, as a fraction of the shorter side of the image, above 0 and at most 1.
+        uniform_sampling: whether to place squares so that each pixel is equally likely to be covered; otherwise their
+            centers lie inside the image, as in the paper, and pixels near the edges are covered less often.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs are no images.
+        ValueError: an argument is out of range; or, during training, the inputs are not images.
 
     Evidence:
-        Some, for small natural images with many epochs (DeVries and Taylor 2017, arXiv:1708.04552); it hurts where
-        objects are small, and none is known beside CutMix or MixUp.
+        Some, for small natural images with many epochs (DeVries and Taylor 2017, arXiv:1708.04552). It hurts where
+        objects are small; no gain is known on top of CutMix or MixUp.
     """
 
     def __init__(

@@ -17,19 +17,19 @@ def smoothing_of(half_life: float, interval: float = 1.0) -> float:
     """Return the factor that the old average keeps at an update, 2^(-interval / half_life), in [0, 1).
 
     Args:
-        half_life: time after which a weight counts half, above 0.
+        half_life: time over which the contribution of past weights halves, above 0.
         interval: time between two updates, in the same unit.
     """
     return 2 ** -(interval / half_life)
 
 
 def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothing: float) -> None:
-    """Set each average a to smoothing a + (1 - smoothing) v, in place, in one fused operation.
+    """Set each average a to smoothing * a + (1 - smoothing) * v, in place, in one fused operation.
 
     Args:
-        averages: floating-point tensors.
+        averages: floating-point tensors, changed in place.
         values: tensors of the same shapes, in the averages' precision or a lower one.
-        smoothing: in [0, 1).
+        smoothing: factor that the old average keeps, in [0, 1).
     """
     move_towards(averages, values, 1 - smoothing)
 
@@ -37,20 +37,22 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
 class EMA(TimedAverage):
     """Keeps an exponential moving average of parameters and floating-point buffers; other buffers are copied.
 
-    Training goes on with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, through
-    a context that puts the training weights back whatever happens inside. The average starts from the weights at
-    `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for exactness.
-    Warns where the half life is longer than the run, and where no update comes.
+    Training continues with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, and the
+    training weights are restored afterwards whatever happens. The average starts as a copy of the weights at `start`;
+    until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for precision. Warns if the
+    half-life is longer than the run, and if no update will come.
 
     Args:
-        half_life: time after which a weight counts half, in batches or epochs ('1000ba', '2ep'); None with `smoothing`.
-        smoothing: the factor that the old average keeps at an update, in [0, 1), in place of `half_life`.
-        start: when averaging begins, in any unit.
-        update_interval: time between two updates, in the unit of `half_life`; None: every batch, or every epoch when
-            the half life is in epochs.
+        half_life: time over which the contribution of past weights halves, in batches or epochs ('1000ba', '2ep'); None
+            if `smoothing` is given.
+        smoothing: factor that the old average keeps at an update, in [0, 1); replaces `half_life`.
+        start: when averaging begins, a time string in any unit such as '0.7dur'.
+        update_interval: time between two updates, in the unit of `half_life`; None for every batch, or for every epoch
+            if the half-life is in epochs.
 
     Raises:
-        ValueError: not exactly one of `half_life` and `smoothing`; a value out of range; units that differ.
+        ValueError: both or neither of `half_life` and `smoothing` are given, a value is out of range, or the units of
+            `half_life` and `update_interval` differ.
 
     Evidence:
         Strong for evaluation before the learning rate has decayed (Polyak and Juditsky 1992; Izmailov et al. 2018,
@@ -78,7 +80,8 @@ class EMA(TimedAverage):
         interval = _parse("update_interval", update_interval)
         if life is not None and life.unit is not interval.unit:
             raise ValueError(f"update_interval={str(interval)!r}: must be in the unit of half_life={str(life)!r}")
-        self.half_life, self._life = half_life, life
+        self.half_life = half_life
+        self._life = life
         self.start = Time.parse(start, "start")
         self.update_interval = Interval(interval, "update_interval")
         self.smoothing = smoothing_of(life.value, interval.value) if life is not None else smoothing or 0.0
@@ -94,15 +97,14 @@ class EMA(TimedAverage):
         if self._average:
             differing = sorted(self._average.keys() ^ self._live.keys())
             if differing:
-                raise ValueError(f"the saved average is of another model: {differing} are in one of them only")
+                raise ValueError(f"the saved average belongs to another model: only one of the two has {differing}")
             self._keep({name: self._average[name].to(live.device) for name, live in self._live.items()})
 
     def fit_start(self, state: State, logger: Logger) -> None:
         super().fit_start(state, logger)
-        whole = Time(0.0, TimeUnit.DURATION), self.end
         if self._warned or self._life is None or get_global_rank() != 0:
             return
-        if not count_updates(state, self._life, *whole):
+        if not count_updates(state, self._life, Time(0.0, TimeUnit.DURATION), self.end):
             said = "%s.half_life=%r is longer than the run of %r: the average hardly leaves where it started"
             log.warning(said, self.config_key, str(self._life), str(state.max_duration))
 
@@ -131,7 +133,8 @@ class EMA(TimedAverage):
         return {"average": self._average, "updated": self._updated} if self._average else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average, self._updated = dict(state["average"]), state.get("updated", True)
+        self._average = dict(state["average"])
+        self._updated = state.get("updated", True)
 
     def _is_updated(self) -> bool:
         return self._updated
@@ -144,7 +147,8 @@ class EMA(TimedAverage):
 
     def _keep(self, average: dict[str, Tensor]) -> None:
         self._average = average
-        self._floating, self._others = ([], []), ([], [])
+        self._floating = ([], [])
+        self._others = ([], [])
         for name, live in self._live.items():
             averages, values = self._floating if live.is_floating_point() else self._others
             averages.append(average[name])
@@ -154,5 +158,7 @@ class EMA(TimedAverage):
 def _parse(name: str, value: str | Time) -> Time:
     time = Time.parse(value, name)
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
-        raise ValueError(f"{name}={str(time)!r}: must be batches or epochs, more than 0, such as '1000ba' or '2ep'")
+        raise ValueError(
+            f"{name}={str(time)!r}: must be a number of batches or epochs above 0, such as '1000ba' or '2ep'"
+        )
     return time

@@ -1,4 +1,4 @@
-"""Factorize: one large matrix becomes the product of two thin ones."""
+"""Factorize: a large weight matrix becomes the product of two thin ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.checks import check_whole
 
 
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return B and A such that B A is the nearest matrix of a rank, by the singular value decomposition.
+    """Return B and A such that B A is the closest matrix of a given rank, by singular value decomposition.
 
-    The singular values are shared evenly between the two. At full rank the product is the matrix.
+    The singular values are split evenly between the two factors. At full rank the product is the matrix itself.
 
     Args:
-        matrix: (M, N), floating point.
-        rank: at least 1; more than min(M, N) counts as that.
+        matrix: floating-point matrix (M, N).
+        rank: rank of the product, at least 1; values above min(M, N) mean full rank.
 
     Returns:
         B (M, R) and A (R, N), in the matrix's dtype.
@@ -32,7 +32,7 @@ def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def factorize_linear(linear: nn.Linear, rank: int) -> nn.Sequential:
-    """Return two linear layers, `rank` numbers between them, that do what the given one does as nearly as can be."""
+    """Return two linear layers with `rank` features between them that together approximate the given one best."""
     b, a = factorize(linear.weight, rank)
     first = nn.Linear(linear.in_features, len(a), bias=False)
     second = nn.Linear(len(a), linear.out_features, bias=False)
@@ -41,7 +41,7 @@ def factorize_linear(linear: nn.Linear, rank: int) -> nn.Sequential:
 
 @torch.no_grad()
 def factorize_conv(conv: nn.Conv2d, rank: int) -> nn.Sequential:
-    """Return a convolution of `rank` channels and one of 1x1 that do what the given one does as nearly as can be."""
+    """Return a convolution to `rank` channels and a 1x1 convolution that together approximate the given one best."""
     b, a = factorize(conv.weight.flatten(1), rank)
     first = nn.Conv2d(
         conv.in_channels,
@@ -59,7 +59,7 @@ def factorize_conv(conv: nn.Conv2d, rank: int) -> nn.Sequential:
 
 def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Linear | nn.Conv2d) -> nn.Sequential:
     for layer, weight in ((first, a), (second, b)):
-        # Not contiguous(), which leaves strides of dimensions of size 1 as they are: DDP warns of those.
+        # Not contiguous(), which keeps the strides of dimensions of size 1, and DDP warns about those.
         weight = weight.clone(memory_format=torch.contiguous_format)
         layer.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
     second.bias = old.bias  # type: ignore[assignment]
@@ -67,22 +67,25 @@ def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Lin
 
 
 class Factorize(Algorithm):
-    """Makes large convolutions and linear layers low-rank, where that makes them smaller.
+    """Replaces large convolutions and linear layers with low-rank ones, where that makes them smaller.
 
-    Left as they are: grouped convolutions, layers that share their weight with another (a tied head), and layers that
-    would not get smaller. There is nothing random, and nothing that depends on ranks or microbatches.
+    Grouped convolutions, layers that share their weight with another layer (a tied head), and layers that would not get
+    smaller stay unchanged. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        factorize_convs: `Conv2d` too.
-        factorize_linears: `Linear` too.
-        min_channels: channels that a convolution has at least, in its input as well as its output; at least 1.
-        latent_channels: channels between the two; a fraction below 1 is one of min(input, output channels).
-        min_features: features that a linear layer has at least, in its input as well as its output; at least 1.
-        latent_features: features between the two; a fraction below 1 is one of min(input, output features).
-        allow_no_match: leave a model without such layers as it is, rather than refuse it.
+        factorize_convs: whether to factorize `Conv2d` layers.
+        factorize_linears: whether to factorize `Linear` layers.
+        min_channels: smallest number of channels, both in and out, of a convolution to factorize; at least 1.
+        latent_channels: number of channels between the two new convolutions; below 1, a fraction of min(input, output
+            channels).
+        min_features: smallest number of features, both in and out, of a linear layer to factorize; at least 1.
+        latent_features: number of features between the two new layers; below 1, a fraction of min(input, output
+            features).
+        allow_no_match: whether to leave a model without such layers unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range, or nothing is to be factorized; at INIT, the model has no such layer.
+        ValueError: an argument is out of range, or both kinds of layers are switched off; or, at INIT, the model has no
+            such layer.
 
     Evidence:
         None for faster training to the same accuracy; some for smaller models that lose little (Denton et al. 2014,
@@ -128,11 +131,13 @@ class Factorize(Algorithm):
 
     def _factorize(self, layer: nn.Conv2d | nn.Linear) -> nn.Module | None:
         if isinstance(layer, nn.Conv2d):
-            narrow, least, latent = min(layer.in_channels, layer.out_channels), self.min_channels, self.latent_channels
-            rank = resolve_width("latent_channels", latent, narrow)
+            narrow = min(layer.in_channels, layer.out_channels)
+            least = self.min_channels
+            rank = resolve_width("latent_channels", self.latent_channels, narrow)
         else:
-            narrow, least, latent = min(layer.in_features, layer.out_features), self.min_features, self.latent_features
-            rank = resolve_width("latent_features", latent, narrow)
+            narrow = min(layer.in_features, layer.out_features)
+            least = self.min_features
+            rank = resolve_width("latent_features", self.latent_features, narrow)
         rows, columns = layer.weight.flatten(1).shape
         if narrow < least or rank * (rows + columns) >= rows * columns:
             return None

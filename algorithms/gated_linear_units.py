@@ -1,4 +1,4 @@
-"""Gated linear units: in feed-forward blocks the activation of one linear layer scales the outputs of another."""
+"""Gated linear units: in feed-forward blocks, the activation of one linear layer scales the outputs of another."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,  # SwiGLU
 }
 
-# What the first linear layer of a block and the activation behind it are called: here, in Hugging Face's BERT and its
+# Names of a block's first linear layer and of the activation after it: in this project, in Hugging Face's BERT and its
 # relatives, and in timm's vision transformers.
 PAIRS = (("up", "activation"), ("dense", "intermediate_act_fn"), ("fc1", "act"))
 
 
 def gated_linear_unit(gates: Tensor, values: Tensor, act_fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return act_fn(gates) * values, all of them (..., H)."""
+    """Return act_fn(gates) * values, where all tensors are (..., H)."""
     return act_fn(gates) * values
 
 
 class _GatedLinear(nn.Module):
-    """`gated_linear_unit` with weights, in place of a linear layer and the activation behind it.
+    """A gated linear unit with weights, which replaces a linear layer and the activation after it.
 
     Args:
-        linear: whose weight the layer with the activation takes over.
-        act_fn: the activation.
-        gated_layer_bias: whether that layer has a bias: the old one, where there is one.
-        non_gated_layer_bias: whether the other layer has one.
+        linear: linear layer whose weight the gating layer takes over.
+        act_fn: activation function.
+        gated_layer_bias: whether the gating layer has a bias; it takes over that of `linear` if there is one.
+        non_gated_layer_bias: whether the other layer has a bias.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class _GatedLinear(nn.Module):
         if gated_layer_bias and linear.bias is not None:
             self.gated_layer.bias = linear.bias
         self.non_gated_layer = nn.Linear(*sizes, bias=non_gated_layer_bias)
-        # The old weights in random order are new ones of the same scale, whatever it is.
+        # The old weights in random order have the scale of the old ones, whatever that is.
         shuffled = linear.weight.detach().flatten()[torch.randperm(linear.weight.numel())]
         self.non_gated_layer.weight = nn.Parameter(shuffled.view_as(linear.weight))
         self.act_fn = act_fn
@@ -64,11 +64,12 @@ class _GatedLinear(nn.Module):
 
 
 def find_pairs(model: nn.Module) -> dict[nn.Linear, nn.Module]:
-    """Return the first linear layer of each feed-forward block of a model, with the activation behind it."""
+    """Return the first linear layer of each feed-forward block of a model, with the activation after it."""
     pairs = {}
     for block in model.modules():
         for first, second in PAIRS:
-            linear, activation = getattr(block, first, None), getattr(block, second, None)
+            linear = getattr(block, first, None)
+            activation = getattr(block, second, None)
             if type(linear) is nn.Linear and isinstance(activation, nn.Module):
                 pairs[linear] = activation
     return pairs
@@ -77,22 +78,22 @@ def find_pairs(model: nn.Module) -> dict[nn.Linear, nn.Module]:
 class GatedLinearUnits(Algorithm):
     """Makes feed-forward blocks gated, in the transformers of this project, Hugging Face's BERT family, and timm.
 
-    act(x W) V becomes (act(x W) * x U) V: W and V stay, U is drawn from (seed, config key), equal on all ranks. The
-    hidden layer stays as wide as it was, so that a block has half as many weights again.
+    act(x W) V becomes (act(x W) * x U) V: W and V stay, and U is drawn from (seed, config key), the same on all ranks.
+    The hidden layer keeps its width, so a block has half as many weights again.
 
     Args:
-        act_fn: 'sigmoid' (GLU), 'identity' (bilinear), 'relu' (ReGLU), 'gelu' (GEGLU), 'silu' (SwiGLU), or a function
-            of a tensor; None: the block's own.
-        gated_layer_bias: whether the layer with the activation has a bias, the block's own.
-        non_gated_layer_bias: whether the other layer has one.
-        allow_no_match: leave a model without such blocks as it is, rather than refuse it.
+        act_fn: name of the activation, 'sigmoid' (GLU), 'identity' (bilinear), 'relu' (ReGLU), 'gelu' (GEGLU) or 'silu'
+            (SwiGLU), or a function of a tensor; None for the block's own activation.
+        gated_layer_bias: whether the layer with the activation keeps the block's bias.
+        non_gated_layer_bias: whether the new layer has a bias.
+        allow_no_match: whether to leave a model without such blocks unchanged instead of raising an error.
 
     Raises:
-        ValueError: an unknown activation; at INIT, the model has no such block.
+        ValueError: the activation is unknown; or, at INIT, the model has no such block.
 
     Evidence:
-        Strong for language models of equal size (Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202);
-        here blocks get larger, so compare at equal time.
+        Strong for language models of equal size (Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202).
+        Here blocks get larger, so compare at equal time.
     """
 
     runs_before = ("Factorize",)
@@ -107,7 +108,7 @@ class GatedLinearUnits(Algorithm):
         if not (act_fn is None or callable(act_fn) or act_fn in ACTIVATIONS):
             raise ValueError(
                 f"act_fn={act_fn!r}: must be one of {', '.join(map(repr, ACTIVATIONS))}, a function, or null for the "
-                "activation that blocks have"
+                "blocks' own activation"
             )
         self.act_fn = act_fn
         self.gated_layer_bias = gated_layer_bias

@@ -14,26 +14,26 @@ from runner.checks import check_whole
 
 
 def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:
-    """Return the inputs, normalized chunk by chunk.
+    """Return inputs normalized chunk by chunk.
 
     Args:
-        norm: a batch norm; its running statistics see the chunks one after another.
-        inputs: (N, C, ...).
-        size: samples in a chunk at most, at least 1. Chunks are as even as can be.
+        norm: batch norm layer, whose running statistics see the chunks one after another.
+        inputs: inputs (N, C, ...).
+        size: largest number of samples in a chunk, at least 1; chunks are as equal in size as possible.
 
     Returns:
-        (N, C, ...).
+        Normalized inputs (N, C, ...).
     """
     chunks = inputs.tensor_split(math.ceil(len(inputs) / size))
     return torch.cat([norm(chunk) for chunk in chunks]) if len(chunks) > 1 else norm(inputs)
 
 
 class _GhostNorm(nn.Module):
-    """A batch norm that normalizes chunks in training, and in evaluation does what it always did.
+    """A batch norm that normalizes chunks in training, and is unchanged in evaluation.
 
     Args:
-        norm: the batch norm.
-        size: samples in a chunk at most.
+        norm: batch norm layer.
+        size: largest number of samples in a chunk.
     """
 
     def __init__(self, norm: nn.Module, size: int) -> None:
@@ -47,17 +47,18 @@ class _GhostNorm(nn.Module):
 
 
 class GhostBatchNorm(Algorithm):
-    """Lets each batch norm see chunks of a batch, for the noise of small batches in training with large ones.
+    """Applies each batch norm to chunks of a batch, for the noise of small batches when training with large ones.
 
-    Chunks are of this rank's (micro)batch: with microbatches of a multiple of `ghost_batch_size` samples, gradients
-    and running statistics are those of the whole batch. `SyncBatchNorm`, which is there to do the opposite, stays.
+    Chunks are parts of this rank's batch or microbatch. If microbatches hold a multiple of `ghost_batch_size` samples,
+    gradients and running statistics equal those of the whole batch. `SyncBatchNorm`, which does the opposite, stays
+    unchanged.
 
     Args:
-        ghost_batch_size: samples in a chunk at most; at least 2.
-        allow_no_match: leave a model without batch norm as it is, rather than refuse it.
+        ghost_batch_size: largest number of samples in a chunk, at least 2.
+        allow_no_match: whether to leave a model without batch norm unchanged instead of raising an error.
 
     Raises:
-        ValueError: `ghost_batch_size` is out of range; at INIT, the model has no batch norm.
+        ValueError: `ghost_batch_size` is out of range; or, at INIT, the model has no batch norm.
 
     Evidence:
         Some, for large batches (Hoffer et al. 2017, "Train longer, generalize better", arXiv:1705.08741); none for

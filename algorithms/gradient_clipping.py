@@ -1,4 +1,4 @@
-"""Gradient clipping: by the norm of all gradients, by value, or unit by unit in proportion to the weights."""
+"""Gradient clipping: by the norm of all gradients, by value, or per output unit in proportion to its weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TYPES = ("norm", "value", "adaptive")
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """Return the 2-norm of each output unit: over all dimensions but the first, or of the whole vector or scalar.
+    """Return the 2-norm of each output unit, taken over all dimensions but the first; of a vector or scalar as a whole.
 
     Args:
-        tensor: weights or gradients: (), (N,) or (N, ...).
+        tensor: weights or gradients, (), (N,) or (N, ...).
 
     Returns:
-        A tensor that broadcasts with `tensor`: (N, 1, ...) from two dimensions on, otherwise zero-dimensional.
+        Norms that broadcast with `tensor`: (N, 1, ...) for two or more dimensions, otherwise zero-dimensional.
     """
     if tensor.ndim <= 1:
         return torch.linalg.vector_norm(tensor)
@@ -28,12 +28,12 @@ def unit_norms(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilon: float = 1e-3) -> None:
-    """Scale each gradient g of weights w to g min(1, t max(norm(w), epsilon) / norm(g)), per output unit, in place.
+    """Scale the gradient g of weights w to g min(1, t max(norm(w), epsilon) / norm(g)), per output unit, in place.
 
     Args:
-        parameters: those without a gradient are left out.
-        threshold: t, above 0.
-        epsilon: norm that weights count with at least, so that units that start at zero can learn.
+        parameters: parameters to clip; those without a gradient are skipped.
+        threshold: largest ratio t of the norms of gradient and weights, above 0.
+        epsilon: smallest norm that weights count with, so that units that start at zero can learn.
     """
     for parameter in parameters:
         if parameter.grad is not None:
@@ -43,22 +43,23 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
 
 
 class GradientClipping(Algorithm):
-    """Clips the gradients of what the optimizers train, once per batch, after unscaling and the all-reduce.
+    """Clips the gradients of the parameters that the optimizers train, once per batch, after unscaling and all-reduce.
 
-    No value is read back from the device. A norm that is not finite makes all gradients so, which the loss scaler of
-    amp_fp16 then skips.
+    Nothing is read back from the device. A norm that is not finite makes all gradients non-finite, and the loss scaler
+    of amp_fp16 then skips the step.
 
     Args:
-        clipping_type: 'norm': the 2-norm of all gradients together, also of sharded ones; 'value': each element to
-            [-threshold, threshold]; 'adaptive': each output unit's norm, relative to that of its weights.
+        clipping_type: what to clip: 'norm' for the 2-norm of all gradients together, sharded ones included; 'value' for
+            each element, to [-threshold, threshold]; 'adaptive' for each output unit's norm relative to that of its
+            weights.
         clipping_threshold: largest norm, largest absolute value, or (adaptive) largest ratio; above 0.
 
     Raises:
-        ValueError: an unknown type, or a threshold that is not above 0.
+        ValueError: the type is unknown, or the threshold is not above 0.
 
     Evidence:
-        Strong for language models, where it removes loss spikes (Pascanu et al. 2013, arXiv:1211.5063); adaptive:
-        some, for networks without batch norm (Brock et al. 2021, arXiv:2102.06171).
+        Strong for language models, where it removes loss spikes (Pascanu et al. 2013, arXiv:1211.5063). Adaptive: some,
+        for networks without batch norm (Brock et al. 2021, arXiv:2102.06171).
     """
 
     def __init__(self, clipping_type: str = "norm", clipping_threshold: float = 1.0) -> None:
@@ -73,7 +74,7 @@ class GradientClipping(Algorithm):
         groups = (group for optimizer in state.optimizers for group in optimizer.param_groups)
         parameters = [one for group in groups for one in group["params"] if one.grad is not None]
         if not parameters:
-            return  # NaNGuard leaves the batch out
+            return  # NaNGuard has dropped the batch
         if self.clipping_type == "norm":
             nn.utils.clip_grad_norm_(parameters, self.clipping_threshold)
         elif self.clipping_type == "value":

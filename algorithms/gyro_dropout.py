@@ -1,4 +1,4 @@
-"""Gyro dropout: dropout whose masks are drawn once, so that few subnetworks are trained for long."""
+"""Gyro dropout: dropout with masks that are drawn once, so that a few subnetworks are each trained for a long time."""
 
 from __future__ import annotations
 
@@ -11,58 +11,60 @@ from runner.checks import check_whole
 
 
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:
-    """Return what each of sigma subnetworks multiplies its units by: 0, or 1 / (1 - p); (sigma, units), on the CPU.
+    """Return the factors of each subnetwork's units, 0 or 1 / (1 - p), as a tensor (sigma, units) on the CPU.
 
     Args:
         sigma: number of subnetworks.
         units: number of units.
-        p: probability in [0, 1) with which a unit is dropped.
-        seed: of the draw.
+        p: probability of dropping a unit, in [0, 1).
+        seed: seed of the draw.
     """
     kept = torch.rand(sigma, units, generator=torch.Generator().manual_seed(seed)) >= p
     return kept / (1 - p)
 
 
 def assign(samples: int, start: int, batch_size: int, chosen: Tensor) -> Tensor:
-    """Return the subnetwork of each sample: a batch is cut into as many even runs as there are subnetworks chosen.
+    """Return the subnetwork of each sample; a batch is divided evenly, in order, among the chosen subnetworks.
 
     Args:
-        samples: N, in the microbatch.
-        start: index in the batch of its first sample.
-        batch_size: samples in the batch.
-        chosen: (tau,) subnetworks.
+        samples: number of samples in the microbatch, N.
+        start: position of the microbatch's first sample in the batch.
+        batch_size: number of samples in the batch.
+        chosen: indices (tau,) of the chosen subnetworks.
 
     Returns:
-        (N,), on the device of `chosen`.
+        Index (N,) of each sample's subnetwork, on the device of `chosen`.
     """
     index = torch.arange(start, start + samples, device=chosen.device)
     return chosen[index * len(chosen) // batch_size]
 
 
 class _Assignment:
-    """Which subnetwork each sample in flight goes through, the same in all layers; None outside of training."""
+    """The subnetwork of each sample of the current microbatch, shared by all layers; None outside training."""
 
     rows: Tensor | None = None
 
 
 class _GyroDropout(nn.Module):
-    """Dropout with the masks of subnetworks, over the last dimension, or the channels of (N, C, H, W).
+    """Dropout with the masks of subnetworks, over the last dimension, or over the channels of (N, C, H, W).
 
     Args:
-        p: probability with which a unit is dropped.
+        p: probability of dropping a unit.
         sigma: number of subnetworks.
-        seed: of its masks.
-        assignment: shared by all layers.
+        seed: seed of this layer's masks.
+        assignment: assignment of samples to subnetworks, shared by all layers.
     """
 
     def __init__(self, p: float, sigma: int, seed: int, assignment: _Assignment) -> None:
         super().__init__()
-        self.p, self.sigma, self.seed = p, sigma, seed
+        self.p = p
+        self.sigma = sigma
+        self.seed = seed
         self.assignment = assignment
         self._masks = torch.empty(0, 0)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the inputs, each sample's units masked by its subnetwork; in evaluation the inputs."""
+        """Return the inputs with each sample's units masked by its subnetwork; in evaluation, the inputs unchanged."""
         rows = self.assignment.rows
         if not self.training or rows is None:
             return inputs
@@ -72,33 +74,34 @@ class _GyroDropout(nn.Module):
             self._masks = masks.to(inputs.device, non_blocking=True)  # once, or when the shape changes
         if len(rows) != len(inputs):
             raise ValueError(
-                f"GyroDropout needs inputs whose dimension 0 are the {len(rows)} samples, not {len(inputs)}"
+                f"inputs of shape {tuple(inputs.shape)}: GyroDropout needs the {len(rows)} samples of the microbatch "
+                "in dimension 0"
             )
         shape = [len(inputs), *(size if i == dim else 1 for i, size in enumerate(inputs.shape) if i)]
         return inputs * self._masks.index_select(0, rows).to(inputs.dtype).view(shape)
 
 
 class GyroDropout(Algorithm):
-    """Replaces dropout: of `sigma` subnetworks drawn at the start, `tau` at a time share the samples of a batch.
+    """Replaces dropout with `sigma` subnetworks drawn at the start; `tau` at a time share the samples of a batch.
 
-    Chosen ones are trained for `tau / sigma` of all batches, then others are drawn. A unit is a feature of the last
-    dimension, dropped at all positions of a sequence, or a channel of an image. All `nn.Dropout` are replaced, whatever
-    their own probability. What is drawn is a function of (seed, config key, batch), the same on all ranks; each rank
-    spreads its own batch over the subnetworks. Evaluation drops nothing.
+    The chosen subnetworks are trained for `tau / sigma` of all batches, and then others are drawn. A unit is a feature
+    of the last dimension, dropped at all positions of a sequence, or a channel of an image. Every `nn.Dropout` is
+    replaced, whatever its own probability. The draws depend only on (seed, config key, batch) and are the same on all
+    ranks; each rank distributes its own samples over the subnetworks. Evaluation drops nothing.
 
     Args:
-        p: probability with which a unit is dropped, in [0, 1).
+        p: probability of dropping a unit, in [0, 1).
         sigma: number of subnetworks, at least 1.
-        tau: how many are trained at a time, from 1 to `sigma`.
-        allow_no_match: leave a model without dropout as it is, rather than refuse it.
+        tau: number of subnetworks trained at a time, from 1 to `sigma`.
+        allow_no_match: whether to leave a model without dropout unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no dropout; when training starts, the number of
-            batches is not known.
+        ValueError: an argument is out of range; at INIT, the model has no dropout; or, when training starts, the number
+            of batches is not known.
 
     Evidence:
         Some: better than dropout for small networks in the paper (Lee et al. 2022, "Gyro Dropout: Maximizing Ensemble
-        Effect in Neural Network Training", MLSys 4); none for networks of today, which need little dropout.
+        Effect in Neural Network Training", MLSys 4); none for today's networks, which need little dropout.
     """
 
     def __init__(self, p: float = 0.5, sigma: int = 256, tau: int = 16, allow_no_match: bool = False) -> None:
@@ -129,7 +132,8 @@ class GyroDropout(Algorithm):
             batches = state.progress.convert(state.max_duration, TimeUnit.BATCH)
         except ValueError:
             raise ValueError(
-                f"max_duration={str(state.max_duration)!r}: GyroDropout needs the number of batches; give ep or ba"
+                f"max_duration={str(state.max_duration)!r}: GyroDropout needs to know the number of batches; "
+                "give max_duration in epochs ('ep') or batches ('ba')"
             ) from None
         self._batches_each = max(1, int(batches * self.tau / self.sigma))
         self._period = -1
@@ -139,12 +143,14 @@ class GyroDropout(Algorithm):
         if period != self._period:
             seed = stream_seed(state.rank_zero_seed, self.config_key, period)
             chosen = torch.randperm(self.sigma, generator=torch.Generator().manual_seed(seed))[: self.tau]
-            self._chosen, self._period = chosen.to(state.device, non_blocking=True), period
+            self._chosen = chosen.to(state.device, non_blocking=True)
+            self._period = period
 
     def before_forward(self, state: State, logger: Logger) -> None:
         count = state.unwrapped_model.num_samples
-        samples, batch_size = count(state.microbatch), count(state.batch)
-        self._assignment.rows = assign(samples, state.microbatch_start, batch_size, self._chosen)
+        self._assignment.rows = assign(
+            count(state.microbatch), state.microbatch_start, count(state.batch), self._chosen
+        )
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         self._assignment.rows = None

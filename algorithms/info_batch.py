@@ -1,4 +1,4 @@
-"""InfoBatch: easy samples are left out at random, and count for more where they are not, so that nothing is biased."""
+"""InfoBatch: easy samples are skipped at random, and count more when they are kept, so that gradients stay unbiased."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from runner.distributed.collectives import all_reduce_sum
 
 
 def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
-    """Return how much each sample counts: 0 if it is left out, 1 / (1 - prune) if it might have been, otherwise 1.
+    """Return the weight of each sample: 0 if it is dropped, 1 / (1 - prune) if it could have been, and 1 otherwise.
 
-    Each sample counts 1 on average. Those below the mean score might be left out.
+    The samples that may be dropped are those below the mean score. Each sample's expected weight is 1.
 
     Args:
-        scores: losses (N,), on the CPU; not finite where unknown.
-        prune: probability with which a sample below the mean is left out, in [0, 1).
-        seed: the draw depends on nothing else.
+        scores: loss (N,) of each sample, on the CPU; not finite where it is unknown.
+        prune: probability of dropping a sample below the mean, in [0, 1).
+        seed: seed of the draw.
     """
     easy = scores < scores[scores.isfinite()].mean()
     dropped = torch.rand(len(scores), generator=torch.Generator().manual_seed(seed)) < prune
@@ -31,23 +31,23 @@ def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
 
 
 class InfoBatch(Algorithm):
-    """Leaves out easy samples at random, epoch by epoch, and scales up the loss of those that are kept to make up.
+    """Skips easy samples at random, epoch by epoch, and scales up the loss of those that it keeps to compensate.
 
-    A sample is easy while its last loss is below the mean of all. The gradient of a batch is that of the whole batch on
-    average, and the number of steps stays; batches become smaller, which saves time where they are large. The first
-    epoch leaves out nothing. Losses are measured in training, with augmentation and label smoothing, and are kept for
-    each sample, on the device and in checkpoints, with those that this epoch leaves out. The draw is a function of
-    (seed, config key, epoch), the same on all ranks; these exchange two numbers per sample after each batch. Samples
-    are counted as they were read; metrics of training are those of the samples that were kept.
+    A sample is easy while its last loss is below the mean of all. On average the gradient of a batch is that of the
+    whole batch. The number of steps stays the same; batches become smaller, which saves time where they are large. The
+    first epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They are kept for
+    each sample, on the device and in checkpoints, along with the samples that this epoch drops. The draw depends only
+    on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after each batch.
+    The sample count includes dropped samples; training metrics are those of the kept ones.
 
     Args:
-        prune: probability with which an easy sample is left out, in [0, 1).
-        delta: share of training after which epochs leave out nothing, in [0, 1].
+        prune: probability of dropping an easy sample, in [0, 1).
+        delta: fraction of training after which epochs drop nothing, in [0, 1].
 
     Raises:
-        ValueError: an argument is out of range; at INIT, a model whose loss is no mean over samples, or BatchAugment
-            with flip='alternating'; at FIT_START, a train dataloader without `order`, or other data than the
-            checkpoint's.
+        ValueError: an argument is out of range; at INIT, the model's loss is not a mean over samples, or BatchAugment
+            has flip='alternating'; or, at FIT_START, the train dataloader has no `order`, or the checkpoint belongs to
+            other data.
 
     Evidence:
         Some: 20 to 40 % less computation at equal accuracy for image classification (Qin et al. 2024,
@@ -56,15 +56,15 @@ class InfoBatch(Algorithm):
 
     picks_samples = True
     runs_before = AUGMENTATIONS
-    # AFTER_LOSS goes in reverse: the losses are those of the smoothed targets.
+    # AFTER_LOSS runs in reverse order, so the losses are those of the smoothed targets.
     runs_after = ("LabelSmoothing",)
-    # A blend has no loss of one sample; the others leave out samples, too.
+    # MixUp and CutMix blend samples, so no loss belongs to a single one; the others drop samples themselves.
     conflicts_with = ("MixUp", "CutMix", "SelectiveBackprop", "BatchSizeWarmup")
 
     def __init__(self, prune: float = 0.5, delta: float = 0.875) -> None:
         check_range("prune", prune, 0, 1)
         if prune == 1:
-            raise ValueError(f"prune={prune!r}: must be below 1, so that what is kept can make up for the rest")
+            raise ValueError(f"prune={prune!r}: must be below 1, so that kept samples can compensate for dropped ones")
         check_range("delta", delta, 0, 1)
         self.prune = prune
         self.delta = delta
@@ -74,35 +74,43 @@ class InfoBatch(Algorithm):
         refuse_alternating_flips(state.algorithms)
         if type(state.unwrapped_model).loss_weight is not Model.loss_weight:
             name = type(state.unwrapped_model).__name__
-            raise ValueError(f"InfoBatch weighs samples, and the loss of {name} is no mean over samples: remove it")
+            raise ValueError(
+                f"InfoBatch weights samples, but the loss of {name} is not a mean over samples: remove InfoBatch"
+            )
 
     def fit_start(self, state: State, logger: Logger) -> None:
         order = getattr(state.train_dataloader, "order", None)
         if order is None:
             raise ValueError(
-                f"InfoBatch must know which samples make up a batch, and the train dataloader "
+                f"InfoBatch needs to know which samples make up a batch, but the train dataloader "
                 f"({type(state.train_dataloader).__name__}) has no `order`: use one of runner.data"
             )
         if not len(self._scores):
-            self._scores, self._weights = torch.full((order.num_samples,), torch.inf), torch.ones(order.num_samples)
+            self._scores = torch.full((order.num_samples,), torch.inf)
+            self._weights = torch.ones(order.num_samples)
         if len(self._scores) != order.num_samples:
-            raise ValueError(f"the checkpoint has {len(self._scores)} samples, the data {order.num_samples}")
+            raise ValueError(
+                f"InfoBatch: the checkpoint has losses of {len(self._scores)} samples, but the data have "
+                f"{order.num_samples} samples; resume with the same data"
+            )
         self._scores = self._scores.to(state.device)
         self._order: SampleOrder = order
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         if state.get_elapsed_duration().value < self.delta:
             seed = stream_seed(state.rank_zero_seed, self.config_key, state.timestamp.epoch)
-            self._weights = draw_weights(self._scores.cpu(), self.prune, seed)  # a host-device sync, once an epoch
+            self._weights = draw_weights(
+                self._scores.cpu(), self.prune, seed
+            )  # an intended host-device sync, once per epoch
         else:
             self._weights = torch.ones(self._order.num_samples)
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         now = state.timestamp
         weights = self._weights[self._order.indices(now.epoch, now.batch_in_epoch)]
-        kept = weights.nonzero()[:, 0]  # on the CPU, as are the weights
+        kept = weights.nonzero()[:, 0]  # on the CPU, like the weights
         if not len(kept):
-            kept = torch.zeros(1, dtype=torch.int64)  # all are left out: one stands in, with a weight of 0
+            kept = torch.zeros(1, dtype=torch.int64)  # all are dropped: one sample stands in, with a weight of 0
         self._is_whole = bool((weights == 1).all())
         self._share = len(kept) / len(weights)
         self._kept = kept.to(state.device, non_blocking=True)
@@ -112,25 +120,27 @@ class InfoBatch(Algorithm):
             state.batch = pick_samples(state.batch, len(weights), self._kept)
 
     def after_loss(self, state: State, logger: Logger) -> None:
-        model, start = state.unwrapped_model, state.microbatch_start
+        model = state.unwrapped_model
+        start = state.microbatch_start
         with torch.set_grad_enabled(not self._is_whole):
             measure = state.precision.autocast(state.device)(sample_losses)
             losses = measure(model, state.outputs, state.microbatch)
         self._losses[start : start + len(losses)] = losses.detach()
         if not self._is_whole:
             weights = self._kept_weights[start : start + len(losses)]
-            # Microbatches are weighed by their part of what is kept, and all is divided by what there was.
+            # Microbatches are weighted by their share of the kept samples; this divides by the original number.
             total = (losses * weights).mean() * self._share
             state.loss = total if isinstance(state.loss, Tensor) else {**state.loss, "total": total}
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        number, order = state.timestamp.batch_in_epoch, self._order
+        number = state.timestamp.batch_in_epoch
+        order = self._order
         first = number * order.batch_size
-        seen = torch.zeros(2, order.counts(number)[1], device=state.device)  # losses, and whether they are known
+        seen = torch.zeros(2, order.counts(number)[1], device=state.device)  # the losses, and whether each is known
         if not state.batch_is_padding:
             positions = order.span(number)[0] - first + self._kept
             seen[0, positions] = self._losses
-            seen[1, positions] = (self._kept_weights > 0).to(seen.dtype)  # what stands in is not trained
+            seen[1, positions] = (self._kept_weights > 0).to(seen.dtype)  # not for a sample that only stands in
         seen = all_reduce_sum(seen)
         samples = order.permutation(state.timestamp.epoch)[first : first + seen.shape[1]]
         samples = samples.to(state.device, non_blocking=True)
@@ -140,4 +150,5 @@ class InfoBatch(Algorithm):
         return {"scores": self._scores, "weights": self._weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._scores, self._weights = state["scores"], state["weights"]
+        self._scores = state["scores"]
+        self._weights = state["weights"]

@@ -1,4 +1,4 @@
-"""Label smoothing: a little of each target's probability is spread over all classes."""
+"""Label smoothing: a small part of each target's probability is spread over all classes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
     """Return y (1 - s) + s / K for targets y over K classes.
 
     Args:
-        targets: class numbers (N, ...), of which -100 is left out, or one-hot or probabilities (N, K, ...).
-        logits: (N, K, ...); gives the shape.
-        smoothing: s, in [0, 1].
+        targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
+        logits: logits (N, K, ...), of which only the shape and dtype are used.
+        smoothing: share s of the probability to spread, in [0, 1].
 
     Returns:
         Probabilities (N, K, ...), at least float32.
 
     Raises:
-        ValueError: the shapes of targets and logits do not belong together.
+        ValueError: the shapes of targets and logits do not match.
     """
     probabilities = class_probabilities(targets, logits)
-    # Each row keeps its sum, so that a target that is left out, a row of zeros, stays one.
+    # Each row keeps its sum, so an ignored target, a row of zeros, stays a row of zeros.
     return probabilities * (1 - smoothing) + probabilities.sum(dim=1, keepdim=True) * (smoothing / logits.shape[1])
 
 
 class LabelSmoothing(Algorithm):
-    """Trains on smoothed targets; metrics and everyone after the loss see the true ones.
+    """Trains on smoothed targets; metrics, and all that runs after the loss, see the true targets.
 
     The model's outputs must be logits, and its loss must accept probabilities in their shape, as torch's cross entropy
-    and the losses of the models here do. With `MixUp` targets are mixed first and smoothed second, which is the same
-    as the other way round, because both are linear.
+    and the losses of the models in this project do. With `MixUp`, targets are mixed first and smoothed second; because
+    both are linear, the order does not matter.
 
     Args:
         smoothing: share of the probability that is spread evenly over all classes, in [0, 1].
-        target_key: where the targets stand in a batch.
-        class_dim: dimension of the logits that counts classes; None: the last one, V of (N, T, V), with a
-            `LanguageModel`, else 1, K of (N, K, ...).
+        target_key: index or name of the targets in a batch.
+        class_dim: dimension of the logits that holds the classes; None for the last one, V of (N, T, V), with a
+            `LanguageModel`, and otherwise for 1, K of (N, K, ...).
 
     Raises:
-        ValueError: `smoothing` is out of range; while training, targets and outputs do not belong together.
-        TypeError: while training, the outputs are no tensor.
+        ValueError: `smoothing` is out of range; or, during training, the shapes of targets and outputs do not match.
+        TypeError: during training, the outputs are not a tensor.
 
     Evidence:
         Strong for classification with enough epochs (Szegedy et al. 2016, arXiv:1512.00567; Müller et al. 2019,
@@ -70,11 +70,13 @@ class LabelSmoothing(Algorithm):
             raise TypeError(f"outputs of type {type(state.outputs).__name__}: LabelSmoothing needs logits in a tensor")
         assert self.class_dim is not None
         self._original = state.microbatch
-        targets, dim = get_item(state.microbatch, self.target_key), self.class_dim
+        targets = get_item(state.microbatch, self.target_key)
+        dim = self.class_dim
         if targets.shape == state.outputs.shape:
             targets = targets.movedim(dim, 1)
         smoothed = smooth_labels(targets, state.outputs.movedim(dim, 1), self.smoothing).movedim(1, dim)
         state.microbatch = with_item(state.microbatch, self.target_key, smoothed)
 
     def after_loss(self, state: State, logger: Logger) -> None:
-        state.microbatch, self._original = self._original, None
+        state.microbatch = self._original
+        self._original = None

@@ -15,36 +15,37 @@ from runner.checks import check_whole
 
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of tensors by name.
+    """Return the mean of tensors, by name.
 
     Args:
-        snapshots: at least one, with the same names and shapes.
+        snapshots: tensors by name; at least one snapshot, and all with the same names and shapes.
     """
     return {name: torch.stack([one[name] for one in snapshots]).mean(dim=0) for name in snapshots[0]}
 
 
 class LAWA(TimedAverage, WeightAverage):
-    """Keeps the parameters at the last updates, and their mean.
+    """Keeps the parameters of the latest updates, and their mean for evaluations.
 
-    Training goes on with its own weights. From the first update on, evaluations, exports and a checkpoint's `model.pt`
-    see the mean, with batch norm's statistics estimated for it, see `bn_batches`. Weights in 16 bits are averaged in
-    32. Takes `window + 1` times the memory of the weights, on their device and in each checkpoint. The mean is the
-    same on all ranks. Warns where no update comes, as training starts or, where that is not known then, ends.
+    Training continues with its own weights. From the first update on, evaluations, exports and a checkpoint's
+    `model.pt` see the mean, with batch norm statistics estimated for it, see `bn_batches`. Weights in 16 bits are
+    averaged in 32. This takes `window + 1` times the memory of the weights, on their device and in each checkpoint. The
+    mean is the same on all ranks. If no update will come, a warning says so when training starts, or when it ends if
+    that is not known earlier.
 
     Args:
-        window: how many of the latest updates count, at least 1.
-        update_interval: time between two updates: a time string, or epochs as an int.
-        start: when updates begin, in any unit.
-        bn_batches: first batches of the training data, of this rank and without algorithms, from which batch norm's
-            statistics are estimated after each change of the mean, when it is next evaluated or saved; 0: those of
-            training are kept.
+        window: number of latest updates to average, at least 1.
+        update_interval: time between two updates, a time string such as '100ba' or a number of epochs.
+        start: when updates begin, a time string in any unit such as '0.5dur'.
+        bn_batches: number of training batches to estimate batch norm statistics from, whenever a new mean is evaluated
+            or saved; the first ones of this rank, before algorithms change them. 0 keeps the statistics of training.
 
     Raises:
-        ValueError: an argument is out of range; when training starts: a loader that cannot be read for `bn_batches`.
+        ValueError: an argument is out of range; or, when training starts, the train dataloader cannot be read for
+            `bn_batches`.
 
     Evidence:
-        Some: as good earlier in training, on ImageNet and for BERT (Kaddour 2022, "Stop Wasting My Time! Saving Days
-        of ImageNet and BERT Training with Latest Weight Averaging", arXiv:2209.14981); small after a full decay.
+        Some: equal quality earlier in training, on ImageNet and for BERT (Kaddour 2022, "Stop Wasting My Time! Saving
+        Days of ImageNet and BERT Training with Latest Weight Averaging", arXiv:2209.14981); small after a full decay.
     """
 
     conflicts_with = ("EMA", "SWA", "ScheduleFree")

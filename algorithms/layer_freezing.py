@@ -14,47 +14,48 @@ log = logging.getLogger("runner")
 
 
 def frozen_fraction(elapsed: float, freeze_start: float, freeze_level: float) -> float:
-    """Return the fraction of layers to freeze: 0 until `freeze_start`, then linear to `freeze_level` at the end.
+    """Return the fraction of layers to freeze: 0 until `freeze_start`, then linear up to `freeze_level` at the end.
 
     Args:
         elapsed: fraction of training that has passed, in [0, 1].
-        freeze_start: in [0, 1).
-        freeze_level: in [0, 1].
+        freeze_start: fraction of training after which freezing begins, in [0, 1).
+        freeze_level: fraction of layers that are frozen at the end, in [0, 1].
     """
     return freeze_level * max(0.0, elapsed - freeze_start) / (1 - freeze_start)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules with parameters of their own, in the order in which the model has them."""
+    """Return the modules that have parameters of their own, in the order of the model."""
     return [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
 
 
 class LayerFreezing(Algorithm):
-    """Freezes layers from the first on, at the ends of epochs; the last one learns to the end.
+    """Freezes layers at the ends of epochs, from the first layer on; the last one learns to the end.
 
-    A layer is a module with parameters of its own, and what it shares with one that learns goes on learning. Frozen
-    parameters get no gradient, so that optimizers leave them alone, weight decay included; batch norm goes on to follow
-    its batches. On one rank nothing is computed for them. With many ranks DDP waits for all gradients that it has seen
-    once, so these are computed and dropped: weights are the same, and time is saved in the optimizer only. Warns where
-    no epoch has a frozen layer, as training starts or, where epochs are not known then, ends.
+    A layer is a module with parameters of its own; a parameter that it shares with a layer that still learns goes on
+    learning. Frozen parameters get no gradient, so optimizers leave them alone, weight decay included, while batch norm
+    keeps updating its running statistics. On one rank nothing is computed for frozen parameters. On several ranks DDP
+    waits for every gradient that it has seen once, so gradients are computed and dropped: the weights are the same, but
+    only the optimizer saves time. If no epoch will have a frozen layer, a warning says so when training starts, or when
+    it ends if the number of epochs is not known earlier.
 
     Args:
         freeze_start: fraction of training after which freezing begins, in [0, 1).
-        freeze_level: fraction of the layers, without the last, to be frozen at the end, in [0, 1].
+        freeze_level: fraction of the layers, not counting the last, that are frozen at the end, in [0, 1].
 
     Logs:
-        layer_freezing/layers_frozen: number of layers, at the end of each epoch.
-        layer_freezing/percentage_frozen: fraction that the schedule asks for, in [0, 1].
+        layer_freezing/layers_frozen: number of frozen layers, at the end of each epoch.
+        layer_freezing/percentage_frozen: fraction of layers that the schedule asks for, in [0, 1].
 
     Raises:
-        ValueError: an argument is out of range; when training starts: the model has fewer than two layers.
+        ValueError: an argument is out of range; or, when training starts, the model has fewer than two layers.
 
     Evidence:
-        Some: little time for little accuracy in residual networks (Brock et al. 2017, "FreezeOut",
-        arXiv:1706.04983); as MosaicML's library has it, freezing at the ends of epochs.
+        Some: saves a little time for a little accuracy in residual networks (Brock et al. 2017, "FreezeOut",
+        arXiv:1706.04983). Freezing at the ends of epochs follows MosaicML Composer.
     """
 
-    # AFTER_TRAIN_BATCH goes in reverse: what is frozen counts in no norm.
+    # AFTER_TRAIN_BATCH runs in reverse order, so gradients of frozen parameters do not count in a norm.
     runs_after = ("GradientClipping",)
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
@@ -65,13 +66,14 @@ class LayerFreezing(Algorithm):
         self.freeze_start = freeze_start
         self.freeze_level = freeze_level
         self._count = 0
-        self._acted = self._warned = False
+        self._acted = False
+        self._warned = False
         self._frozen: list[nn.Parameter] = []
         self._dropped: list[nn.Parameter] = []
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if len(layers_of(state.unwrapped_model)) < 2:
-            raise ValueError("LayerFreezing needs a model of two layers or more; remove it")
+            raise ValueError("LayerFreezing needs a model with at least two layers: remove LayerFreezing")
         self._freeze(state)
         self._acted |= self._count > 0
         if self._most_frozen(state) == 0:
@@ -108,7 +110,7 @@ class LayerFreezing(Algorithm):
         return int(fraction * (len(layers_of(state.unwrapped_model)) - 1))
 
     def _most_frozen(self, state: State) -> int | None:
-        """Return how many layers are frozen in the last epoch; None where its number is not known."""
+        """Return how many layers are frozen in the last epoch, or None if the number of epochs is not known."""
         try:
             epochs = state.progress.convert(state.max_duration, TimeUnit.EPOCH)
         except ValueError:
@@ -117,11 +119,11 @@ class LayerFreezing(Algorithm):
         return self._layers_at(state, frozen_fraction(elapsed, self.freeze_start, self.freeze_level))
 
     def _warn(self, state: State) -> None:
-        """Say, once and on rank 0, that no batch is trained with frozen layers; the run may yet go on."""
+        """Warn, once and on rank 0, that no batch is trained with frozen layers; the run may still continue."""
         if not self._acted and not self._warned and get_global_rank() == 0:
             log.warning(
                 "%s freezes nothing: layers freeze between epochs, and with freeze_start=%r and freeze_level=%r no "
-                "epoch of max_duration=%r has one frozen",
+                "epoch of max_duration=%r has a frozen layer",
                 *(self.config_key, self.freeze_start, self.freeze_level, str(state.max_duration)),
             )
         self._warned = True

@@ -1,4 +1,4 @@
-"""Logit soft-capping: logits are bent smoothly into an interval."""
+"""Logit soft-capping: logits are bounded smoothly."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from runner.algorithms._surgery import operate
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
-    """Return cap tanh(x / cap) of logits (...): about x where x is small, and always between -cap and cap."""
+    """Return cap * tanh(x / cap) for logits x (...): close to x where x is small, and always between -cap and cap."""
     return cap * torch.tanh(logits / cap)
 
 
 class _CappedLinear(nn.Linear):
-    """A linear layer whose outputs are capped; it takes over the parameters of another, and their names.
+    """A linear layer with capped outputs, which takes over another layer's parameters and their names.
 
     Args:
-        linear: whose place it takes.
-        cap: see `softcap`.
+        linear: linear layer to replace.
+        cap: largest magnitude of an output, see `softcap`.
     """
 
     def __init__(self, linear: nn.Linear, cap: float) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight = linear.weight
+        self.bias = linear.bias
         self.cap = cap
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,22 +37,23 @@ class _CappedLinear(nn.Linear):
 
 
 class LogitSoftcap(Algorithm):
-    """Caps what the head of a model returns, in training, evaluation and whatever is exported.
+    """Caps the outputs of a model's head, in training, in evaluation and in exported models.
 
-    Weights keep their names, and a head stays tied to the embedding. There is nothing random, and nothing that depends
-    on ranks or microbatches.
+    Names of weights stay, and a head stays tied to the embedding. Nothing is random or depends on ranks or
+    microbatches.
 
     Args:
-        cap: largest size of a logit, above 0.
-        head: shell pattern of names of linear layers that return logits: 'module.head' and 'module.lm_head' fit.
-        allow_no_match: leave a model without such a layer as it is, rather than refuse it.
+        cap: largest magnitude of a logit, above 0.
+        head: shell pattern for the names of the linear layers that return logits; '*head' matches 'module.head' and
+            'module.lm_head'.
+        allow_no_match: whether to leave a model without such a layer unchanged instead of raising an error.
 
     Raises:
-        ValueError: the cap is out of range; at INIT, the model has no such layer.
+        ValueError: the cap is not above 0; or, at INIT, the model has no such layer.
 
     Evidence:
         Some, for stable training (Gemma Team 2024, "Gemma 2", arXiv:2408.00118, cap 30) and in speed runs of small
-        language models (cap 15); with few tokens logits hardly reach the cap, and nothing is gained.
+        language models (cap 15). With few tokens logits hardly reach the cap, and nothing is gained.
     """
 
     runs_before = ("Factorize",)

@@ -1,4 +1,4 @@
-"""Low-precision group norm: runs in the type that autocast computes in, rather than in 32 bits."""
+"""Low-precision group norm: runs in autocast's dtype rather than in 32 bits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from runner.algorithms._low_precision import LowPrecisionNorm, in_low_precision,
 
 
 class _LowGroupNorm(nn.GroupNorm):
-    """A group norm that runs in autocast's type."""
+    """A group norm that runs in autocast's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the normalized input (N, C, ...), in autocast's type where it is on."""
+        """Return the normalized input (N, C, ...), in autocast's dtype where autocast is on."""
 
         def normalize(inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
             return F.group_norm(inputs, self.num_groups, weight, bias, self.eps)
@@ -21,20 +21,21 @@ class _LowGroupNorm(nn.GroupNorm):
 
 
 class LowPrecisionGroupNorm(LowPrecisionNorm):
-    """Lets group norms run in the type that autocast computes in, which reads and writes half as much memory.
+    """Runs group norms in autocast's dtype, which halves the memory they read and write.
 
-    Weights stay in 32 bits, under the names they had, and the sums inside a norm are in 32 bits too. Without autocast
-    nothing changes, which is said. There is nothing random, and nothing that depends on ranks or microbatches.
+    Weights stay in 32 bits and keep their names, and the sums inside a norm are in 32 bits too. Without autocast
+    nothing changes, and a warning says so. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        allow_no_match: leave a model without group norms as it is, rather than refuse it.
+        allow_no_match: whether to leave a model without group norms unchanged instead of raising an error.
 
     Raises:
-        ValueError: at INIT, the model has no `GroupNorm` (a subclass may do something else, and does not count).
+        ValueError: at INIT, the model has no `GroupNorm`; subclasses do not count, because they may compute something
+            else.
 
     Evidence:
-        Some for speed on GPUs, where norms are bound by memory; none for the model that is trained, whose numbers are a
-        little coarser (compare MosaicML Composer, "Low Precision GroupNorm").
+        Some for speed on GPUs, where norms are bound by memory; none for the trained model, whose numbers are a little
+        less precise (compare MosaicML Composer, "Low Precision GroupNorm").
     """
 
     kind = nn.GroupNorm

@@ -1,4 +1,4 @@
-"""MixUp: each sample is blended with another of its batch, and so are their targets."""
+"""MixUp: each sample is blended with another of its batch, and so are the targets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from runner.algorithms._mixing import Mixing, interpolate
 
 
 def draw_weight(alpha: float, seed: int) -> float:
-    """Return how much of the partner to blend in.
+    """Return the weight of the partner in a blend.
 
     Args:
-        alpha: of the Beta distribution, above 0.
-        seed: the draw depends on nothing else.
+        alpha: parameter of the distribution Beta(alpha, alpha), above 0.
+        seed: seed of the draw.
 
     Returns:
         lambda = min(b, 1 - b) in [0, 0.5] with b ~ Beta(alpha, alpha).
@@ -25,26 +25,27 @@ def draw_weight(alpha: float, seed: int) -> float:
 
 
 class MixUp(Mixing):
-    """Trains on blends of two samples and their targets, one lambda per batch and rank.
+    """Trains on blends of two samples and their targets, with one lambda per batch and rank.
 
-    Partners come from the whole batch of this rank, also when it is split, so that k microbatches give the gradient
-    of one. What is drawn is a function of (seed, config key, batch) alone: nothing has to be saved for a resumed run
-    to draw the same. Neither the batch nor its targets are changed; metrics see the true targets.
+    Partners come from this rank's whole batch, before it is split, so that k microbatches give the gradient of one. The
+    draws depend only on (seed, config key, batch), so a resumed run repeats them without any saved state. The batch and
+    its targets are not changed, and metrics see the true targets.
 
     Args:
-        alpha: of Beta(alpha, alpha); the larger, the more is blended. Above 0.
-        interpolate_loss: blend two losses instead of the targets, for a loss that accepts class numbers only; takes a
-            second evaluation of the loss.
-        input_key: where the inputs stand in a batch, floating point (N, ...).
-        target_key: where the targets stand: class numbers (N, ...) or probabilities (N, C, ...).
+        alpha: parameter of the distribution Beta(alpha, alpha), above 0; the larger it is, the stronger the blends.
+        interpolate_loss: whether to blend two losses instead of the targets, for a loss that accepts only class
+            indices; this computes the loss twice.
+        input_key: index or name of the inputs in a batch, floating point (N, ...).
+        target_key: index or name of the targets in a batch: class indices (N, ...) or probabilities (N, C, ...).
 
     Raises:
-        ValueError: `alpha` is not above 0; `interpolate_loss` together with LabelSmoothing; together with CutMix.
-        TypeError: while training, inputs are no floating-point tensor, or outputs no tensor.
+        ValueError: `alpha` is not above 0; or the algorithm is combined with CutMix, or `interpolate_loss` with
+            LabelSmoothing.
+        TypeError: during training, the inputs are not a floating-point tensor, or the outputs are not a tensor.
 
     Evidence:
         Strong for image classification with many epochs (Zhang et al. 2018, arXiv:1710.09412); none for a few epochs,
-        where it slows training down.
+        where it slows learning down.
     """
 
     def __init__(

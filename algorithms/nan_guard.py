@@ -1,4 +1,4 @@
-"""NaNGuard: a batch whose loss or gradient is not finite does not reach the weights."""
+"""NaNGuard: a batch whose loss or gradient is not finite never reaches the weights."""
 
 from __future__ import annotations
 
@@ -22,53 +22,56 @@ log = logging.getLogger("runner")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return whether no element is NaN or infinite, as a zero-dimensional bool.
+    """Return whether no element is NaN or infinite, as a zero-dimensional bool tensor.
 
-    Looks at the largest magnitude, which unlike a sum cannot overflow: finite tensors are never taken for others.
+    This checks the largest magnitude, which, unlike a sum, cannot overflow, so finite tensors always pass.
 
     Args:
-        tensors: of any shapes and floating-point types; the first one's device is the result's.
+        tensors: tensors of any shapes and floating-point types; the result is on the device of the first.
     """
     return torch.isfinite(get_total_norm([tensor for tensor in tensors if tensor.numel()], math.inf))
 
 
 class NaNGuard(Algorithm):
-    """Ends the run at a batch whose loss or gradient is NaN or infinite, leaves it out, or goes back from it.
+    """Ends the run at a batch whose loss or gradient is not finite, skips that batch, or rolls back to earlier weights.
 
-    Decides once per batch, when gradients are final and before any optimizer steps, for all ranks alike: a loss that is
-    not finite on one rank counts on all. Whatever the policy, the weights and the optimizers' state do not see the
-    batch, buffers (running statistics, say) are again what they were before it, and the logged loss stays what it was.
-    Time, data, schedules and other algorithms go on: an average keeps the weights that a rollback drops. Optimizers
-    must leave alone what has no gradient, as all of torch's do.
+    The decision is made once per batch, when gradients are final and before any optimizer steps, and is the same on all
+    ranks: a loss that is not finite on one rank counts on all. Whatever the policy, the batch does not change the
+    weights or the optimizers' state, buffers such as running statistics are restored to what they were before it, and
+    the logged loss stays what it was. Time, data, schedules and other algorithms go on: an average keeps the weights
+    that a rollback drops. Optimizers must ignore parameters without a gradient, as all of torch's do.
 
     With amp_fp16, infinite gradients of a finite loss are left to the loss scaler as long as its scale is above 1.
 
-    Each batch waits for the device once: the host cannot prepare the next one in the meantime, which a GPU feels where
-    batches are small. With many ranks it adds an all-reduce of two bytes. The callback NaNMonitor waits for nothing,
-    but looks at the loss only and after the optimizers have stepped; it ends the run, so give it beside 'raise' only.
+    The host waits for the device once per batch and cannot prepare the next batch in the meantime, which costs time on
+    a GPU if batches are small. On several ranks it adds an all-reduce of two bytes. The callback NaNMonitor waits for
+    nothing, but checks only the loss, and only after the optimizers have stepped; because it ends the run, use it only
+    with 'raise'.
 
     Args:
-        policy: 'raise': end the run. 'skip': leave the batch out. 'rollback': put weights, optimizer state and buffers
-            back to the last snapshot, and go on with the next batch; before there is one, leave the batch out.
-        snapshot_interval: time between snapshots for 'rollback': a time string, or epochs as an int. One is taken once
-            the next batch's loss and gradients are finite, lies on the model's device, takes as much memory there as
-            weights and optimizer state, and is part of every checkpoint.
-        max_consecutive: batches in a row that 'skip' and 'rollback' put up with; one more ends the run. At least 1.
+        policy: what to do with such a batch: 'raise' ends the run; 'skip' drops the batch; 'rollback' restores weights,
+            optimizer state and buffers from the last snapshot and continues with the next batch, or drops the batch if
+            there is no snapshot yet.
+        snapshot_interval: time between snapshots for 'rollback', a time string such as '100ba' or a number of epochs. A
+            snapshot is taken once the next batch has a finite loss and finite gradients. It is kept on the model's
+            device, takes as much memory as weights and optimizer state, and is part of every checkpoint.
+        max_consecutive: number of such batches in a row that 'skip' and 'rollback' accept, at least 1; one more ends
+            the run.
 
     Logs:
-        nan_guard/skipped: batches so far that were left out or gone back from; at each of them, beside a warning.
+        nan_guard/skipped: number of batches skipped or rolled back so far, logged at each of them along with a warning.
 
     Raises:
         ValueError: an argument is out of range.
-        FloatingPointError: in training, see `policy` and `max_consecutive`; loss, rank, epoch, batch and the first
-            parameter whose gradient is not finite are named.
+        FloatingPointError: during training, a loss or gradient is not finite, and `policy` or `max_consecutive` ends
+            the run; the message has the loss, rank, epoch, batch and the first parameter with such a gradient.
 
     Evidence:
-        Some: large language models were trained past loss spikes by going back and leaving out the data (Chowdhery et
-        al. 2022, arXiv:2204.02311). A cause that stays, such as too high a learning rate, is not cured.
+        Some: large language models were trained past loss spikes by rolling back and skipping the data (Chowdhery et
+        al. 2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, is not cured.
     """
 
-    # AFTER_TRAIN_BATCH goes in reverse: the guard looks at gradients before they are clipped.
+    # AFTER_TRAIN_BATCH runs in reverse order, so the guard sees gradients before they are clipped.
     runs_after = ("GradientClipping",)
 
     def __init__(
@@ -80,11 +83,14 @@ class NaNGuard(Algorithm):
         self.policy = policy
         self.snapshot_interval = Interval(snapshot_interval, "snapshot_interval")
         if not self.snapshot_interval.time.value:
-            raise ValueError(f"snapshot_interval={snapshot_interval!r}: must be above 0; without snapshots: 'skip'")
+            raise ValueError(
+                f"snapshot_interval={snapshot_interval!r}: must be above 0; for no snapshots, use policy='skip'"
+            )
         self.max_consecutive = max_consecutive
-        self._skipped = self._in_a_row = 0
+        self._skipped = 0
+        self._in_a_row = 0
         self._snapshot: dict[str, Any] = {}
-        self._due = True  # whether the next sound batch takes a snapshot
+        self._due = True  # whether the next batch that is finite takes a snapshot
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._parameters = dict(state.unwrapped_model.named_parameters())
@@ -94,7 +100,7 @@ class NaNGuard(Algorithm):
         self._buffers.keep()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        # What stands in for an empty share of a batch weighs nothing.
+        # A batch that stands in for this rank's empty share has no weight.
         loss = torch.zeros_like(state.total_loss) if state.batch_is_padding else state.total_loss
         gradients = [_gradient(one) for one in self._parameters.values() if one.grad is not None]
         finite = torch.stack([torch.isfinite(loss), all_finite([loss, *gradients])]).to(torch.uint8)
@@ -104,7 +110,8 @@ class NaNGuard(Algorithm):
         if all_are_finite or (loss_is_finite and state.scaler is not None and state.scaler.get_scale() > 1):
             self._in_a_row = 0
             if self.policy == "rollback" and self._due:
-                self._snapshot, self._due = take_snapshot(state, self._buffers.values()), False
+                self._snapshot = take_snapshot(state, self._buffers.values())
+                self._due = False
             return
         found = self._describe(state, loss)
         self._buffers.put_back()
@@ -121,27 +128,29 @@ class NaNGuard(Algorithm):
         return {"skipped": self._skipped, "in_a_row": self._in_a_row, "snapshot": self._snapshot, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._skipped, self._in_a_row = state["skipped"], state["in_a_row"]
-        self._snapshot, self._due = state["snapshot"], state.get("due", True)
+        self._skipped = state["skipped"]
+        self._in_a_row = state["in_a_row"]
+        self._snapshot = state["snapshot"]
+        self._due = state.get("due", True)
 
     def _leave_out(self, state: State, logger: Logger, found: str) -> None:
-        """Do what the policy says with a batch that the optimizers cannot see any more."""
+        """Apply the policy to a batch whose gradients have been dropped."""
         if self.policy == "raise":
             raise FloatingPointError(f"{found}. Lower the learning rate, warm it up, or clip gradients")
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row > self.max_consecutive:
             raise FloatingPointError(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
-        done = "left out"
+        done = "batch skipped"
         if self.policy == "rollback" and self._snapshot:
             roll_back(state, self._snapshot)
-            done = f"went back to the weights after batch {self._snapshot['batch']}"
+            done = f"rolled back to the weights after batch {self._snapshot['batch']}"
         if get_global_rank() == 0:
             log.warning("%s: %s", found, done)
         logger.log_metrics({"nan_guard/skipped": self._skipped}, step=state.timestamp.batch + 1)
 
     def _describe(self, state: State, loss: Tensor) -> str:
-        """Return where a number is not finite. All ranks."""
+        """Return a description of what is not finite, and where. Must be called on all ranks."""
         losses = [loss.clone() for _ in range(get_world_size())]
         if get_world_size() > 1:
             dist.all_gather(losses, loss)

@@ -1,4 +1,4 @@
-"""N-gram embeddings: each position starts from its last tokens, not from the last one alone."""
+"""N-gram embeddings: each position starts from its last few tokens, not only from the last one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from runner.algorithms._surgery import operate
 from runner.checks import check_whole
 from runner.models import GPT
 
-MULTIPLIER = 1_000_003  # a prime; times a table's row it stays far below 2^63
+MULTIPLIER = 1_000_003  # a prime, small enough that its product with a row number stays far below 2^63
 
 
 def hash_ngrams(tokens: Tensor, n: int, vocab_size: int, table_size: int) -> Tensor:
-    """Return a row of a table for the last n tokens at each position; different ones where the table is large enough.
+    """Return a table row for the last n tokens at each position; n-grams never collide if the table is large enough.
 
     Args:
-        tokens: (N, T) int64, in [0, vocab_size). Before the first there are zeros.
-        n: at least 1.
-        vocab_size: V.
-        table_size: number of rows, at most 2^31; from V^n on each n-gram has its own.
+        tokens: tokens (N, T), int64, in [0, vocab_size); positions before the first count as zeros.
+        n: length of the n-grams in tokens, at least 1.
+        vocab_size: size of the vocabulary, V.
+        table_size: number of rows, at most 2^31; with V^n rows or more, each n-gram has its own.
 
     Returns:
-        (N, T) int64, in [0, table_size).
+        Rows (N, T), int64, in [0, table_size).
     """
     multiplier = vocab_size if vocab_size**n <= table_size else MULTIPLIER
     padded = F.pad(tokens, (n - 1, 0))
@@ -35,12 +35,12 @@ def hash_ngrams(tokens: Tensor, n: int, vocab_size: int, table_size: int) -> Ten
 
 
 class _NGramTokens(nn.Embedding):
-    """A token embedding that adds what it knows of n-grams; it takes over the weight of another, and its name.
+    """A token embedding that adds embeddings of n-grams, and takes over another one's weight and its name.
 
     Args:
-        tokens: the token embedding, (V, D).
-        max_n: n-grams of 2 to max_n tokens.
-        table_size: rows for each n.
+        tokens: token embedding, (V, D).
+        max_n: length of the longest n-grams; there are tables for 2 to max_n tokens.
+        table_size: number of rows of each table.
     """
 
     def __init__(self, tokens: nn.Embedding, max_n: int, table_size: int) -> None:
@@ -62,22 +62,22 @@ class _NGramTokens(nn.Embedding):
 class NGramEmbedding(Algorithm):
     """Adds to a GPT's token embeddings a learned vector for each of the last two, three, ... tokens together.
 
-    The vectors lie in one table for each n, where n-grams that hash to the same row share it. They start at zero, so
-    that the model at first computes what it did. The first n - 1 positions of a sequence have none. For the GPT of this
-    project. There is nothing random, and nothing that depends on ranks or microbatches.
+    There is one table for each n, in which n-grams that hash to the same row share a vector. The vectors start at zero,
+    so that the model's outputs are unchanged at first. The first n - 1 positions of a sequence get none. Works with the
+    GPT of this project. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        max_n: length of the longest n-grams, in tokens; at least 2.
-        table_size: rows of each table, from 1 to 2^31; each row is as wide as the model.
-        allow_no_match: leave another model as it is, rather than refuse it.
+        max_n: length of the longest n-grams in tokens, at least 2.
+        table_size: number of rows of each table, from 1 to 2^31; each row is as wide as the model.
+        allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model is not such a GPT.
+        ValueError: an argument is out of range; or, at INIT, the model is not such a GPT.
 
     Evidence:
-        Some, for small models and early training only: what a table knows a larger model learns by itself, with fewer
-        weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams: Roy et al.
-        2022, "N-Grammer", arXiv:2207.06366.)
+        Some, but only for small models and early training: a larger model learns by itself what a table knows, with
+        fewer weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams: Roy et
+        al. 2022, "N-Grammer", arXiv:2207.06366.)
     """
 
     def __init__(self, max_n: int = 3, table_size: int = 16384, allow_no_match: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A model that computes nothing, to time all the rest: the data above all."""
+"""A model that computes nothing, to time the rest of a run, above all the data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from runner.batch import tensors
 
 
 class _Constant(nn.Module):
-    """Returns one number, its only weight, in the shapes that another module returns.
+    """Returns a single number, its only weight, in the shapes that another module returns.
 
-    The other runs once, at the first call, and is then let go. Dimensions that its output and its input have in common
-    from the left (samples, tokens) are those of each input.
+    The other module runs once, at the first call, and is then released. Leading dimensions that its output shares with
+    its input, such as samples and tokens, follow each later input.
 
     Args:
-        module: the other.
+        module: module to replace.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         like = next(module.parameters())
         self.value = nn.Parameter(torch.zeros((), device=like.device, dtype=like.dtype))
-        self._module = [module]  # in a list, so that it is no part of this one
+        self._module = [module]  # in a list, so that it is not registered as a child
         self._outputs: Any = None
         self._inputs = torch.Size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the number in place of each element."""
+        """Return the number in place of each element of the outputs."""
         shape = next(tensors([*args, *kwargs.values()])).shape
         if self._module:
             with torch.no_grad():
@@ -50,24 +50,25 @@ class _Constant(nn.Module):
 
 
 class NoOpModel(Algorithm):
-    """Puts a constant in place of each part of the model, to time the rest of a run: data, callbacks, checkpoints.
+    """Replaces each part of the model with a constant, to time the rest of a run: data, callbacks, checkpoints.
 
-    Loss and metrics are computed as ever, of outputs that are all equal. The real parts run once, for the shapes.
+    Loss and metrics are computed as usual, from outputs that are all equal. Each real part runs once, to learn its
+    shapes.
 
     Raises:
         ValueError: at INIT, no part of the model has weights.
 
     Evidence:
-        None: nothing is learned.
+        None, because nothing is learned.
     """
 
     runs_after = (*LAYER_SURGERY, "StochasticDepth", "ActivationCheckpointing", "ChannelsLast")
-    conflicts_with = ("Compile", "WeightStandardization")  # parametrizations are not thrown away with their module
+    conflicts_with = ("Compile", "WeightStandardization")  # model surgery refuses to drop parametrizations
 
     def init(self, state: State, logger: Logger) -> None:
         parts = {one for one in state.unwrapped_model.children() if [*one.parameters()]}
         if not parts:
             raise ValueError(
-                "NoOpModel finds no part with weights in the model, which costs nothing as it is: remove it"
+                "NoOpModel finds no part with weights in the model, so there is nothing to replace: remove NoOpModel"
             )
         operate(self, state, {parts.__contains__: lambda part, index: _Constant(part)}, "part with weights")

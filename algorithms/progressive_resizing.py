@@ -1,4 +1,4 @@
-"""Progressive resizing: training starts on small images."""
+"""Progressive resizing: training starts on small images, which then grow to full size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MODES = ("resize", "crop")
 
 
 def scheduled_scale(progress: float, initial: float, delay: float, finetune: float) -> float:
-    """Return the scale of images at a point of training: `initial`, then evenly up to 1, then 1.
+    """Return the scale of images at a point of training: `initial` at first, then rising linearly to 1, then 1.
 
     Args:
-        progress: share of training that is over, in [0, 1].
+        progress: fraction of training that has passed, in [0, 1].
         initial: scale at the start, in (0, 1].
-        delay: share of training at the initial scale.
-        finetune: share of training at scale 1, at its end.
+        delay: fraction of training that is spent at the initial scale.
+        finetune: fraction of training that is spent at scale 1, at its end.
     """
     if progress >= 1 - finetune:
         return 1.0
@@ -31,42 +31,45 @@ def scheduled_scale(progress: float, initial: float, delay: float, finetune: flo
 
 
 def scaled_size(length: int, scale: float, increment: int) -> int:
-    """Return round(length * scale / increment) * increment, at least one increment and at most the length."""
+    """Return round(length * scale / increment) * increment, but at least one increment and at most the length."""
     return length if scale == 1 else min(length, max(1, round(length * scale / increment)) * increment)
 
 
 def crop(images: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:
-    """Return the part of images (N, C, H, W) that has its upper left corner at (row, column), as a view."""
-    (row, column), (height, width) = corner, size
+    """Return a view of the part of images (N, C, H, W) with the given size and upper left corner (row, column)."""
+    row, column = corner
+    height, width = size
     return images[:, :, row : row + height, column : column + width]
 
 
 class ProgressiveResizing(Algorithm):
-    """Trains on smaller images first, which cost less, and on those of full size at the end.
+    """Trains on smaller images first, which are cheaper, and on images of full size at the end.
 
-    The model must accept images of any size. The size depends on the timestamp alone and is the same on all ranks; the
-    place of a crop is a function of (seed, config key, batch), one per batch and rank. Nothing has to be saved.
+    The model must accept images of any size. The size depends only on the timestamp and is the same on all ranks. The
+    place of a crop depends only on (seed, config key, batch), with one crop per batch and rank. Nothing has to be
+    saved.
 
     Args:
-        mode: 'resize': the whole image made smaller; 'crop': a random part of it.
-        initial_scale: of height and width at the start, above 0 and at most 1.
-        finetune_fraction: share of training at full size, at its end.
-        delay_fraction: share of training at the initial scale; both together at most 1.
-        size_increment: sizes are multiples of it, in pixels; at least 1. The full size need not be one.
-        resize_targets: whether the targets are images too, (N, H, W) or (N, C, H, W), and are treated alike.
-        input_key: where the images (N, C, H, W) stand in a batch.
-        target_key: where the targets stand; only `resize_targets` needs it.
+        mode: how to make images smaller: 'resize' scales the whole image, 'crop' takes a random part of it.
+        initial_scale: scale of height and width at the start, above 0 and at most 1.
+        finetune_fraction: fraction of training at full size, at its end.
+        delay_fraction: fraction of training at the initial scale; at most 1 together with `finetune_fraction`.
+        size_increment: number of pixels that sizes are rounded to a multiple of, at least 1; the full size is exempt.
+        resize_targets: whether the targets are images too, (N, H, W) or (N, C, H, W), and are treated in the same way.
+        input_key: index or name of the images (N, C, H, W) in a batch.
+        target_key: index or name of the targets in a batch; used only with `resize_targets`.
 
     Logs:
-        progressive_resizing/height, progressive_resizing/width: of the images of this batch, in pixels.
-        progressive_resizing/scale_factor: before sizes are rounded, in (0, 1].
+        progressive_resizing/height: height of the images of this batch, in pixels.
+        progressive_resizing/width: width of the images of this batch, in pixels.
+        progressive_resizing/scale_factor: scale before sizes are rounded, in (0, 1].
 
     Raises:
-        ValueError: an argument is out of range; while training, inputs or targets are no images.
+        ValueError: an argument is out of range; or, during training, the inputs or targets are not images.
 
     Evidence:
         Strong for time on large natural images (Howard 2018, fast.ai's DAWNBench entry; Touvron et al. 2019,
-        arXiv:1906.06423, on why to end at full size); none for small ones, where time does not depend on size.
+        arXiv:1906.06423, on why to end at full size); none for small images, where time does not depend on size.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class ProgressiveResizing(Algorithm):
         check_range("delay_fraction", delay_fraction, 0, 1)
         if finetune_fraction + delay_fraction > 1:
             raise ValueError(
-                f"delay_fraction={delay_fraction!r}: must be at most 1 - finetune_fraction={finetune_fraction!r}"
+                f"delay_fraction={delay_fraction!r}: must be at most 1 together with "
+                f"finetune_fraction={finetune_fraction!r}"
             )
         check_whole("size_increment", size_increment, 1)
         self.mode = mode
@@ -107,7 +111,7 @@ class ProgressiveResizing(Algorithm):
         if (height, width) != images.shape[2:]:
             self._shrink(state, images, (height, width))
         sizes = {"height": height, "width": width, "scale_factor": scale}
-        step = state.timestamp.batch + 1  # this batch's, so that a run resumed before it logs it once
+        step = state.timestamp.batch + 1  # this batch's step, so that a run resumed before it does not log it twice
         logger.log_metrics({f"progressive_resizing/{name}": value for name, value in sizes.items()}, step=step)
 
     def _shrink(self, state: State, images: Tensor, size: tuple[int, int]) -> None:
@@ -123,7 +127,8 @@ class ProgressiveResizing(Algorithm):
             targets = get_item(state.batch, self.target_key)
             if targets.ndim not in (3, 4) or targets.shape[-2:] != whole:
                 raise ValueError(
-                    f"resize_targets=True: targets of shape {tuple(targets.shape)} are no images of the inputs' size"
+                    f"resize_targets=True: targets of shape {tuple(targets.shape)} are not images of the same size as "
+                    f"the inputs, {tuple(whole)}; set resize_targets=False"
                 )
             shrunk = shrink(targets[:, None])[:, 0] if targets.ndim == 3 else shrink(targets)
             batch = with_item(batch, self.target_key, shrunk)

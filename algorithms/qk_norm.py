@@ -1,4 +1,4 @@
-"""QK norm: queries and keys are normalized, so that attention cannot grow without bounds."""
+"""QK norm: queries and keys are normalized, so that attention scores cannot grow without bound."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ def normalize(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """Return queries or keys divided by the root of their mean square, times a scale.
 
     Args:
-        x: (..., D).
-        scale: (D,), or None for 1.
-        eps: added to the mean square.
+        x: queries or keys (..., D).
+        scale: factors (D,), or None for 1.
+        eps: number added to the mean square.
 
     Returns:
-        (..., D), in x's dtype, which is autocast's where that is on.
+        Normalized queries or keys (..., D), in x's dtype, which is autocast's where autocast is on.
     """
     return F.rms_norm(x, x.shape[-1:], None if scale is None else scale.to(x.dtype), eps)
 
 
 class _HeadNorm(nn.RMSNorm):
-    """`normalize` with a scale of its own."""
+    """`normalize` with its own learned scale."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return queries or keys (N, H, T, D / H), normalized."""
+        """Return normalized queries or keys (N, H, T, D / H)."""
         return normalize(x, self.weight, self.eps or 0.0)
 
 
 def find_seams(model: nn.Module) -> dict[nn.Module, int]:
-    """Return what stands in a model where queries and keys could be normalized, with the width of a head.
+    """Return the modules of a model that can be replaced to normalize queries and keys, each with the width of a head.
 
-    These are identities called `q_norm` and `k_norm` in a module that knows its `head_dim`, as in this project's GPT
-    and timm's vision transformers.
+    These are identities named `q_norm` and `k_norm` in a module with a `head_dim`, as in this project's GPT and in
+    timm's vision transformers.
     """
     seams: dict[nn.Module, int] = {}
     for attention in model.modules():
@@ -50,16 +50,16 @@ def find_seams(model: nn.Module) -> dict[nn.Module, int]:
 class QKNorm(Algorithm):
     """Divides each head's queries and keys by their root mean square.
 
-    The products of the two are then bounded by the square root of a head's width, times what is learned. There is
-    nothing random, and nothing that depends on ranks or microbatches.
+    Attention scores are then bounded by the square root of a head's width, times the learned scales. Nothing is random
+    or depends on ranks or microbatches.
 
     Args:
-        learned_scale: whether each number of queries and keys has a factor to learn, 1 at the start.
-        eps: added to the mean square, above 0.
-        allow_no_match: leave a model without such attention as it is, rather than refuse it.
+        learned_scale: whether each feature of queries and keys has a learned factor, which starts at 1.
+        eps: number added to the mean square, above 0.
+        allow_no_match: whether to leave a model without such attention unchanged instead of raising an error.
 
     Raises:
-        ValueError: eps is out of range; at INIT, there is nowhere to put it in the model.
+        ValueError: `eps` is not above 0; or, at INIT, the model has no attention with such a place for a norm.
 
     Evidence:
         Strong for stable training with large learning rates (Henry et al. 2020, "Query-Key Normalization for

@@ -12,16 +12,16 @@ from runner.checks import check_whole
 
 
 def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.random.Generator) -> Tensor:
-    """Return each image after `depth` operations out of fourteen, one after another.
+    """Return images after `depth` operations each, one after another, out of fourteen.
 
     Args:
-        images: (N, C, H, W), in [0, 1].
-        strength: of all of them, in [0, 1]; the direction, where there are two, is drawn.
-        depth: at least 0.
-        generator: what all draws come from.
+        images: images (N, C, H, W), in [0, 1].
+        strength: strength of all operations, in [0, 1]; where there are two directions, one is drawn.
+        depth: number of operations, at least 0.
+        generator: source of all random draws.
 
     Returns:
-        (N, C, H, W), in [0, 1].
+        Images (N, C, H, W), in [0, 1].
     """
     for _ in range(depth):
         chosen = generator.integers(len(ALL), size=len(images))
@@ -30,27 +30,27 @@ def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.r
 
 
 class RandAugment(Augmentation):
-    """Changes each training image by a few random operations of one strength.
+    """Changes each training image by a few random operations of the same strength.
 
-    The operations are those of TrivialAugment: torch operations on the batch's device. What is drawn is a function of
-    (seed, config key, batch) alone, differs between ranks, and is drawn for the whole batch however it is split:
-    nothing has to be saved.
+    The operations are those of TrivialAugment, as torch operations on the batch's device. The draws depend only on
+    (seed, config key, batch), differ between ranks, and are made for the whole batch before it is split into
+    microbatches, so nothing has to be saved.
 
     Args:
-        severity: strength of each operation, above 0 and at most 10, which is 30 degrees, shear 0.3, 45 % of the side,
+        severity: strength of each operation, above 0 and at most 10; 10 means 30 degrees, shear 0.3, 45 % of the side,
             4 bits, a factor of 0.1 or 1.9.
-        depth: operations per image, at least 1.
-        mean: that was subtracted from images between 0 (black) and 1 (white): one number, or one per channel.
-        std: that they were divided by after that, above 0.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        depth: number of operations per image, at least 1.
+        mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
+        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
-            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
+        ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
+            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
-        Strong for natural images with many epochs (Cubuk et al. 2020, arXiv:1909.13719), where severity and depth are
-        tuned; none for few epochs.
+        Strong for natural images with many epochs (Cubuk et al. 2020, arXiv:1909.13719), with tuned severity and depth;
+        none for few epochs.
     """
 
     def __init__(

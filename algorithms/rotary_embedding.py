@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles, so that attention sees how far apart two tokens are."""
+"""Rotary positions: queries and keys are rotated by angles, so that attention sees the distance between two tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runner.models.gpt import Attention
 
 
 def rotate(x: Tensor, base: float) -> Tensor:
-    """Return queries or keys, number i and number i + D / 2 of position t turned by the angle t base^(-2 i / D).
+    """Return queries or keys with elements i and i + D / 2 at position t rotated by the angle t base^(-2 i / D).
 
     Args:
-        x: (..., T, D), D even.
-        base: above 1; the slowest angle makes a turn in about 2 pi base tokens.
+        x: queries or keys (..., T, D), D even.
+        base: base of the frequencies, above 1; the slowest angle completes a turn in about 2 pi base tokens.
 
     Returns:
-        (..., T, D), in x's dtype; computed in at least float32.
+        Rotated queries or keys (..., T, D), in x's dtype; computed in at least float32.
     """
     half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -35,7 +35,7 @@ class _Rotary(nn.Module):
     """`rotate` as a module.
 
     Args:
-        base: see `rotate`.
+        base: base of the frequencies, see `rotate`.
     """
 
     def __init__(self, base: float) -> None:
@@ -43,22 +43,23 @@ class _Rotary(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return queries or keys (N, H, T, D / H), turned."""
+        """Return rotated queries or keys (N, H, T, D / H)."""
         return rotate(x, self.base)
 
 
 class RotaryEmbedding(Algorithm):
-    """Puts rotary positions in place of a GPT's learned ones; after `QKNorm`, where that is on too.
+    """Replaces a GPT's learned positions with rotary ones; applied after `QKNorm` if both are used.
 
-    The model then has no longest sequence of its own, though it knows no longer ones than it was trained on. For the
-    GPT of this project. There is nothing random, and nothing that depends on ranks or microbatches.
+    The model then has no maximum sequence length, but it does not generalize to longer sequences than it was trained
+    on. Works with the GPT of this project. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        base: above 1; the larger, the slower the slowest angle turns, for longer sequences.
-        allow_no_match: leave another model as it is, rather than refuse it.
+        base: base of the frequencies, above 1; a larger base slows the slowest angle down, for longer sequences.
+        allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
-        ValueError: the base is out of range; at INIT, the model has no such attention, or heads of odd width.
+        ValueError: the base is not above 1; or, at INIT, the model has no such attention, or its heads have an odd
+            width.
 
     Evidence:
         Strong (Su et al. 2021, "RoFormer", arXiv:2104.09864; in most language models since): a lower loss for the same
@@ -79,8 +80,8 @@ class RotaryEmbedding(Algorithm):
         for one in attentions:
             if one.head_dim % 2:
                 raise ValueError(
-                    f"RotaryEmbedding turns pairs of numbers, but heads of the model have {one.head_dim}: choose "
-                    "d_model and n_heads so that each has an even number"
+                    f"RotaryEmbedding rotates pairs of numbers, but the model's heads have an odd width, "
+                    f"{one.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
                 )
         seams = {one.rotary for one in attentions}
         policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(self.base)}

@@ -1,4 +1,4 @@
-"""SAM: sharpness-aware minimization, gradients from where the loss is highest nearby."""
+"""SAM: sharpness-aware minimization, which takes gradients where the loss is highest nearby."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, e
     """Add rho g / (norm(g) + epsilon) to weights, in place: a step of length rho up the gradient.
 
     Args:
-        weights: changed.
-        gradients: g, of the same shapes; the norm is that of all together.
+        weights: weights to change.
+        gradients: gradients g of the same shapes; the norm is taken over all of them together.
         rho: length of the step.
-        epsilon: keeps a gradient of 0 from being divided by 0.
+        epsilon: small number that avoids a division by 0 where the gradient is 0.
     """
     norm = torch.stack(torch._foreach_norm(list(gradients))).norm()  # type: ignore
     steps = torch._foreach_mul(list(gradients), rho / (norm + epsilon))  # type: ignore
@@ -34,30 +34,31 @@ def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, e
 
 
 class SAM(Algorithm):
-    """Takes each gradient not at the weights, but a step of length `rho` up the gradient from there.
+    """Takes each gradient not at the weights, but at a point one step of length `rho` up the gradient from there.
 
-    Before the batch is trained, a pass of its own computes the gradient of this rank's batch, which is not exchanged
-    with other ranks: each climbs by the gradient of its own samples, as in the paper, so results depend on the number
-    of ranks. Then training computes its gradients there, averaged over all ranks, and the weights come back before the
-    optimizer steps. Algorithms act in both passes, and dropout draws the same in both; running statistics see the
-    first, at the weights. Training loss and metrics are those of the second. A batch takes twice the time, and memory
-    for a copy of the weights and of the gradients.
+    Before a batch is trained, an extra pass computes the gradient of this rank's batch. It is not exchanged with other
+    ranks: as in the paper, each rank climbs by the gradient of its own samples, so results depend on the number of
+    ranks. Training then computes its gradients at the new point, averaged over all ranks, and the weights are restored
+    before the optimizer steps. Algorithms act in both passes, and dropout draws the same masks in both. Running
+    statistics see only the first pass, at the weights; training loss and metrics are those of the second. A batch takes
+    twice the time, plus memory for a copy of the weights and of the gradients.
 
     Args:
         rho: length of the step, above 0.
-        epsilon: added to the gradient's norm, above 0.
-        interval: every how many batches; others are trained as ever. At least 1.
+        epsilon: number added to the gradient's norm, above 0.
+        interval: number of batches from one use of SAM to the next, at least 1; batches in between are trained as
+            usual.
 
     Raises:
-        ValueError: an argument is out of range; when training starts: amp_fp16, whose scaler does not know of the first
-            pass; several optimizers or a `training_step` of the model's own; microbatch_size='auto'.
+        ValueError: an argument is out of range; or, when training starts, the run uses amp_fp16, whose scaler does not
+            know of the extra pass, several optimizers, a model with its own `training_step`, or microbatch_size='auto'.
 
     Evidence:
-        Strong for image classification at twice the cost (Foret et al. 2021, arXiv:2010.01412); at equal cost none.
+        Strong for image classification at twice the cost (Foret et al. 2021, arXiv:2010.01412); none at equal cost.
     """
 
-    # Whoever acts at BEFORE_TRAIN_BATCH comes first. AFTER_TRAIN_BATCH goes in reverse: the weights are back before
-    # others look at them.
+    # Others that act at BEFORE_TRAIN_BATCH come first. AFTER_TRAIN_BATCH runs in reverse order, so the weights are
+    # restored before others look at them.
     runs_after = ("CutMix", "GradientClipping", "LayerFreezing", "MixUp", "NaNGuard", "SWA", "ScheduleFree")
 
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
@@ -72,15 +73,18 @@ class SAM(Algorithm):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.scaler is not None:
-            raise ValueError("precision='amp_fp16': its loss scaler does not know of SAM's first pass; use 'amp_bf16'")
+            raise ValueError("precision='amp_fp16': its loss scaler does not know of SAM's extra pass; use 'amp_bf16'")
         if len(state.optimizers) != 1 or state.unwrapped_model.training_step is not None:
-            raise ValueError("SAM needs one optimizer, and a model without a training_step of its own; remove SAM")
+            raise ValueError("SAM needs exactly one optimizer, and a model without its own training_step: remove SAM")
         if state.microbatch_size == "auto":
-            raise ValueError("microbatch_size='auto': SAM's first pass cannot be cut anew; give a number of samples")
+            raise ValueError(
+                "microbatch_size='auto': SAM's extra pass cannot be split anew when memory runs out; "
+                "give a number of samples"
+            )
         for one in state.algorithms[state.algorithms.index(self) + 1 :]:
             if overrides(one, Event.BEFORE_TRAIN_BATCH):
                 raise ValueError(
-                    f"SAM must come after {type(one).__name__}, which acts before each batch: list SAM last"
+                    f"SAM must come after {type(one).__name__}, which also acts before each batch: list SAM last"
                 )
         self._buffers = KeptBuffers(state.unwrapped_model)
         self._stream = ForwardStream(state.seed, state.device)
@@ -103,7 +107,7 @@ class SAM(Algorithm):
             self._buffers.put_back()
 
     def _gradients(self, state: State, logger: Logger, parameters: list[Any]) -> list[Tensor | None]:
-        """Return the gradients of this rank's batch, microbatch by microbatch as in training; `.grad` stays."""
+        """Return the gradients of this rank's batch, by microbatches as in training; `.grad` is not touched."""
         model = state.unwrapped_model
         microbatches = split(
             state.batch, model.num_samples(state.batch), state.grad_accum, state.samples_per_microbatch
@@ -119,7 +123,7 @@ class SAM(Algorithm):
             _fire(Event.BEFORE_LOSS, state, logger)
             state.loss = compute_loss(state.outputs, state.microbatch)
             _fire(Event.AFTER_LOSS, state, logger)
-            # Not backward(), which would set DDP to average them.
+            # Not backward(), which would make DDP average the gradients over ranks.
             gradients = torch.autograd.grad(scaled_total(state.loss, parts[index]), parameters, allow_unused=True)
             total = [_sum(old, new) for old, new in zip(total, gradients, strict=True)]
         return total
@@ -130,6 +134,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _fire(event: Event, state: State, logger: Logger) -> None:
-    """Let algorithms act in a pass that callbacks do not see."""
+    """Run an event of the algorithms only, for a pass that callbacks do not see."""
     for one in reversed(state.algorithms) if event.closes_bracket else state.algorithms:
         one.run_event(event, state, logger)

@@ -1,4 +1,4 @@
-"""ScheduleFree: averaging in place of a learning-rate schedule, around any optimizer."""
+"""ScheduleFree: weight averaging instead of a learning-rate schedule, around any optimizer."""
 
 from __future__ import annotations
 
@@ -18,49 +18,58 @@ log = logging.getLogger("runner")
 
 @torch.no_grad()
 def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[Tensor]:
-    """Return y = (1 - beta) z + beta x, where gradients are taken.
+    """Return y = (1 - beta) z + beta x, the point where gradients are taken.
 
     Args:
-        base: z, the iterates of the optimizer.
-        average: x, of the same shapes, in the same precision or a higher one.
-        beta: in [0, 1).
+        base: iterates z of the optimizer.
+        average: averages x, of the same shapes, in the same precision or a higher one.
+        beta: weight of the average, in [0, 1).
     """
     base = [z.to(x.dtype) for z, x in zip(base, average, strict=True)]
     return [*torch._foreach_lerp(base, average, beta)]  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _StepWeights(NamedTuple):
-    """What the weights of iterates in an average depend on: each counts with the square of the highest rate so far."""
+    """What the weight of an iterate in the average depends on.
+
+    Each iterate counts with the square of the highest learning rate so far.
+    """
 
     highest_rate: float = 0.0
     sum: float = 0.0
 
     def next(self, rate: float) -> tuple[_StepWeights, float]:
-        """Return this after a step with a learning rate, and the weight in [0, 1] of its iterate in the average."""
+        """Return the values after a step, and the weight in [0, 1] of the step's iterate in the average.
+
+        Args:
+            rate: learning rate of the step.
+        """
         highest = max(self.highest_rate, rate)
         total = self.sum + highest**2
         return _StepWeights(highest, total), highest**2 / total if total else 0.0
 
 
 class ScheduleFree(WeightAverage):
-    """Steps iterates z by the optimizer, with gradients taken at y between z and their average x, which is evaluated.
+    """Lets the optimizer step iterates z, takes gradients between z and their average x, and evaluates x.
 
-    In each step z = optimizer(z, gradient at y), x = (1 - c) x + c z with c = 1 / number of steps (less weight for
-    steps of a warm-up), and the model gets y = (1 - beta) z + beta x. The average takes the place of a schedule, and
-    beta that of momentum: choose a constant rate, and an optimizer without momentum; `optimizer=schedule_free` is that,
-    AdamW included. Evaluations, exports and a checkpoint's `model.pt` see x, with batch norm's statistics estimated for
-    it, see `bn_batches`. Weight decay acts on z. x has 32 bits or more. Takes the memory of two copies of the weights.
+    In each step z = optimizer(z, gradient at y), x = (1 - c) x + c z with c = 1 / number of steps (less for steps of a
+    warm-up), and the model gets y = (1 - beta) z + beta x. The average replaces a schedule, and beta replaces momentum:
+    use a constant learning rate and an optimizer without momentum. `optimizer=schedule_free` sets both, with AdamW.
+    Evaluations, exports and a checkpoint's `model.pt` see x, with batch norm statistics estimated for it, see
+    `bn_batches`. Weight decay acts on z, and x has 32 bits or more. This takes the memory of two copies of the weights.
     All ranks keep the same iterates. A step that a loss scaler skips does not count.
 
     Args:
-        beta: where between z and x gradients are taken, in [0, 1).
-        warmup: time in which the rate rises linearly from 0, in any unit.
-        bn_batches: first batches of the training data, of this rank and without algorithms, from which batch norm's
-            statistics are estimated for each evaluation or checkpoint of new weights; 0: those of training are kept.
+        beta: position between z (0) and x (1) at which gradients are taken, in [0, 1).
+        warmup: time over which the learning rate rises linearly from 0, a time string in any unit such as '100ba'.
+        bn_batches: number of training batches to estimate batch norm statistics from, whenever new weights are
+            evaluated or saved; the first ones of this rank, before algorithms change them. 0 keeps the statistics of
+            training.
 
     Raises:
-        ValueError: an argument is out of range; when training starts: NaNGuard that rolls back, which would undo only
-            y, torch's own schedulers beside a warm-up, or a loader that cannot be read for `bn_batches`.
+        ValueError: an argument is out of range; or, when training starts, NaNGuard is set to roll back, which would
+            restore y only, a warm-up is combined with torch's own schedulers, or the train dataloader cannot be read
+            for `bn_batches`.
 
     Evidence:
         Strong: won the self-tuning track of the AlgoPerf competition of 2024 (Defazio et al. 2024, "The Road Less
@@ -101,16 +110,17 @@ class ScheduleFree(WeightAverage):
         super().fit_start(state, logger)
         if any(getattr(one, "policy", None) == "rollback" for one in state.algorithms):
             raise ValueError(
-                "policy='rollback': cannot take back what ScheduleFree keeps beside the weights; use 'skip'"
+                "policy='rollback': NaNGuard cannot restore the iterates that ScheduleFree keeps beside the weights; "
+                "use policy='skip'"
             )
         if get_global_rank() != 0:
             return
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
         if any(group.get("momentum") or (group.get("betas") or [0])[0] for group in groups):
-            log.warning("ScheduleFree takes the place of momentum: use optimizer=schedule_free, or set it to 0")
+            log.warning("ScheduleFree replaces momentum: use optimizer=schedule_free, or set the momentum to 0")
         schedules = [schedule for one in state.schedulers for schedule in getattr(one, "schedules", [one])]
         if not all(isinstance(one, constant) for one in schedules):
-            log.warning("ScheduleFree takes the place of a schedule: use scheduler=none")
+            log.warning("ScheduleFree replaces a schedule: use scheduler=none")
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if self.warmup.value:
@@ -139,11 +149,13 @@ class ScheduleFree(WeightAverage):
             copy_all(group["params"], self._of(self._base, group))
 
     def _average_base(self, optimizer: Optimizer, index: int) -> None:
-        """Take z back from the optimizer, average it, and give the model y."""
+        """Take z back from the optimizer, add it to the average, and give the model y."""
         for number, group in enumerate(optimizer.param_groups):
-            key, parameters = f"{index}.{number}", group["params"]
-            base, average = self._of(self._base, group), self._of(self._average, group)
-            # A host-device sync where the rate is a tensor on a device.
+            key = f"{index}.{number}"
+            parameters = group["params"]
+            base = self._of(self._base, group)
+            average = self._of(self._average, group)
+            # An intended host-device sync where the learning rate is a tensor on the device.
             self._weights[key], weight = self._weights.get(key, _StepWeights()).next(float(group["lr"]))
             copy_all(base, parameters)
             move_towards(average, base, weight)

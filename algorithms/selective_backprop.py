@@ -1,4 +1,4 @@
-"""Selective backprop: trains on those samples of a batch whose loss is high."""
+"""Selective backprop: trains on the samples of a batch whose loss is high."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from runner.checks import check_whole
 
 
 def draw_ranks(num_samples: int, keep: float, seed: int) -> Tensor:
-    """Return which samples to keep, by the rank of their loss: (n,), int64, on the CPU, different, 0 the lowest loss.
+    """Return distinct ranks (n,), int64, on the CPU, of the losses of the samples to keep; rank 0 is the lowest loss.
 
     The sample at the fraction q of the ranks is drawn with a weight of q^(1/keep - 1), as in MosaicML Composer.
 
     Args:
-        num_samples: N.
-        keep: n / N, above 0 and at most 1; n is rounded down, and at least 1.
-        seed: the draw depends on nothing else.
+        num_samples: number of samples, N.
+        keep: fraction n / N of samples to keep, above 0 and at most 1; n is rounded down, and is at least 1.
+        seed: seed of the draw.
     """
     weights = ((numpy.arange(num_samples) + 0.5) / num_samples) ** (1 / keep - 1)
     kept = max(1, int(keep * num_samples))
@@ -40,35 +40,35 @@ def draw_ranks(num_samples: int, keep: float, seed: int) -> Tensor:
 
 
 def select(losses: Tensor, ranks: Tensor) -> Tensor:
-    """Return the numbers of the samples that have these ranks among the losses, in the order of the batch.
+    """Return the indices of the samples whose losses have the given ranks, in the order of the batch.
 
     Args:
-        losses: (N,).
-        ranks: (n,), int64, on the same device.
+        losses: loss (N,) of each sample.
+        ranks: ranks (n,), int64, on the same device.
     """
     return losses.argsort(stable=True)[ranks].sort().values
 
 
 class SelectiveBackprop(Algorithm):
-    """Trains on a part of each batch, drawn so that samples with a high loss come first; their losses are evaluated.
+    """Trains on a part of each batch, drawn so that samples with a high loss are preferred.
 
-    Each batch takes another forward pass, in evaluation mode and without gradients, and saves forward and backward of
-    what is left out. Augmentations see only what is kept. The draw is a function of (seed, config key, batch), and the
-    losses one of the weights and of rank 0's running statistics, which all ranks are given for it: nothing has to be
-    saved. Each rank chooses among its own samples. Samples are counted as they were read. The loss and the metrics of
-    training are those of the samples that were kept.
+    Each batch takes an extra forward pass, in evaluation mode and without gradients, and saves the forward and backward
+    passes of the dropped samples. Augmentations are applied only to the kept ones. The draw depends only on (seed,
+    config key, batch), and the losses only on the weights and on rank 0's running statistics, which all ranks receive
+    for it, so nothing has to be saved. Each rank selects among its own samples. The sample count includes dropped
+    samples; training loss and metrics are those of the kept ones.
 
     Args:
-        start: share of training after which it begins, in [0, 1].
-        end: share of training after which it ends, in [0, 1], above `start`.
-        keep: share of a batch that is trained, above 0 and at most 1; at least one sample.
-        scale_factor: of height and width of the images whose losses are evaluated, to save time; above 0 and at most 1.
-        interrupt: every so many batches one is trained whole; 0 for none.
-        input_key: where the images (N, C, H, W) stand in a batch; only a `scale_factor` below 1 needs it.
+        start: fraction of training after which selection begins, in [0, 1].
+        end: fraction of training after which selection ends, in [0, 1], above `start`.
+        keep: fraction of a batch to train on, above 0 and at most 1; at least one sample.
+        scale_factor: scale of height and width of the images for the extra pass, to save time; above 0 and at most 1.
+        interrupt: number of batches from one whole batch to the next; 0 for no whole batches.
+        input_key: index or name of the images (N, C, H, W) in a batch; used only with a `scale_factor` below 1.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, BatchAugment with flip='alternating', which must see whole
-            batches; while training, `scale_factor` is below 1 and inputs are no images.
+        ValueError: an argument is out of range; at INIT, BatchAugment has flip='alternating', which needs whole
+            batches; or, during training, `scale_factor` is below 1 and the inputs are not images.
 
     Evidence:
         Some, on small data (Jiang et al. 2019, arXiv:1910.00762); none at equal time (Kaddour et al. 2023, "No Train No

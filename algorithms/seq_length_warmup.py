@@ -15,14 +15,14 @@ from runner.checks import check_whole
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:
-    """Return the length of sequences at a point of training: it rises evenly, in steps, and then stays.
+    """Return the length of sequences at a point of training, which rises linearly, in steps, and then stays.
 
     Args:
-        progress: share of training that is over, in [0, 1].
-        duration: share of training in which the length rises, in [0, 1].
+        progress: fraction of training that has passed, in [0, 1].
+        duration: fraction of training over which the length rises, in [0, 1].
         shortest: length at the start, in tokens.
         longest: length after the warm-up, in tokens.
-        step: lengths in between are multiples of it.
+        step: number of tokens that lengths in between are a multiple of.
     """
     if progress >= duration:
         return longest
@@ -30,43 +30,45 @@ def scheduled_length(progress: float, duration: float, shortest: int, longest: i
     return max(shortest, length - length % step)
 
 
-@functools.lru_cache  # asked for each batch, and in Python as long as a sequence
+@functools.lru_cache  # called for each batch, with a Python loop over all lengths
 def divisor_near(whole: int, length: int, shortest: int) -> int:
-    """Return the largest divisor of `whole` from `shortest` to `length`; if there is none, the next one above."""
+    """Return the largest divisor of `whole` from `shortest` to `length`, or if there is none, the next larger one."""
     divisors = [one for one in range(shortest, whole + 1) if whole % one == 0]
     return max([one for one in divisors if one <= length], default=divisors[0])
 
 
 def truncate(batch: Any, whole: int, length: int) -> Any:
-    """Return a batch with the first `length` positions of its tensors (N, whole, ...); others stay as they are."""
+    """Return a batch with its tensors (N, whole, ...) cut to their first `length` positions; others stay unchanged."""
     return map_tensors(batch, lambda one: one[:, :length] if one.ndim > 1 and one.shape[1] == whole else one)
 
 
 class SeqLengthWarmup(Algorithm):
-    """Trains a language model on short sequences first, which cost less, and on longer ones as training goes on.
+    """Trains a language model on short sequences first, which are cheaper, and on longer ones as training goes on.
 
-    The length depends on the timestamp alone and is the same on all ranks: nothing has to be saved. There is nothing
-    random. The tokens that training counts are those that it has seen; samples are counted as they were read.
+    The length depends only on the timestamp and is the same on all ranks, so nothing has to be saved, and nothing is
+    random. The token count includes only tokens that were trained on; the sample count refers to the sequences as they
+    were read.
 
     Args:
-        duration: share of training in which the length rises, from 0 (no warm-up) to 1.
+        duration: fraction of training over which the length rises, from 0 (no warm-up) to 1.
         min_seq_length: length at the start, in tokens; at least 1.
-        max_seq_length: length after the warm-up, in tokens; sequences that are shorter stay whole.
-        step_size: lengths in between are multiples of it, in tokens; at least 1.
-        truncate: drop what is beyond the length. Otherwise each sequence is cut into several, so that no token is lost
-            and a batch has as many as ever; the length is then the nearest below that divides the whole one.
-        input_key: where the tokens (N, T) stand in a batch; all tensors (N, T, ...) are cut like them.
+        max_seq_length: length after the warm-up, in tokens; shorter sequences stay whole.
+        step_size: number of tokens that lengths in between are a multiple of, at least 1.
+        truncate: whether to drop the tokens beyond the length. Otherwise each sequence is cut into several, so that no
+            token is lost and a batch keeps its number of tokens; the length is then rounded down to one that divides
+            the sequences evenly.
+        input_key: index or name of the tokens (N, T) in a batch; all tensors (N, T, ...) are cut alike.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, or while training where data do not lie in memory, inputs
-            are no token numbers (N, T), or with `truncate=False` the batch holds tensors without T.
+        ValueError: an argument is out of range; or, at FIT_START (during training if the data are not held in memory),
+            the inputs are not tokens (N, T), or, with `truncate=False`, the batch has tensors without the dimension T.
 
     Evidence:
         Some: stable training with large batches and learning rates (Li et al. 2022, "The Stability-Efficiency Dilemma",
-        arXiv:2108.06084) and fewer tokens to a loss for small models; cutting costs little where text is long.
+        arXiv:2108.06084), and fewer tokens to a given loss for small models. Cutting costs little where texts are long.
     """
 
-    runs_after = ("ALiBi",)  # which sets the length that this one leads to
+    runs_after = ("ALiBi",)  # which sets the length to rise to
 
     def __init__(
         self,

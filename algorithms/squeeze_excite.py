@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: each channel is scaled by what all channels of the image are like."""
+"""Squeeze-and-excitation: each channel is scaled by a factor that depends on all channels of the image."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Layer = Callable[[Tensor], Tensor]
 
 
 def squeeze_excite(images: Tensor, reduce: Layer, expand: Layer) -> Tensor:
-    """Return each channel times sigmoid(B(relu(A(m)))), of the channels' means m over the image.
+    """Return each channel times sigmoid(B(relu(A(m)))), where m are the channels' means over the image.
 
     Args:
-        images: (N, C, H, W).
-        reduce: A, (N, C) -> (N, L).
-        expand: B, (N, L) -> (N, C).
+        images: images (N, C, H, W).
+        reduce: function A, (N, C) -> (N, L).
+        expand: function B, (N, L) -> (N, C).
 
     Returns:
-        (N, C, H, W).
+        Images (N, C, H, W).
     """
     scales = torch.sigmoid(expand(F.relu(reduce(images.mean(dim=(2, 3))))))
     return images * scales[:, :, None, None]
 
 
 class _ChannelAttention(nn.Module):
-    """`squeeze_excite` with weights of its own.
+    """`squeeze_excite` with its own weights.
 
     Args:
-        channels: C.
-        latent: L.
+        channels: number of channels, C.
+        latent: width of the hidden layer, L.
     """
 
     def __init__(self, channels: int, latent: int) -> None:
@@ -49,22 +49,23 @@ class _ChannelAttention(nn.Module):
 
 
 class SqueezeExcite(Algorithm):
-    """Puts channel attention behind convolutions.
+    """Adds channel attention after convolutions.
 
     A convolution becomes a sequence of itself and the attention, so that its weights, hooks and parametrizations stay.
-    The new weights are drawn from (seed, config key) alone, equal on all ranks.
+    The new weights depend only on (seed, config key) and are the same on all ranks.
 
     Args:
-        latent_channels: width of the attention's hidden layer; a fraction below 1 is one of the output channels.
-        min_channels: channels that a convolution has at least, in its input as well as its output; at least 1.
-        allow_no_match: leave a model without such convolutions as it is, rather than refuse it.
+        latent_channels: width of the attention's hidden layer; below 1, a fraction of the output channels.
+        min_channels: smallest number of channels, both in and out, of a convolution to add attention to; at least 1.
+        allow_no_match: whether to leave a model without such convolutions unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no such convolution.
+        ValueError: an argument is out of range; or, at INIT, the model has no such convolution.
 
     Evidence:
         Some, for image classification with many epochs, at a small cost in time (Hu et al. 2018,
-        "Squeeze-and-Excitation Networks", arXiv:1709.01507, once a block); after each convolution: less is known.
+        "Squeeze-and-Excitation Networks", arXiv:1709.01507, once per block). Less is known about one after each
+        convolution.
     """
 
     runs_before = ("Factorize", "WeightStandardization")

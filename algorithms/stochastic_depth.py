@@ -1,4 +1,4 @@
-"""Stochastic depth: residual blocks are left out at random in training, the later ones more often."""
+"""Stochastic depth: training skips residual blocks at random, later ones more often."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from runner.model import in_eval_mode
 
 
 class StochasticDepth(Algorithm):
-    """Takes x in place of f(x) at some residual blocks f; evaluation takes the mean of what training takes.
+    """Skips residual blocks at random in training, returning x for f(x); evaluation returns their expected outputs.
 
-    A block is one whose output has the shape of its input, with its shortcut within itself; others of the class stay
-    as they are. What is drawn is a function of (seed, config key, batch) alone, one draw per batch however many
-    microbatches. Weights of a block that is left out get gradients of 0, so that decay and momentum go on. To learn
-    which blocks change shape, the first microbatch is also evaluated once.
+    A block must contain its own shortcut and return the shape of its input; other blocks of the class stay unchanged.
+    The draws depend only on (seed, config key, batch), with one draw per batch for any number of microbatches. The
+    weights of a skipped block get gradients of 0, so that weight decay and momentum continue. To find the blocks that
+    change the shape, the first microbatch is also evaluated once.
 
     Args:
-        target_block: name of the block's class, such as 'BasicBlock', or with its module, 'runner.models.BasicBlock'
-            as it says itself.
-        method: 'block': left out for the whole batch, on all ranks alike, which saves its time; 'sample': for each
-            sample by itself.
-        drop_rate: probability with which the last block is left out, in [0, 1].
-        drop_distribution: 'linear': the probability rises evenly from block to block; 'uniform': the same for all.
-        drop_warmup: time in which probabilities rise from 0, in any unit.
-        allow_no_match: leave a model without such blocks as it is, rather than refuse it.
+        target_block: name of the blocks' class, such as 'BasicBlock', or its full name, such as
+            'runner.models.BasicBlock', as the class itself reports it.
+        method: what to skip a block for: 'block' for the whole batch, on all ranks alike, which saves its time;
+            'sample' for each sample separately.
+        drop_rate: probability of skipping the last block, in [0, 1].
+        drop_distribution: distribution of the probability over blocks: 'linear' rises from block to block, 'uniform' is
+            the same for all.
+        drop_warmup: time over which probabilities rise from 0, a time string in any unit such as '0.1dur'.
+        allow_no_match: whether to leave a model without such blocks unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no such block.
-        TypeError: while training, a block returns no tensor.
+        ValueError: an argument is out of range; or, at INIT, the model has no such block.
+        TypeError: during training, a block does not return a tensor.
 
     Evidence:
         Strong for deep networks (Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382) and for
@@ -82,8 +83,9 @@ class StochasticDepth(Algorithm):
         self._rates = drop_rates(len(self._blocks), self.drop_rate, self.drop_distribution)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        # With each step of time, not at BATCH_START: evaluations and averages of weights run the model in between.
-        warmup, risen = self.drop_warmup, 1.0
+        # Whenever time advances, not at BATCH_START, because evaluations and weight averages run the model in between.
+        warmup = self.drop_warmup
+        risen = 1.0
         if warmup.value:
             risen = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
         for block, rate in zip(self._blocks, self._rates, strict=True):
@@ -114,7 +116,7 @@ class StochasticDepth(Algorithm):
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:
-        """Let each block find out whether it keeps the shape of its input, and change nothing else."""
+        """Let each block find out whether it keeps the shape of its input; nothing else changes."""
         with in_eval_mode(state.unwrapped_model):
             state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
         self._probed = True

@@ -1,4 +1,4 @@
-"""SWA: evaluations and checkpoints see the mean of the weights along the last part of training."""
+"""SWA: evaluations and checkpoints see the mean of the weights over the last part of training."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from runner.checks import check_whole
 
 
 def annealed(rate: float, swa_lr: float, progress: float) -> float:
-    """Return a learning rate on the straight line from a rate to `swa_lr`.
+    """Return a learning rate on the straight line from a given rate to `swa_lr`.
 
     Args:
-        rate: where the line starts.
-        swa_lr: where it ends, and stays.
-        progress: of the way, at least 0; from 1 on the end.
+        rate: learning rate at the start of the line.
+        swa_lr: learning rate at its end, and after it.
+        progress: fraction of the way, at least 0; 1 and above mean the end.
     """
     progress = min(1.0, progress)
     return rate * (1 - progress) + swa_lr * progress
 
 
 class SWA(TimedAverage, WeightAverage):
-    """Keeps the mean of the parameters at each update from `start` to `end`, all with the same weight.
+    """Keeps the mean of the parameters at each update from `start` to `end`, all with equal weight.
 
-    Training goes on with its own weights. From the first update on, evaluations, exports and a checkpoint's `model.pt`
-    see the mean, with batch norm's statistics estimated for it, see `bn_batches`. Weights in 16 bits are averaged in
-    32. The mean is the same on all ranks. Warns where training ends before the first update, as it starts or, where
-    that is not known then, ends.
+    Training continues with its own weights. From the first update on, evaluations, exports and a checkpoint's
+    `model.pt` see the mean, with batch norm statistics estimated for it, see `bn_batches`. Weights in 16 bits are
+    averaged in 32. The mean is the same on all ranks. If training will end before the first update, a warning says so
+    when training starts, or when it ends if that is not known earlier.
 
     Args:
-        start: first moment at which weights count, in any unit.
-        end: last such moment, in any unit.
-        update_interval: time between two updates: a time string, or epochs as an int.
-        swa_lr: learning rate of all parameter groups during averaging; None: what schedules say.
-        anneal_steps: updates in which the scheduled rate is led over to `swa_lr`, linearly; 0: at once.
-        bn_batches: first batches of the training data, of this rank and without algorithms, from which batch norm's
-            statistics are estimated after each change of the mean, when it is next evaluated or saved; 0: those of
-            training are kept.
+        start: when averaging begins, a time string in any unit such as '0.7dur'.
+        end: when averaging ends, a time string in any unit; an update at that moment still counts.
+        update_interval: time between two updates, a time string such as '100ba' or a number of epochs.
+        swa_lr: learning rate of all parameter groups while averaging; None keeps the scheduled rates.
+        anneal_steps: number of updates over which the scheduled rate moves linearly to `swa_lr`; 0 for an immediate
+            change.
+        bn_batches: number of training batches to estimate batch norm statistics from, whenever a new mean is evaluated
+            or saved; the first ones of this rank, before algorithms change them. 0 keeps the statistics of training.
 
     Raises:
-        ValueError: an argument is out of range; when training starts: no update falls between `start` and `end`,
-            torch's own schedulers beside `swa_lr`, or a loader that cannot be read for `bn_batches`.
+        ValueError: an argument is out of range; or, when training starts, no update falls between `start` and `end`,
+            `swa_lr` is combined with torch's own schedulers, or the train dataloader cannot be read for `bn_batches`.
 
     Evidence:
         Strong with a constant or cyclic learning rate (Izmailov et al. 2018, arXiv:1803.05407); small after a full
@@ -67,7 +67,8 @@ class SWA(TimedAverage, WeightAverage):
         bn_batches: int = 10,
     ) -> None:
         super().__init__(bn_batches)
-        self.start, self.end = Time.parse(start, "start"), Time.parse(end, "end")
+        self.start = Time.parse(start, "start")
+        self.end = Time.parse(end, "end")
         if self.start.unit is self.end.unit and self.end.value < self.start.value:
             raise ValueError(f"end={str(self.end)!r}: must not be before start={str(self.start)!r}")
         self.update_interval = Interval(update_interval, "update_interval")
@@ -86,14 +87,15 @@ class SWA(TimedAverage, WeightAverage):
             keep_base_rates(state, f"swa_lr={self.swa_lr!r}")
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        # What `fit(duration=...)` trains may be a part of more.
+        # `fit(duration=...)` may train only a part of the whole, and later calls may reach `start`.
         if state.max_duration is self._planned and not self._count_until(self.end, state):
             raise ValueError(self._without_update(state))
         super().fit_start(state, logger)
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if self.swa_lr is not None and self._count:
-            swa_lr, progress = self.swa_lr, self._count / max(1, self.anneal_steps)
+            swa_lr = self.swa_lr
+            progress = self._count / max(1, self.anneal_steps)
             set_rates(state, lambda rate: annealed(rate, swa_lr, progress))
 
     def batch_end(self, state: State, logger: Logger) -> None:

@@ -11,39 +11,38 @@ from runner.algorithms._image_operations import ALL, apply_each
 
 
 def trivial_augment(images: Tensor, strength: float, generator: numpy.random.Generator) -> Tensor:
-    """Return each image after one operation out of fourteen, with a strength drawn evenly.
+    """Return images after one operation each, out of fourteen, with a strength drawn uniformly.
 
     Args:
-        images: (N, C, H, W), in [0, 1].
-        strength: the largest, in [0, 1].
-        generator: what all draws come from.
+        images: images (N, C, H, W), in [0, 1].
+        strength: largest strength, in [0, 1].
+        generator: source of all random draws.
 
     Returns:
-        (N, C, H, W), in [0, 1].
+        Images (N, C, H, W), in [0, 1].
     """
     chosen = generator.integers(len(ALL), size=len(images))
     return apply_each(images, ALL, chosen, generator.uniform(-strength, strength, size=len(images)))
 
 
 class TrivialAugment(Augmentation):
-    """Changes each training image by one random operation of random strength: nothing has to be tuned.
+    """Changes each training image by one random operation of random strength, with nothing to tune.
 
-    The operations are those of RandAugment, see `runner.algorithms._image_operations`: identity, autocontrast,
-    equalize, posterize, solarize, rotate, shear and translate in both directions, color, contrast, brightness,
-    sharpness. They are torch operations on the batch's device. What is drawn is a function of (seed, config key,
-    batch) alone, differs between ranks, and is drawn for the whole batch however it is split: nothing has to be
-    saved.
+    The operations are those of RandAugment: identity, autocontrast, equalize, posterize, solarize, rotate, shear and
+    translate in both directions, color, contrast, brightness, sharpness. They are torch operations on the batch's
+    device, see `runner.algorithms._image_operations`. The draws depend only on (seed, config key, batch), differ
+    between ranks, and are made for the whole batch before it is split into microbatches, so nothing has to be saved.
 
     Args:
-        severity: the largest strength, above 0 and at most 10, which is the paper's: 30 degrees, shear 0.3, 45 % of the
-            side, 4 bits, a factor of 0.1 or 1.9.
-        mean: that was subtracted from images between 0 (black) and 1 (white): one number, or one per channel.
-        std: that they were divided by after that, above 0.
-        input_key: where the images (N, C, H, W) stand in a batch.
+        severity: largest strength, above 0 and at most 10; 10 is the paper's value and means 30 degrees, shear 0.3, 45
+            % of the side, 4 bits, a factor of 0.1 or 1.9.
+        mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
+        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+        input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START or at the first batch, inputs are no images, not of as
-            many channels as `mean` and `std`, or not between 0 and 1 once these are taken back.
+        ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
+            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
         Strong for natural images with many epochs (Müller and Hutter 2021, arXiv:2103.10158), as good as searched

@@ -1,4 +1,4 @@
-"""Value embeddings: what attention gathers from a token depends on the token itself too, at every depth."""
+"""Value embeddings: at every depth, attention values depend on the token itself too."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from runner.models.gpt import Attention
 
 
 class ValueEmbedding(Algorithm):
-    """Adds to the values of a GPT's attention a learned vector of the token, one table (V, D) for each layer.
+    """Adds a learned vector of the token to the values of a GPT's attention, with one table (V, D) for each layer.
 
-    They start at zero, so that the model at first computes what it did. For the GPT of this project. There is nothing
-    random, and nothing that depends on ranks or microbatches.
+    The vectors start at zero, so that the model's outputs are unchanged at first. Works with the GPT of this project.
+    Nothing is random or depends on ranks or microbatches.
 
     Args:
-        layers: numbers of the layers that get one, from 0, or from -1 backwards; None: all.
-        allow_no_match: leave another model as it is, rather than refuse it.
+        layers: indices of the layers that get a table, counted from 0, or backwards from -1; None for all layers.
+        allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
-        ValueError: at INIT, the model is not such a GPT, or has no layer of that number.
+        ValueError: `layers` is not a list of whole numbers; or, at INIT, the model is not such a GPT, or has no layer
+            with one of these indices.
 
     Evidence:
         Some, in speed runs of small language models (Jordan et al. 2024, "modded-nanogpt"; compare Zhou et al. 2024,
@@ -44,7 +45,9 @@ class ValueEmbedding(Algorithm):
             attentions = [one for one in gpt.blocks.modules() if isinstance(one, Attention)]
             for layer in range(len(attentions)) if self.layers is None else self.layers:
                 if not -len(attentions) <= layer < len(attentions):
-                    raise ValueError(f"layers={self.layers!r}: the model has {len(attentions)} layers, no {layer}")
+                    raise ValueError(
+                        f"layers={self.layers!r}: the model has {len(attentions)} layers, no layer {layer}"
+                    )
                 sizes[attentions[layer]] = gpt.token_embedding.num_embeddings, gpt.d_model
 
         def extend(attention: nn.Module, index: int) -> nn.Module:

@@ -14,14 +14,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def standardize(weight: Tensor, epsilon: float = 1e-10) -> Tensor:
-    """Return weights whose output channels each have mean 0 and variance 1.
+    """Return weights with mean 0 and variance 1 in each output channel.
 
     Args:
-        weight: (C_out, ...), floating point.
-        epsilon: added to the variance.
+        weight: floating-point weights (C_out, ...).
+        epsilon: number added to the variance.
 
     Returns:
-        A tensor of the same shape.
+        Standardized weights of the same shape.
     """
     dims = tuple(range(1, weight.ndim))
     variance, mean = torch.var_mean(weight, dim=dims, keepdim=True, correction=0)
@@ -37,17 +37,17 @@ class _Standardized(nn.Module):
 
 
 class WeightStandardization(Algorithm):
-    """Lets convolutions use standardized weights; what the optimizer trains are the weights before that.
+    """Makes convolutions use standardized weights; the optimizer trains the weights before standardization.
 
-    Meant for networks whose convolutions are followed by a norm, which takes up the change of scale. There is nothing
-    random, and nothing that depends on ranks or microbatches; evaluations use the standardized weights too.
+    Meant for networks whose convolutions are followed by a norm, which absorbs the change of scale. Nothing is random
+    or depends on ranks or microbatches. Evaluations use the standardized weights too.
 
     Args:
-        n_last_layers_ignore: convolutions to leave as they are, counted from the end; at least 0.
-        allow_no_match: leave a model without convolutions as it is, rather than refuse it.
+        n_last_layers_ignore: number of convolutions to leave unchanged, counted from the end; at least 0.
+        allow_no_match: whether to leave a model without convolutions unchanged instead of raising an error.
 
     Raises:
-        ValueError: `n_last_layers_ignore` is out of range; at INIT, the model has no more convolutions than that.
+        ValueError: `n_last_layers_ignore` is out of range; or, at INIT, the model has no convolutions before those.
 
     Evidence:
         Some, with group norm and small batches (Qiao et al. 2019, "Micro-Batch Training with Batch-Channel
@@ -62,8 +62,8 @@ class WeightStandardization(Algorithm):
     def init(self, state: State, logger: Logger) -> None:
         named = [(name, one) for name, one in state.unwrapped_model.named_modules() if isinstance(one, CONVOLUTIONS)]
         chosen = named[: max(0, len(named) - self.n_last_layers_ignore)]
-        chosen = [(name, conv) for name, conv in chosen if conv.weight[0].numel() > 1]  # one alone would become 0
+        chosen = [(name, conv) for name, conv in chosen if conv.weight[0].numel() > 1]  # a single weight would become 0
         for _, conv in chosen:
             parametrize.register_parametrization(conv, "weight", _Standardized())
-        wanted = f"convolution before the last {self.n_last_layers_ignore}"
+        wanted = f"convolution before the last n_last_layers_ignore={self.n_last_layers_ignore}"
         report(self, state, [name for name, _ in chosen], wanted, self.allow_no_match)

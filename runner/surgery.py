@@ -11,8 +11,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 Selector = type[nn.Module] | Callable[[nn.Module], bool]
-"""Modules to select: those of exactly this type (a subclass may compute something else), or those for which this is
-true."""
+"""Selects the modules of exactly this type (a subclass may compute something else), or those for which it is true."""
 
 Policy = Callable[[nn.Module, int], nn.Module | None]
 """Returns the replacement of a module, or None to keep it; the number counts the modules it was asked about before."""
@@ -37,7 +36,7 @@ def replace_modules(
     Args:
         model: model to change. If it is to be replaced itself, the caller must do that: the replacement is in the
             result under the name ''.
-        policies: what to replace modules by, for each kind of module to select.
+        policies: what to replace modules with, for each kind of module to select.
         optimizers: optimizers that exist already. New parameters join the groups of the replaced module's parameters,
             and parameters that have left the model are dropped, with their state.
         recurse_on_replaced: whether to continue inside replacements.

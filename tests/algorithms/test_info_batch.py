@@ -145,7 +145,7 @@ def test_what_does_not_go_together_is_refused(make_trainer, other):
 
 def test_models_and_data_that_it_cannot_weigh_are_refused(make_trainer):
     model = LanguageModel(GPT(vocab_size=4, context=8, d_model=4, n_layers=1, n_heads=1))
-    with pytest.raises(ValueError, match="no mean over samples"):
+    with pytest.raises(ValueError, match="the loss of LanguageModel is not a mean over samples"):
         make_trainer(InfoBatch(), build=lambda: model)
     batches = [(torch.zeros(8, 2, 4, 4, dtype=torch.float64), torch.zeros(8, dtype=torch.int64))]
     with (

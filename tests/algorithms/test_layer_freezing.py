@@ -117,7 +117,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
 
 def test_one_layer_cannot_be_frozen(make_trainer):
     model = ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double(), 3)
-    with make_trainer(LayerFreezing(), model=model) as trainer, pytest.raises(ValueError, match="two layers"):
+    with make_trainer(LayerFreezing(), model=model) as trainer, pytest.raises(ValueError, match="at least two layers"):
         trainer.fit()
 
 

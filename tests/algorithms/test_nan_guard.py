@@ -257,8 +257,8 @@ def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_tra
     assert memory.get_timeseries("nan_guard/skipped") == ([2, 5], [1, 2])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "the loss is inf on rank 0, all gradients are finite, epoch 1, batch 2 (both from 1): left out",
-        "the loss is inf on rank 0, all gradients are finite, epoch 2, batch 5 (both from 1): left out",
+        "the loss is inf on rank 0, all gradients are finite, epoch 1, batch 2 (both from 1): batch skipped",
+        "the loss is inf on rank 0, all gradients are finite, epoch 2, batch 5 (both from 1): batch skipped",
     ]
 
 
@@ -460,9 +460,9 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
     found = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
     assert all(f"{found} 4 (both from 1). Lower the learning rate" in one.stdout for one in finished)
     warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
-    assert warnings == [f"{found} {batch} (both from 1): left out" for batch in (2, 4)] + [
+    assert warnings == [f"{found} {batch} (both from 1): batch skipped" for batch in (2, 4)] + [
         "the loss is nan on rank 1, all gradients are finite, epoch 2, batch 6 (both from 1): "
-        "went back to the weights after batch 4"
+        "rolled back to the weights after batch 4"
     ]
     assert "the loss is" not in finished[1].stderr
 
@@ -503,7 +503,7 @@ def test_sparse_gradients_are_looked_at(make_trainer):
     ("arguments", "message"),
     [
         ({"policy": "ignore"}, "policy='ignore': must be one of 'raise', 'skip', 'rollback'"),
-        ({"snapshot_interval": "0ba"}, "snapshot_interval='0ba': must be above 0"),
+        ({"snapshot_interval": "0ba"}, "snapshot_interval='0ba': must be above 0; for no snapshots, use policy='skip'"),
         ({"snapshot_interval": "often"}, "snapshot_interval='often' is not a time"),
         ({"max_consecutive": 0}, "max_consecutive=0"),
         ({"max_consecutive": 2.5}, "max_consecutive=2.5"),

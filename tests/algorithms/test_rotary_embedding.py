@@ -107,7 +107,7 @@ def test_it_is_refused_where_it_cannot_work(make_trainer, language):
 
 def test_heads_of_odd_width_are_refused(make_trainer, language):
     odd = LanguageModel(GPT(d_model=12, n_heads=4))
-    with pytest.raises(ValueError, match="heads of the model have 3"):
+    with pytest.raises(ValueError, match="the model's heads have an odd width, 3"):
         make_trainer(RotaryEmbedding(), **language, model=odd)
 
 

@@ -126,8 +126,8 @@ def test_what_does_not_suit_it_is_said(make_trainer, caplog):
     with caplog.at_level(logging.WARNING, "runner"), make_trainer(ScheduleFree(), schedulers=linear()) as trainer:
         trainer.fit()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "ScheduleFree takes the place of momentum",
-        "ScheduleFree takes the place of a schedule",
+        "ScheduleFree replaces momentum",
+        "ScheduleFree replaces a schedule",
     ]
     caplog.clear()
     with make_trainer(ScheduleFree(), optimizers=ADAMW, schedulers=constant()) as trainer:

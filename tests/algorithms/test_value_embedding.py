@@ -60,7 +60,7 @@ def test_it_is_refused_where_it_cannot_work(make_trainer, language):
         with pytest.raises(ValueError, match="layers="):
             ValueEmbedding(layers)  # type: ignore[arg-type]
     for layer in (2, -3):
-        with pytest.raises(ValueError, match=f"the model has 2 layers, no {layer}"):
+        with pytest.raises(ValueError, match=f"the model has 2 layers, no layer {layer}"):
             make_trainer(ValueEmbedding([layer]), **language)
     with pytest.raises(ValueError, match="ValueEmbedding found no runner.models.GPT"):
         make_trainer(ValueEmbedding())

@@ -64,9 +64,9 @@ def test_microbatches_change_nothing(train, resnet_without_norms):
 def test_arguments_are_checked(make_trainer, resnet):
     with pytest.raises(ValueError, match="n_last_layers_ignore=-1"):
         WeightStandardization(-1)
-    with pytest.raises(ValueError, match="found no convolution before the last 0"):
+    with pytest.raises(ValueError, match="found no convolution before the last n_last_layers_ignore=0"):
         make_trainer(WeightStandardization())
-    with pytest.raises(ValueError, match="found no convolution before the last 99"):
+    with pytest.raises(ValueError, match="found no convolution before the last n_last_layers_ignore=99"):
         make_trainer(WeightStandardization(99), build=resnet)
     make_trainer(WeightStandardization(allow_no_match=True)).close()
 

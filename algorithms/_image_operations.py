@@ -77,7 +77,8 @@ def translate_y(images: Tensor, strengths: Tensor) -> Tensor:
 def rotate(images: Tensor, strengths: Tensor) -> Tensor:
     """Return images rotated clockwise by strength * 30 degrees."""
     angles = strengths * math.radians(MAX_ROTATION)
-    cosine, sine = angles.cos(), angles.sin()
+    cosine = angles.cos()
+    sine = angles.sin()
     return transform(images, _matrices(strengths, x_x=cosine, x_y=sine, y_x=-sine, y_y=cosine))
 
 
@@ -135,7 +136,8 @@ def solarize(images: Tensor, strengths: Tensor) -> Tensor:
 
 def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Return images whose channels each span [0, 1]; a constant channel stays unchanged. The strength is ignored."""
-    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
+    low = images.amin(dim=(2, 3), keepdim=True)
+    high = images.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low).where(high > low, 1), images)
 
 

@@ -61,5 +61,8 @@ class LowPrecisionNorm(Algorithm, ABC):
         wanted = f"{self.kind.__name__} (a subclass does not count)"
         operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)
         if not state.precision.value.startswith("amp"):
-            name, precision = type(self).__name__, state.precision.value
-            log.warning("%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16", name, precision)
+            log.warning(
+                "%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16",
+                type(self).__name__,
+                state.precision.value,
+            )

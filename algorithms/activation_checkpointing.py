@@ -52,7 +52,7 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Replace buffers by copies within the context, because running statistics must not see a batch twice."""
+    """Replace buffers with copies within the context, because running statistics must not see a batch twice."""
     owners = [(one, name, buffer) for one in module.modules() for name, buffer in one._buffers.items()]
     for owner, name, buffer in owners:
         owner._buffers[name] = None if buffer is None else buffer.clone()

@@ -105,7 +105,7 @@ class EMA(TimedAverage):
         if self._warned or self._life is None or get_global_rank() != 0:
             return
         if not count_updates(state, self._life, Time(0.0, TimeUnit.DURATION), self.end):
-            said = "%s.half_life=%r is longer than the run of %r: the average hardly leaves where it started"
+            said = "%s.half_life=%r is longer than the run of %r: the average hardly moves away from where it started"
             log.warning(said, self.config_key, str(self._life), str(state.max_duration))
 
     def batch_start(self, state: State, logger: Logger) -> None:

@@ -68,7 +68,8 @@ class InfoBatch(Algorithm):
         check_range("delta", delta, 0, 1)
         self.prune = prune
         self.delta = delta
-        self._scores = self._weights = torch.empty(0)
+        self._scores = torch.empty(0)
+        self._weights = torch.empty(0)
 
     def init(self, state: State, logger: Logger) -> None:
         refuse_alternating_flips(state.algorithms)

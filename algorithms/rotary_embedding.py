@@ -26,7 +26,8 @@ def rotate(x: Tensor, base: float) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     frequencies = base ** -(torch.arange(half, device=x.device, dtype=dtype) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=dtype)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 

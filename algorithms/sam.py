@@ -113,7 +113,8 @@ class SAM(Algorithm):
             state.batch, model.num_samples(state.batch), state.grad_accum, state.samples_per_microbatch
         )
         parts = fractions(model, [microbatch for _, microbatch in microbatches])
-        forward, compute_loss = (state.precision.autocast(state.device)(one) for one in (model, model.loss))
+        forward = state.precision.autocast(state.device)(model)
+        compute_loss = state.precision.autocast(state.device)(model.loss)
         total: list[Tensor | None] = [None for _ in parameters]
         for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
             _fire(Event.BEFORE_FORWARD, state, logger)

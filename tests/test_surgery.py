@@ -128,7 +128,7 @@ def test_what_is_new_has_the_dtype_and_mode_of_what_it_replaces():
     assert [one.dtype for one in model[2].parameters()] == [torch.bfloat16] * 4
     assert not any(one.training for one in model[0].modules())
     assert all(one.training for one in model[2].modules())
-    # Without weights of its own a module is replaced in the type of the model.
+    # The replacement of a module without weights gets the dtype of the model.
     assert kept.weight.dtype == torch.float64
     assert kept.num_batches_tracked is not None
     assert kept.num_batches_tracked.dtype == torch.int64
@@ -287,7 +287,7 @@ def test_models_of_hugging_face():
 
 
 class Surgeon(Algorithm):
-    """Puts a PReLU behind the last layer, or a whole model in place of the model."""
+    """Adds a PReLU after the last layer, or replaces the whole model."""
 
     def __init__(self, whole: bool = False) -> None:
         self.whole = whole

@@ -1,4 +1,4 @@
-"""What the tests of algorithms share: tiny runs in float64, their gradients, and a comparison with a resumed run."""
+"""What tests of algorithms share: tiny runs in float64, their gradients, and a comparison with a resumed run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_model(batch_norm: bool = False) -> ClassificationModel:
 
 
 def make_resnet(norms: bool = True) -> ClassificationModel:
-    """A residual network in float64, the same each time; without its norms it treats samples one by one."""
+    """A residual network in float64, the same each time; without its norms it treats samples independently."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = ResNet8(in_channels=2, num_classes=NUM_CLASSES, width=4).double()
@@ -58,18 +58,18 @@ MakeModel = Callable[[], ClassificationModel]
 
 @pytest.fixture
 def resnet() -> MakeModel:
-    """Makes a residual network of three blocks in float64."""
+    """Return a function that makes a residual network of three blocks in float64."""
     return make_resnet
 
 
 @pytest.fixture
 def resnet_without_norms() -> MakeModel:
-    """Makes one that treats samples one by one, so that microbatches change nothing."""
+    """Return a function that makes such a network without batch norm, so that microbatches change nothing."""
     return lambda: make_resnet(norms=False)
 
 
 def make_gpt() -> LanguageModel:
-    """A GPT of two blocks in float64, the same each time; its small first weights would hide what is wrong."""
+    """A GPT of two blocks in float64, the same each time; its usual small initial weights would hide errors."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = GPT(vocab_size=11, context=12, d_model=16, n_layers=2, n_heads=4).double()
@@ -91,7 +91,7 @@ def language() -> dict[str, Any]:
 
 
 class Gradients(Callback):
-    """Keeps what the optimizer is about to use, and the batches as they were after augmentation."""
+    """Keeps the gradients that the optimizer is about to use, and the batches after augmentation."""
 
     def __init__(self) -> None:
         self.seen: list[list[Tensor]] = []
@@ -101,12 +101,12 @@ class Gradients(Callback):
         self.batches.append(state.batch)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        # Algorithms come first at every event: clipping is done.
+        # Algorithms act before callbacks at every event, so gradients are already clipped.
         self.seen.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
 
 
 class StopAt(Callback):
-    """Ends training after so many batches; `max_duration`, which schedules go by, stays what it is."""
+    """Ends training after a number of batches, without changing `max_duration`, which schedules depend on."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -121,7 +121,7 @@ MakeTrainer = Callable[..., Trainer]
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> MakeTrainer:
-    """Makes a Trainer over three batches an epoch, of a new model each time; arguments replace the Trainer's."""
+    """Return a function that makes a Trainer of a new model, three batches an epoch; arguments go to the Trainer."""
 
     def make(
         *algorithms: Algorithm,
@@ -148,7 +148,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
 
 @pytest.fixture
 def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
-    """Trains six batches, and gives the gradients of each."""
+    """Return a function that trains six batches and returns the gradients of each."""
 
     def run(*algorithms: Algorithm, **arguments: Any) -> Gradients:
         gradients = Gradients()
@@ -161,7 +161,7 @@ def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
 
 @pytest.fixture
 def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., None]:
-    """Fails unless four batches, a checkpoint and two more in a new process's place are six, to the bit."""
+    """Return a check that four batches, a checkpoint and two more in a new Trainer equal six batches, to the bit."""
 
     def weights(trainer: Trainer) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}

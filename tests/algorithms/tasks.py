@@ -16,7 +16,7 @@ from runner.models import GPT, ResNet8
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__}
 """All algorithms: config name and class."""
 
-# What makes each act within four batches on small layers, where its defaults would not.
+# Arguments with which an algorithm acts within four batches and on small layers, where its defaults would not.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "alibi": {"max_sequence_length": 12, "train_sequence_length_scaling": 0.5},
     "batch_size_warmup": {"start": 0.5, "duration": 1.0},
@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 TEXT_ARGUMENTS: dict[str, dict[str, Any]] = {"stochastic_depth": {"target_block": "TransformerBlock"}}
 
-# Those that one of the two tasks has nothing for; all others act on both.
+# Algorithms that find nothing to act on in one of the two tasks; all others act on both.
 IMAGES_ONLY = {
     *("augmix", "batch_augment", "colout", "cutmix", "cutout", "mixup", "progressive_resizing", "rand_augment"),
     *("trivial_augment", "info_batch"),
@@ -62,18 +62,18 @@ NUM_SAMPLES, BATCH_SIZE = 15, 8  # two batches an epoch, the second of an odd nu
 
 
 def make_algorithm(task: str, key: str) -> Algorithm:
-    """An algorithm as it acts on a task."""
+    """Return an algorithm with arguments that suit a task."""
     arguments = ARGUMENTS.get(key, {}) | (TEXT_ARGUMENTS.get(key, {}) if task == "text" else {})
     return getattr(algorithms, CLASSES[key])(**arguments)
 
 
 def make_model(task: str, exact: bool, batch_norm: bool) -> Model:
-    """The task's model, the same each time.
+    """Return the task's model, the same each time.
 
     Args:
         task: 'images' or 'text'.
-        exact: whether it is in float64 and drops nothing, so that what differs but for rounding differs by nature.
-        batch_norm: whether images see batch norm; else it is group norm, which treats samples one by one.
+        exact: whether the model is in float64 without dropout, so that only real differences exceed rounding.
+        batch_norm: whether the image model has batch norm; otherwise group norm, which treats samples independently.
     """
     dropout = 0.0 if exact else 0.1
     with torch.random.fork_rng():
@@ -92,7 +92,7 @@ def make_model(task: str, exact: bool, batch_norm: bool) -> Model:
 
 
 def make_data(task: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images (15, 2, 6, 6) and their classes, or tokens (15, 12) and those that follow."""
+    """Return images (15, 2, 6, 6) and their classes, or tokens (15, 12) and the tokens that follow them."""
     generator = torch.Generator().manual_seed(0)
     if task == "text":
         windows = torch.randint(11, (NUM_SAMPLES, 13), generator=generator)
@@ -102,14 +102,14 @@ def make_data(task: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool = False, **arguments: Any) -> Trainer:
-    """A run of two epochs of two batches each, evaluated after each, with some algorithms in this order.
+    """Return a Trainer of two epochs of two batches each, evaluated after each, with some algorithms in this order.
 
     Args:
         task: 'images' or 'text'.
         chosen: algorithms, or their names.
-        folder: for what the run writes.
-        exact: see `make_model`; batch norm is there where an algorithm is about it.
-        **arguments: of the Trainer.
+        folder: folder for the run's files.
+        exact: see `make_model`; batch norm is used only where an algorithm is about it.
+        **arguments: arguments of the Trainer.
     """
     data = make_data(task, torch.float64 if exact else torch.float32)
     in_low_precision = not exact and any(str(one).startswith("low_precision") for one in chosen)
@@ -128,7 +128,7 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
 
 
 def train_exactly(task: str, key: str, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """What a run with one algorithm leaves: its weights, and metrics of an evaluation."""
+    """Return the results of a run with one algorithm: its weights, and metrics of an evaluation."""
     with make_trainer(task, key, folder=folder, exact=True, **arguments) as trainer:
         trainer.fit()
     weights = {name: one.detach().clone() for name, one in trainer.state.unwrapped_model.named_parameters()}

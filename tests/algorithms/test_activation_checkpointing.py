@@ -68,7 +68,7 @@ def test_everything_is_equal_to_the_bit(make_trainer, grad_accum: int):
 
 
 def kept_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
-    """Bytes of what autograd keeps for backward, but for weights."""
+    """Return the bytes that autograd stores for the backward pass, not counting weights."""
     weights = {one.data_ptr() for one in module.parameters()}
     kept: dict[int, int] = {}
 
@@ -87,7 +87,7 @@ def test_only_inputs_are_kept_for_backward():
     block, inputs = BasicBlock(4, 4), torch.randn(8, 4, 16, 16, requires_grad=True)
     plain = kept_bytes(block, inputs)
     forget_activations(block)
-    # Of what the checkpoint itself keeps, autograd's hooks of this test see nothing but the inputs.
+    # Of what the checkpoint itself stores, this test's hooks on autograd see only the inputs.
     assert kept_bytes(block, inputs) <= inputs.nbytes < plain / 3
 
 

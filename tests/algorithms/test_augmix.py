@@ -31,7 +31,7 @@ def test_chains_have_the_depth_that_is_asked_for(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: images / 2,))
 
     def exponents(depth: int) -> list[float]:
-        # One chain that is all of the image: m = 1 where alpha is extreme is no use, so solve for the chain's factor.
+        # With one chain: repeat the draws of its share, and solve for the chain's factor.
         generator = numpy.random.default_rng(0)
         ratio = (augmix(IMAGES, 1.0, depth, 1, 1.0, generator) / IMAGES)[:, 0, 0, 0].numpy()
         generator = numpy.random.default_rng(0)

@@ -71,7 +71,7 @@ def test_each_image_is_shifted_by_itself_evenly_over_all_shifts(make_trainer):
             assert sum(matches) == 1
             counts[matches.index(True)] += 1
     assert counts.sum() == 960
-    # 107 of each expected; 60 and 154 are five standard deviations off.
+    # About 107 of each are expected; 60 and 154 are five standard deviations away.
     assert counts.min() > 60
     assert counts.max() < 154
 

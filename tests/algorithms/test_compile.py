@@ -11,7 +11,7 @@ from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
 from runner.algorithms.compile import find_repeated
 from runner.models import GPT, MLP, ResNet8
 
-# What torch itself warns of while it compiles.
+# Warnings of torch itself while it compiles.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

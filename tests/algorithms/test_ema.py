@@ -161,7 +161,7 @@ def test_sixteen_bit_weights_are_averaged_in_32_bits():
     ("arguments", "duration", "warns"),
     [
         ({"half_life": "1ba", "start": "5ep"}, "1ep", True),
-        ({"half_life": "1ep"}, "16sp", True),  # there is an average: the weights of the start
+        ({"half_life": "1ep"}, "16sp", True),  # the average is a copy of the weights at the start
         ({"half_life": "1ep"}, "24sp", False),
         ({"half_life": "4ba"}, "1ba", False),
     ],
@@ -182,7 +182,10 @@ def test_a_run_without_an_update_says_so(make_trainer, tmp_path, caplog, argumen
 def test_a_half_life_longer_than_the_run_is_said(make_trainer, caplog, half_life: str, warns: bool):
     with make_trainer(EMA(half_life)) as trainer:  # six batches, two epochs
         trainer.fit()
-    said = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly leaves where it started"
+    said = (
+        f"ema.half_life={half_life!r} is longer than the run of '6ba': "
+        "the average hardly moves away from where it started"
+    )
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said] * warns
 
 

@@ -1,4 +1,4 @@
-"""Every algorithm by itself: on two ranks, in microbatches, and on a model that has nothing for it."""
+"""Every algorithm alone: on two ranks, in microbatches, and on a model in which it finds nothing to change."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from runner import Algorithm
 from runner.algorithms import NaNGuard
 from runner.batch import tensors
 
-# Torch itself, when it is first asked to compile.
+# torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
-# Those whose result on two ranks is another than on one, and why. The two always have equal weights.
+# Algorithms whose result on two ranks differs from that on one, and why. The two ranks always have equal weights.
 PER_RANK = {
     **dict.fromkeys(
         ["augmix", "batch_augment", "colout", "cutout", "rand_augment", "trivial_augment"], "draws for its samples"
@@ -36,7 +36,7 @@ PER_RANK = {
     "selective_backprop": "chooses among its samples",
 }
 
-# Those whose result in two microbatches is another than in one, and why.
+# Algorithms whose result with two microbatches differs from that with one, and why.
 PER_MICROBATCH = {"ghost_batch_norm": "chunks are of a microbatch"}
 
 ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
@@ -44,13 +44,13 @@ ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
 
 @pytest.fixture(autouse=True)
 def without_compiling() -> Iterator[None]:
-    """`Compile` does all that it does, but torch runs what it was asked to compile as it is; that takes seconds."""
+    """Run everything that `Compile` does, except that torch does not compile, which would take seconds."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
 def is_close(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two runs left the same but for rounding."""
+    """Return whether the results of two runs are equal up to rounding."""
     try:
         torch.testing.assert_close(one, other)
     except AssertionError:
@@ -65,7 +65,7 @@ def test_two_microbatches_are_one_batch(task: str, key: str, tmp_path: Path):
 
 
 def train_all() -> None:
-    """What each rank does: train with each algorithm in turn, and leave what came of it in a file."""
+    """Train with each algorithm in turn, and save the results in a file; runs on each rank."""
     import sys
     import warnings
     from pathlib import Path
@@ -100,7 +100,7 @@ def test_two_ranks_are_one_but_for_what_is_per_rank(run_ranks, tmp_path: Path):
 
 
 class Spoiler(Algorithm):
-    """Makes the third batch NaN: what the model sees where that are images, and what it returns."""
+    """Makes the third batch NaN: the model's inputs if they are images, and its outputs."""
 
     def before_forward(self, state, logger):
         inputs, targets = state.microbatch
@@ -120,7 +120,7 @@ def test_a_batch_that_nan_guard_leaves_out_leaves_nothing_behind(task: str, key:
     assert guard.state_dict()["skipped"] == 1
     left = [trainer.state.unwrapped_model.state_dict(), trainer.state.eval_metric_values]
     assert trainer.state.eval_metric_values
-    if key != "info_batch":  # whose losses are not finite where they are not known
+    if key != "info_batch":  # its stored losses are not finite where they are unknown
         left += [one.state_dict() for one in trainer.state.algorithms]
     assert all(one.isfinite().all() for one in tensors(left))
 

@@ -19,7 +19,7 @@ def test_the_product_is_the_nearest_of_its_rank(shape: tuple[int, int], rank: in
     b, a = factorize(matrix, rank)
     assert b.shape == (shape[0], min(rank, 5))
     assert a.shape == (min(rank, 5), shape[1])
-    # Eckart and Young: what is missing is the singular values that were left out.
+    # Eckart and Young: the error consists of the singular values that were dropped.
     missing = torch.linalg.svdvals(matrix)[rank:].square().sum().sqrt()
     torch.testing.assert_close(torch.linalg.matrix_norm(matrix - b @ a), missing)
 

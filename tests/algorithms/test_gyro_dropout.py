@@ -12,7 +12,7 @@ from runner.algorithms.gyro_dropout import assign, draw_masks
 
 
 class Spy(nn.Module):
-    """Keeps what comes through."""
+    """Keeps its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -29,14 +29,14 @@ class Ones(nn.Module):
 
 
 def build() -> ClassificationModel:
-    """What dropout makes of ones is seen by `Spy`."""
+    """A model in which `Spy` sees the outputs of dropout for inputs of ones."""
     torch.manual_seed(0)
     layers = [nn.Flatten(), nn.Linear(32, 20), Ones(), nn.Dropout(0.1), Spy(), nn.Linear(20, 3)]
     return ClassificationModel(nn.Sequential(*layers).double(), 3)
 
 
 def masks_of(make_trainer, *algorithms: Any, **arguments: Any) -> list[Tensor]:
-    """What dropout multiplied each batch of eight samples with: (8, 20) each."""
+    """Return the factors (8, 20) that dropout applied to each batch of eight samples."""
     with make_trainer(*algorithms, build=build, eval_dataloader=None, **arguments) as trainer:
         trainer.fit()
         seen = torch.cat(trainer.state.unwrapped_model.module[4].seen)

@@ -55,7 +55,7 @@ def test_colors_are_those_of_pillow(name: str, channels: int):
     expected = torch.stack(
         [from_pillow(PILLOW[name](to_pillow(one), s)) for one, s in zip(levels, STRENGTHS, strict=True)]
     )
-    # Pillow rounds what it blends with, and the result, to whole levels.
+    # Pillow rounds the image that it blends with, and the result, to whole levels.
     tolerance = 1e-9 if name in EXACT else 1.6
     torch.testing.assert_close(changed, expected.double(), atol=tolerance, rtol=0)
     assert changed.min() >= 0

@@ -30,7 +30,7 @@ def test_nothing_is_left_out_before_anything_is_known():
 
 
 class Watch(Callback):
-    """Which samples are trained, with what weight, and the scores after each epoch."""
+    """Keeps which samples are trained, with which weights, and the scores after each epoch."""
 
     def __init__(self):
         self.kept, self.weights, self.scores, self.models = [], [], [], []

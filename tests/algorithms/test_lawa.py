@@ -11,7 +11,7 @@ from runner.algorithms import EMA, LAWA, SWA, ScheduleFree
 
 
 class History(Callback):
-    """Weights after each batch."""
+    """Keeps the weights after each batch."""
 
     def __init__(self):
         self.after_batch = []

@@ -22,7 +22,7 @@ def build_deep() -> ClassificationModel:
 
 
 class Changes(Callback):
-    """Which layers each epoch changed, and how many gradients were computed in its last batch."""
+    """Keeps which layers each epoch changed, and how many gradients its last batch computed."""
 
     def __init__(self):
         self.seen, self.gradients = [], []
@@ -136,7 +136,7 @@ def warnings_of(caplog) -> list[str]:
         ((0.25, 0.5), "4ep", False),
         ((0.25, 0.4), "4ep", True),  # of three layers
         ((0.0, 1.0), "16sp", True),
-        ((0.0, 1.0), "24sp", True),  # frozen when all is over
+        ((0.0, 1.0), "24sp", True),  # frozen only when training is over
         ((0.0, 1.0), "48sp", False),
     ],
 )

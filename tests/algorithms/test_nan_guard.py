@@ -43,7 +43,7 @@ class Assigned(nn.Module):
 
 
 class Spoiler(Algorithm):
-    """Makes chosen batches bad, in one of several ways: as data would, through the loss or behind it."""
+    """Spoils chosen batches in one of several ways: in the data, in the loss, or only in the gradients."""
 
     def __init__(self, batches: Sequence[int] = SPOILT, how: str = "inputs"):
         self.batches, self.how = batches, how
@@ -65,7 +65,7 @@ class Spoiler(Algorithm):
 
 
 class LeaveOut(Algorithm):
-    """What `skip` must equal: the optimizers are not stepped at chosen batches, and buffers put back, by hand."""
+    """Reference for `skip`: does not step the optimizers at chosen batches, and restores the buffers by hand."""
 
     def __init__(self, batches: Sequence[int] = SPOILT):
         self.batches = batches
@@ -91,7 +91,7 @@ def make_model() -> ClassificationModel:
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """Weights, buffers and what the optimizers keep."""
+    """Return weights, buffers and the optimizers' state."""
     state = trainer.state
     return {
         "model": {name: value.clone() for name, value in state.unwrapped_model.state_dict().items()},
@@ -135,7 +135,7 @@ def test_a_sound_run_is_the_run_without(fit, policy: str):
 
 
 class Moments(Callback):
-    """Weights, buffers and optimizer state before each batch."""
+    """Keeps weights, buffers and optimizer state from before each batch."""
 
     def __init__(self):
         self.seen: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ class Moments(Callback):
     ("interval", "batches", "back"),
     [
         ("2ba", (3,), {4: 2}),
-        ("2ba", (4,), {5: 2}),  # weights of which the batch was spoilt are none to go back to
+        ("2ba", (4,), {5: 2}),  # a spoilt batch takes no snapshot
         ("4ba", (3, 5), {4: 0, 6: 4}),
         ("1ep", (4, 5), {5: 3, 6: 3}),
         ("0.5dur", (5,), {6: 3}),
@@ -360,7 +360,7 @@ def test_all_optimizers_stand_still_where_one_loss_is_not_finite(fit, policy: st
         equal(guarded, fit(LeaveOut(), model=TwoNets(), **arguments))
     assert (
         guarded["optimizers"][0]["state"][0]["step"] == {"skip": 4, "rollback": 2}[policy]
-    )  # going back undoes a step each time
+    )  # each rollback undoes a step
 
 
 def half_precision(**arguments: Any) -> dict[str, Any]:
@@ -446,7 +446,7 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
                 trainer.fit()
             return copy.deepcopy(dict(model.named_parameters()))
 
-        # The fifth batch is one sample, and what rank 0 has in its place weighs nothing.
+        # The fifth batch has one sample, and the batch that stands in for it on rank 0 has no weight.
         weights = fit(NaNGuard(), Spoiler((1, 1), (1, 3), (0, 4)))
         torch.testing.assert_close(weights, fit(LeaveOut()), rtol=0, atol=0)
         back = fit(NaNGuard("rollback", "2ba"), Spoiler((1, 5)), duration="6ba")

@@ -90,7 +90,7 @@ def test_names_of_weights_stay_and_an_optimizer_that_exists_gets_the_new_ones(ma
         assert {*optimizer.param_groups[0]["params"]} == {*model.parameters()}
         flops = model.module.flops_per_token(12)
         trainer.fit()
-    assert flops == language["build"]().module.flops_per_token(12)  # what is looked up multiplies nothing
+    assert flops == language["build"]().module.flops_per_token(12)  # a table lookup takes no multiplications
 
 
 def test_microbatches_change_nothing(train, language):

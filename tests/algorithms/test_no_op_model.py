@@ -28,7 +28,7 @@ def test_samples_and_tokens_are_those_of_each_input():
 
 
 class WithLoss(nn.Linear):
-    """Returns a loss beside its outputs, and an object, as models of transformers do."""
+    """Returns a loss and an object along with its outputs, as Hugging Face's models do."""
 
     def forward(self, inputs: Tensor) -> dict:  # pyright: ignore
         outputs = super().forward(inputs)

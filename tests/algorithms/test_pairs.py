@@ -1,7 +1,7 @@
-"""Algorithms together on two small tasks: each pair trains, and is resumed to the bit, or is refused at the start.
+"""Combinations of algorithms on two small tasks: each pair trains and resumes to the bit, or is refused at the start.
 
 The first tier trains groups of up to six algorithms that cover every pair at least once. When a group fails, its pairs
-are tried one by one and the failure names the ones that fail. The second tier trains each pair by itself.
+are tried one by one, and the failure names those that fail. The second tier trains each pair separately.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if (here := str(Path(__file__).parent)) not in sys.path:
 
 from tasks import CLASSES, FITTING, make_algorithm, make_trainer
 
-# Torch itself, when it is first asked to compile.
+# torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
-# Pairs that are refused, and what for, beside those whose classes declare a conflict.
+# Pairs that are refused with this message, besides those whose classes declare a conflict.
 REFUSED = {
-    ("layer_freezing", "no_op_model"): "LayerFreezing needs a model of two layers or more",
+    ("layer_freezing", "no_op_model"): "LayerFreezing needs a model with at least two layers",
 }
 
-# Each changes batches in its own way, one after another: in which order is for the user to say.
+# The algorithms of a chain change batches one after another, in the order that the user chooses.
 CHAINS = (
     {snake_case(name) for name in AUGMENTATIONS},
-    {"alibi", "batch_size_warmup"},  # pieces of some sequences, or some of the pieces
+    {"alibi", "batch_size_warmup"},  # either pieces of some sequences, or some of the pieces
     {"alibi", "selective_backprop"},
-    {"selective_backprop", "seq_length_warmup"},  # losses of whole sequences, or of what is trained of them
+    {"selective_backprop", "seq_length_warmup"},  # either losses of whole sequences, or of their trained part
 )
 
 PAIRS = [(task, *pair) for task, keys in FITTING.items() for pair in combinations(keys, 2)]
 
 
 class Watch(Callback):
-    """Keeps what the model is before it is trained, and saves a checkpoint in the middle of the second epoch."""
+    """Keeps the model as it is before training, and saves a checkpoint in the middle of the second epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ def order_of(trainer: Trainer) -> list[str]:
 
 
 def precedes(one: type[Algorithm], other: type[Algorithm]) -> bool:
-    """Whether one is declared to run before the other."""
+    """Return whether one is declared to run before the other."""
     return other.__name__ in one.runs_before or one.__name__ in other.runs_after
 
 
@@ -84,19 +84,19 @@ def assert_equal(values: dict[str, Tensor], others: dict[str, Tensor]) -> None:
 
 @pytest.fixture(autouse=True)
 def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of checkpoints are written here that need not outlive a power cut."""
+    """Skip syncing to disk: hundreds of checkpoints are written here, and none has to survive a power cut."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)
 def without_compiling() -> Iterator[None]:
-    """`Compile` does all that it does, but torch runs what it was asked to compile as it is; that takes seconds."""
+    """Run everything that `Compile` does, except that torch does not compile, which would take seconds."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
 def refusal_of(task: str, key: str, other: str) -> str | None:
-    """What a pair is refused with, None where it goes together."""
+    """Return the message that a pair is refused with, or None if it can be combined."""
     pair = [type(make_algorithm(task, one)) for one in (key, other)]
     conflict = any(one.__name__ in another.conflicts_with for one, another in permutations(pair))
     return "cannot be combined" if conflict else REFUSED.get((key, other))
@@ -158,12 +158,12 @@ def test_a_pair_trains_and_is_resumed(task: str, key: str, other: str, tmp_path:
 
 
 def assert_trains_and_is_resumed(task: str, keys: Sequence[str], folder: Path) -> None:
-    """Train, then resume from the middle with the algorithms in the opposite order: both runs are equal to the bit."""
+    """Train, then resume from the middle with the algorithms in reverse order: both runs must be equal to the bit."""
     watch = Watch(folder / "checkpoint")
     with make_trainer(task, *keys, folder=folder, callbacks=[watch]) as trainer:
         trainer.fit()
         metrics = {**trainer.state.eval_metric_values["eval"]}
-        assert_equal(trainer.eval()["eval"], metrics)  # nothing of training is left on, nor is anything drawn
+        assert_equal(trainer.eval()["eval"], metrics)  # evaluation leaves no trace of training, and draws nothing
     weights = weights_of(trainer.state.unwrapped_model)
     assert all(value.isfinite().all() for value in [*weights.values(), *metrics.values(), trainer.state.total_loss])
     trained = dict(trainer.state.unwrapped_model.named_parameters())
@@ -181,7 +181,7 @@ def assert_trains_and_is_resumed(task: str, keys: Sequence[str], folder: Path) -
 
 
 def other_way_round(keys: Sequence[str]) -> list[str]:
-    """Algorithms in the opposite order, but for chains, each of which stays in the order that the user chose."""
+    """Return algorithms in reverse order, except that each chain stays in the order that the user chose."""
     given = [*keys][::-1]
     for chain in CHAINS:
         places = [index for index, key in enumerate(given) if key in chain]
@@ -192,7 +192,7 @@ def other_way_round(keys: Sequence[str]) -> list[str]:
 
 
 def assert_in_order(task: str, given: Sequence[str], order: Sequence[str]) -> None:
-    """Each pair is in the order that it declares; two alone that declare none are in the order in which they came."""
+    """Each pair runs in its declared order; a pair without one, alone, runs in the order in which it was given."""
     assert sorted(order) == sorted(given)
     kinds = {key: type(make_algorithm(task, key)) for key in order}
     for key, other in combinations(order, 2):
@@ -233,7 +233,7 @@ def test_all_together_are_in_the_order_that_they_declare(seed: int):
     assert [pair for pair in combinations(ordered, 2) if precedes(*pair[::-1])] == []
 
 
-# Whoever stands in one of these runs before whoever stands in the next.
+# Algorithms of one group run before those of the next.
 ORDERS = (
     [("BatchSizeWarmup", "InfoBatch", "SelectiveBackprop"), AUGMENTATIONS, ("ChannelsLast",)],
     [("MixUp", "CutMix"), ("LabelSmoothing", "SAM")],
@@ -267,10 +267,10 @@ def test_averages_exclude_one_another(key: str, other: str):
 
 
 def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_place():
-    """Surgery is done at INIT; averages take the parameters at AFTER_LOAD, before Compile, which changes none."""
+    """Surgery runs at INIT; averages collect the parameters at AFTER_LOAD, before Compile, which changes none."""
     late = all_of(["compile", "ema", "lawa", "schedule_free", "swa"])
     assert not any(overrides(one, Event.INIT) for one in late)
     surgery = [one for one in all_of([*CLASSES]) if overrides(one, Event.INIT)]
     assert len(surgery) > 15
-    # StochasticDepth sets the rates of its blocks then, which are no parameters.
+    # StochasticDepth also acts there, but sets only the rates of its blocks, which are not parameters.
     assert [type(one).__name__ for one in surgery if overrides(one, Event.AFTER_LOAD)] == ["StochasticDepth"]

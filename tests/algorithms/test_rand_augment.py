@@ -15,7 +15,7 @@ IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype
 
 
 def outcomes(strength: float, depth: int) -> set[bytes]:
-    """All images that so many operations of one strength can make of one."""
+    """Return all images that `depth` operations of one strength can make of an image."""
     found = [IMAGE]
     for _ in range(depth):
         signs = [torch.tensor([sign * strength], dtype=torch.float64) for sign in (-1, 1)]
@@ -96,7 +96,7 @@ def test_only_the_first_batch_is_looked_at(train):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rounding_and_interpolation_are_no_reason_to_refuse(train, resnet, dtype: torch.dtype):
-    """Black and white at random, enlarged by what overshoots most."""
+    """Random black and white pixels, enlarged by the interpolation that overshoots most."""
     enlarged = F.interpolate((PHOTOS > 0.5).double(), scale_factor=5, mode="bicubic")
     assert enlarged.min() < -0.2
     assert enlarged.max() > 1.2

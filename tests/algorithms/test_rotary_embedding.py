@@ -70,7 +70,9 @@ def test_queries_and_keys_are_turned_after_they_are_normalized(make_trainer, lan
     with make_trainer(RotaryEmbedding(), QKNorm(), **language) as trainer:
         assert [type(one) for one in trainer.state.algorithms] == [QKNorm, RotaryEmbedding]
         attention = trainer.state.unwrapped_model.module.blocks[0].attention
-        nn.init.normal_(attention.q_norm.weight)  # the order matters where numbers of a pair have other factors
+        nn.init.normal_(
+            attention.q_norm.weight
+        )  # the order matters where the two elements of a pair have different factors
         seen = []
         attention.attend.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         x = torch.randn(1, 5, 16, dtype=torch.float64)

@@ -30,7 +30,7 @@ class Record(Callback):
 
 
 def sam_gradients(model: nn.Module, loss: Any, rho: float) -> list[Tensor]:
-    """As the paper's equations have them, on a copy of the model."""
+    """Return the result of the paper's equations, on a copy of the model."""
     model = copy.deepcopy(model)
     parameters = list(model.parameters())
     first = torch.autograd.grad(loss(model), parameters)

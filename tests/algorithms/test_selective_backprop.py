@@ -80,7 +80,7 @@ def test_several_losses_count_as_they_are_minimized():
 
 
 class Losses(Callback):
-    """The losses of what was read, and of what is trained."""
+    """Keeps the losses of the samples that were read, and of those that are trained."""
 
     def __init__(self):
         self.sizes, self.excess = [], []

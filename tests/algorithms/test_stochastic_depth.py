@@ -31,7 +31,7 @@ def test_blocks_stay_with_their_probability_and_independently():
 
 
 class Residual(nn.Module):
-    """x + W x, and something random that only runs when the block does."""
+    """Returns x + norm(W x), whose running statistics change only when the block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def net() -> ClassificationModel:
 
 
 class Inputs(Callback):
-    """Keeps which blocks were left out in each forward pass: the output is the input, per block and sample."""
+    """Keeps which blocks each forward pass skipped, per block and sample: where the output is the input."""
 
     def __init__(self) -> None:
         self.left_out: list[list[list[bool]]] = []

@@ -104,7 +104,7 @@ def test_statistics_are_estimated_once_and_draw_nothing(make_trainer):
 
 
 def test_statistics_come_beside_an_epoch_under_way(make_trainer):
-    """With a loader whose iteration is under way, and dropout that must draw what it always did."""
+    """Tests with a loader in the middle of its iteration, and with dropout whose draws must not change."""
     images, targets = torch.randn(24, 2, 4, 4, dtype=torch.float64), torch.arange(24) % 3
 
     def trained(*algorithms: Any):

@@ -17,8 +17,8 @@ def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
 
     Args:
         images: images (N, C, H, W).
-        shifts: position (N, 2), int64, of each image's window in the padded image, down and to the right, in [0, 2
-            pad]. A position of `pad` leaves the image in place; a larger one moves its content up or to the left.
+        shifts: position (N, 2), int64, of each image's window in the padded image, down and to the right, from 0
+            to 2 * pad. A position of `pad` leaves the image in place; a larger one moves its content up or to the left.
         pad: width of the border of zeros around the image, in pixels.
 
     Returns:

@@ -100,9 +100,8 @@ class InfoBatch(Algorithm):
     def epoch_start(self, state: State, logger: Logger) -> None:
         if state.get_elapsed_duration().value < self.delta:
             seed = stream_seed(state.rank_zero_seed, self.config_key, state.timestamp.epoch)
-            self._weights = draw_weights(
-                self._scores.cpu(), self.prune, seed
-            )  # an intended host-device sync, once per epoch
+            scores = self._scores.cpu()  # an intended host-device sync, once per epoch
+            self._weights = draw_weights(scores, self.prune, seed)
         else:
             self._weights = torch.ones(self._order.num_samples)
 

@@ -68,7 +68,7 @@ class NaNGuard(Algorithm):
 
     Evidence:
         Some: large language models were trained past loss spikes by rolling back and skipping the data (Chowdhery et
-        al. 2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, is not cured.
+        al. 2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, remains.
     """
 
     # AFTER_TRAIN_BATCH runs in reverse order, so the guard sees gradients before they are clipped.

@@ -29,7 +29,7 @@ def test_the_strength_bounds_what_is_drawn():
 
 def test_images_are_changed_between_black_and_white(train, monkeypatch):
     original = train(max_duration="1ba").batches[0][0]  # from about -3 to 3
-    monkeypatch.setattr("algorithms.trivial_augment.ALL", (solarize,))
+    monkeypatch.setattr("runner.algorithms.trivial_augment.ALL", (solarize,))
     monkeypatch.setattr("numpy.random.default_rng", lambda seed: Largest())
     changed = train(TrivialAugment(mean=[0.5, 0.4], std=0.1), max_duration="1ba").batches[0][0]
     torch.testing.assert_close(changed, torch.tensor([0.0, 2.0]).view(2, 1, 1) - original)

@@ -67,7 +67,6 @@ PLACES_AT_INIT = {
 """Why one kind of hooks runs before or after another, at all other events and at INIT."""
 
 
-
 def explain(job: Job) -> None:
     """Print what runs when and why, as a table or as JSON. Rank 0 alone.
 

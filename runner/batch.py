@@ -13,6 +13,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.failures import UnsupportedType
+
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Any], lists: Callable[[Any], Any] | None = None) -> Any:
     """Return a batch of the same nesting with `function` applied to its tensors.
@@ -40,9 +42,10 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], lists: Callable[[
         return batch.item()  # numpy's float64 is a float too, but could be read from a checkpoint by unpickling only
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
         return batch
-    raise TypeError(
+    raise UnsupportedType(
         f"a batch holds a {type(batch).__name__}; it must be a tensor, or a tuple, list or mapping of tensors. "
-        "Convert it in the data set or in the loader's collate_fn."
+        "Convert it in the data set or in the loader's collate_fn.",
+        type(batch).__name__,
     )
 
 

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from runner.event import Event
+from runner.failures import add_raiser
 from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
 from runner.terminal import describe_time
@@ -65,7 +66,7 @@ class Engine:
                 for handler in handlers:
                     handler(self.state, self.logger)
             except BaseException as error:
-                error.add_note(self._whereabouts(handler, Event(event)))
+                self._annotate(error, handler, Event(event))
                 if event in _TOLD_LATER and handler is not None and not isinstance(_owner(handler), Algorithm):
                     rest = handlers[handlers.index(handler) :]
                     self.state.unheard = {str(event): [_owner(one).config_key for one in rest]}
@@ -93,23 +94,24 @@ class Engine:
         state = self.state
         first = state.error
         everyone: list[Hooks] = [*state.callbacks, *state.algorithms, *self.logger.destinations]
-        steps: list[tuple[str, Callable[[], None]]] = [
-            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in state.callbacks),
-            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in state.algorithms),
-            ("logger.flush", self.logger.flush),
-            *((f"{one.config_key}.close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
-            *((f"{one.config_key}.post_close", one.post_close) for one in everyone),
-            ("logger.close", self.logger.close),
+        steps: list[tuple[str, str, Callable[[], None]]] = [
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.callbacks),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.algorithms),
+            ("logger", "flush", self.logger.flush),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
+            *((one.config_key, "post_close", one.post_close) for one in everyone),
+            ("logger", "close", self.logger.close),
         ]
-        for name, step in steps:
+        for owner, method, step in steps:
             try:
                 step()
             except BaseException as error:
                 if first is None:
                     first = error
-                    error.add_note(f"raised by {name} while closing; everything else was closed all the same")
+                    add_raiser(error, owner)
+                    error.add_note(f"raised by {owner}.{method} while closing; everything else was closed all the same")
                 else:
-                    first.add_note(f"while closing, {name} raised {type(error).__name__}: {error}")
+                    first.add_note(f"while closing, {owner}.{method} raised {type(error).__name__}: {error}")
         self._table = _ClosedTable()
         for event in Event:
             setattr(self.on, event.value, partial(self.run_event, event))
@@ -130,9 +132,12 @@ class Engine:
                     handler = watcher.wrap_handler(handler, one, event)
                 yield handler
 
-    def _whereabouts(self, handler: Handler | None, event: Event) -> str:
+    def _annotate(self, error: BaseException, handler: Handler | None, event: Event) -> None:
+        """Add to an exception who raised it, at which event and when: as facts, and as a note of the same."""
         name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
-        return f"raised by {name!r} at {event.name}, {describe_time(self.state.timestamp)}"
+        now = self.state.timestamp
+        add_raiser(error, name, event, now)
+        error.add_note(f"raised by {name!r} at {event.name}, {describe_time(now)}")
 
 
 def _nobody() -> None:

@@ -109,7 +109,7 @@ class Event(StrEnum):
         if name in cls._value2member_map_:
             return cls(name)
         near = difflib.get_close_matches(name, [*cls._value2member_map_, *ALIASES], n=1, cutoff=0.0)[0]
-        raise ValueError(f"event={value!r} is no event; the nearest is {near!r}. All of them: runner.Event")
+        raise ValueError(f"unknown event {value!r}; did you mean {near!r}? runner.Event lists all of them")
 
 
 ALIASES = {"training_start": "fit_start", "training_end": "fit_end"}

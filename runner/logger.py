@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.destination import LoggerDestination, Record
+from runner.failures import add_raiser
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -165,6 +166,7 @@ class Logger:
                     self._warned.add(id(destination))
                     log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
             except Exception as error:
+                add_raiser(error, destination.config_key)
                 error.add_note(f"raised by {destination.config_key!r}, to which this was logged")
                 raised = raised or error
         if raised is not None:

@@ -10,6 +10,7 @@ from engine_runs import HEARD, A, C, L, make_trainer, names_at
 from torch import nn
 
 from runner import Callback, ClassificationModel, Event, LoggerDestination
+from runner.failures import Raiser, facts_of
 
 
 class Fails(Callback):
@@ -76,6 +77,8 @@ def test_an_error_at_any_event_closes_all_and_goes_on_unchanged(event: Event, ki
     assert error.__cause__ is None and error.__context__ is None
     assert len(error.__notes__) == 1
     assert re.fullmatch(rf"raised by 'fails' at {event.name}, (in|after) epoch [12]\W.*", error.__notes__[0])
+    ((raised_by, at, timestamp),) = facts_of(error).raisers
+    assert (raised_by, at) == ("fails", event) and timestamp is not None
     assert [entry for entry in HEARD if entry[1].endswith("close")] == CLOSED, "callbacks first, destinations last"
     assert outcome.error is error, "whoever marks runs knows that this one failed, and why"
 
@@ -87,6 +90,9 @@ def test_the_note_says_which_object_at_which_epoch_and_batch():
     with pytest.raises(ValueError), make_trainer(callbacks=[fails]) as trainer:
         trainer.fit()
     assert error.__notes__ == ["raised by 'my_key' at AFTER_LOSS, in epoch 2, after 4 batches"]
+    facts = facts_of(error)
+    assert facts.timestamp is not None
+    assert (facts.raised_by, facts.event, facts.timestamp.batch) == ("my_key", Event.AFTER_LOSS, 4)
 
 
 def test_the_note_names_an_object_that_is_empty_by_its_own_count():
@@ -109,6 +115,7 @@ def test_an_error_in_closing_leaves_nobody_unclosed_and_is_raised_at_the_end(at:
         run_everything(Fails(at, error), outcome)
     assert raised.value is error
     assert error.__notes__ == [f"raised by fails.{at} while closing; everything else was closed all the same"]
+    assert facts_of(error).raisers == (Raiser("fails"),)
     assert [entry for entry in HEARD if entry[1].endswith("close")] == CLOSED
     assert outcome.error is None, "the run itself was all right"
 

@@ -53,13 +53,13 @@ def test_the_earliest_names_are_the_same_events():
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_nearest(name: str, nearest: str):
-    with pytest.raises(ValueError, match=f"event='{name}' is no event; the nearest is '{nearest}'"):
+    with pytest.raises(ValueError, match=rf"^unknown event '{name}'; did you mean '{nearest}'\?"):
         Event(name)
 
 
 @pytest.mark.parametrize("value", [3, None, "", ("fit_start",)])
 def test_what_is_no_name_at_all_is_the_same_error(value):
-    with pytest.raises(ValueError, match="is no event"):
+    with pytest.raises(ValueError, match="^unknown event "):
         Event(value)
 
 

@@ -17,6 +17,7 @@ from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, 
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.destination import Record
+from runner.failures import Raiser, facts_of
 from runner.logger import Logger, join, read_back
 
 
@@ -297,6 +298,7 @@ def test_flush_raises_an_error_once():
     with pytest.raises(ArithmeticError, match="mine") as raised:
         trainer.logger.flush()
     assert raised.value.__notes__ == ["raised by 'broken', to which this was logged"]
+    assert facts_of(raised.value).raisers == (Raiser("broken"),)
     trainer.logger.flush()
     trainer.close()
 

@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "mode=predict": ("mode=predict", "trainer.load_path"),
     "mode=explain explain.format=yaml": ("explain.format='yaml'", "json, table"),
     "explain.fromat=json": ("explain.fromat", "did you mean 'format'"),
-    "+explain.width=80": ("explain.width", "nobody reads it"),
+    "+explain.width=80": ("explain.width", "nothing reads it"),
     "explain=json": ("explain='json'", "explain.format=..."),
     "predict.format=csv": ("predict.format='csv'", "parquet, pt"),
     "predict.split=test": ("predict.split='test'", "eval, train"),
@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "objective=eval/acuracy": ("objective='eval/acuracy'", "did you mean 'eval/MulticlassAccuracy'"),
     "allow_targets=3": ("allow_targets=3", "a list of classes"),
     "skip_finished=maybe": ("skip_finished='maybe'", "true or false"),
-    "scheduler=none +scheduler.t_max=1ep": ("scheduler.t_max", "nobody reads it"),
+    "scheduler=none +scheduler.t_max=1ep": ("scheduler.t_max", "nothing reads it"),
     "rerun=a resume=b": ("resume= and rerun=", "give one"),
     # processes and sweeps
     "launch.nproc_per_node=0": ("launch.nproc_per_node=0", "at least 1"),

@@ -26,6 +26,7 @@ from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
+from runner.failures import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
 from runner.state import State
@@ -225,7 +226,7 @@ def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
             if own := one.state_dict():
                 states[one.config_key] = keep(own)
         except TypeError as error:
-            reason = str(error).partition(";")[0].replace("a batch holds", "it holds")
+            reason = f"it holds a {error.type_name}" if isinstance(error, UnsupportedType) else str(error)
             allowed = "tensors, numbers, strings, lists and dicts"
             raise TypeError(f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return {allowed}") from None
     return states

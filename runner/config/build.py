@@ -11,11 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import hydra.utils
+from hydra.errors import InstantiationException
 
 from runner.addresses import hidden_everywhere
 from runner.config.composed import check_keys, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.signatures import check_signature, locate
+from runner.failures import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -171,11 +173,11 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
 
 @contextmanager
 def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error that a callback or algorithm raises at an event gets a note with its section, as in `make`."""
+    """Inside, what a callback or algorithm raises at an event gets its section, as a fact and as a note."""
     try:
         yield
     except Exception as error:
-        _note_hook(error, config)
+        _add_section_of_hook(error, config)
         raise
 
 
@@ -189,40 +191,61 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
     except Exception as error:
         cause, failed = error, path
-        if type(error).__name__ == "InstantiationException" and isinstance(error.__cause__, Exception):
-            cause, inner = error.__cause__, re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
-            failed = f"{path}.{inner[1]}" if inner else path  # where in the section its target stands
+        if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
+            cause, inner = error.__cause__, _full_key(error)
+            failed = f"{path}.{inner}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # which runs hooks, and whose faults are ours
             raised, cause = cause, ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             cause.__cause__ = raised
-        if not _note_hook(cause, config):
-            _note_section(cause, path, section, config, failed)
+        if not _add_section_of_hook(cause, config):
+            _add_section(cause, path, section, config, failed)
         raise cause from cause.__cause__
 
 
-def _note_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
-    """Note the section of the callback or algorithm that raised an error at an event; return whether one did."""
-    raised = [match[1] for note in getattr(error, "__notes__", []) if (match := re.match(r"raised by '(\w+)'", note))]
+def _full_key(error: InstantiationException) -> str | None:
+    """Return where in its section the target stands that could not be called, None where it is the section's own.
+
+    Hydra 1.3 has that in its message alone, as a line `full_key: a.b`.
+    """
+    match = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
+    return None if match is None else match[1]
+
+
+def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
+    """Add the section of the callback or algorithm that raised an exception; return whether the config has one."""
+    raised_by = facts_of(error).raised_by
     for group in ("callbacks", "algorithms"):
         sections = config.get(group) or {}
-        if raised and raised[0] in sections:
-            _note_section(error, f"{group}.{raised[0]}", sections[raised[0]], config)
+        if raised_by in sections:
+            _add_section(error, f"{group}.{raised_by}", sections[raised_by], config)
             return True
     return False
 
 
-def _note_section(
+def _add_section(
     error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
 ) -> None:
-    """Note `in path.key (target)`: the key is the one with which the message begins, in this section or elsewhere.
+    """Add to an exception the section of the config that is at fault: as facts, and as a note of the same.
 
-    Without a key it is the place of what failed, where that stands inside the section.
+    That is the section which has the argument that the exception refuses, this one or another. Where it names no
+    argument, it is the section of the target that failed.
+
+    Args:
+        error: what was raised.
+        path: of the section whose target was called.
+        section: at that path.
+        config: the rest of it, where the argument may stand as well.
+        failed: path of the target that failed, where that stands inside the section.
     """
-    name = str(error).partition("=")[0]
+    argument = argument_of(error)
     inside = dict(targets(section, path))
-    keys = [f"{inner}.{name}" for inner, one in [*inside.items(), *targets(config)] if name in one]
     place = failed if failed in inside else path
-    error.add_note(f"in {keys[0] if keys else place} ({inside[place]['_target_']})")
+    owners = [inner for inner, one in [*inside.items(), *targets(config)] if argument in one]
+    target = inside[place]["_target_"]
+    annotate(error, argument=argument, section=owners[0] if owners else place, target=target)
+    if owners:
+        annotate(error, key=f"{owners[0]}.{argument}")
+    error.add_note(f"in {facts_of(error).key or place} ({target})")
 
 
 def _check_trainer(section: Mapping[str, Any]) -> None:
@@ -238,7 +261,7 @@ def checkpoint_of(key: str, path: str) -> Path:
     """Return the checkpoint that a key of the config means.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no checkpoint.
     """
     from runner.checkpoints.files import find_checkpoint
 
@@ -246,7 +269,7 @@ def checkpoint_of(key: str, path: str) -> Path:
         return find_checkpoint(path)
     except FileNotFoundError as error:
         reason = "no complete checkpoint there" if Path(path).exists() else "no such folder"
-        raise ValueError(f"{key}={path!r}: {reason}; give a run's folder, or a checkpoint's") from error
+        raise WrongKey(key, f"{reason}; give a run's folder, or a checkpoint's", repr(path)) from error
 
 
 def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
@@ -260,4 +283,4 @@ def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
             made = make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
             for group in (group for one in made for group in one.param_groups):
                 if isinstance(lr := group.get("lr"), str):  # not every optimizer looks at it
-                    raise TypeError(f"lr={lr!r}: must be a number, the learning rate")
+                    raise wrong_argument("lr", lr, "must be a number, the learning rate", TypeError)

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.signatures import nearest
+from runner.failures import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
@@ -31,9 +32,10 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
         if isinstance(own := plain.pop(group, None), dict) and own:
-            raise ValueError(
-                f"{group}.{next(iter(own))}: nobody reads it; the file that sets it must begin with the line "
-                "'# @package _global_', so that its keys are those of the run"
+            raise WrongKey(
+                f"{group}.{next(iter(own))}",
+                "nothing reads it; the file that sets it must begin with the line '# @package _global_', so that "
+                "its keys are those of the run",
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
@@ -57,11 +59,11 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     """Return the section of a group that every run needs.
 
     Raises:
-        ValueError: it is gone, or names no target.
+        ValueError: the section is missing, or names no target.
     """
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
-        raise ValueError(f"{group}={section!r}: needs a `_target_`; choose a file of conf/{group}/")
+        raise WrongKey(group, f"needs a `_target_`; choose a file of conf/{group}/", repr(section))
     return section
 
 
@@ -72,32 +74,36 @@ def check_keys(config: Mapping[str, Any]) -> None:
         config: from `to_plain`.
 
     Raises:
-        ValueError: one of them; the message names the key, what is allowed, and the nearest name.
+        ValueError: a key is wrong; the message names it, what is allowed, and the nearest name.
     """
     for key in config:
         if key not in KEYS:
-            raise ValueError(f"{key}: no such key; {nearest(key, KEYS)}")
+            raise WrongKey(key, f"no such key; {nearest(key, KEYS)}")
     _check_single_values(config)
     _check_choices(config)
     scheduler = config.get("scheduler") or {}
     if not isinstance(scheduler, Mapping):
-        raise ValueError(f"scheduler={scheduler!r}: choose a file of conf/scheduler/")
+        raise WrongKey("scheduler", "choose a file of conf/scheduler/", repr(scheduler))
     if scheduler and "_target_" not in scheduler:
         key = next(iter(scheduler))
-        raise ValueError(f"scheduler.{key}: nobody reads it, as there is no schedule; choose one with scheduler=<name>")
+        reason = "nothing reads it, as there is no schedule; choose one with scheduler=<name>"
+        raise WrongKey(f"scheduler.{key}", reason)
     for group in ("model", "data", "optimizer", "trainer"):
         section_of(config, group)
     for group in ("callbacks", "algorithms"):
         if "_target_" in (config.get(group) or {}):
-            raise ValueError(
-                f"{group}._target_={config[group]['_target_']!r}: has no name; a file of {group}/ begins with its own "
-                "name as key, under which all else stands indented"
+            raise WrongKey(
+                f"{group}._target_",
+                f"has no name; a file of {group}/ begins with its own name as key, and all else is indented below it",
+                repr(config[group]["_target_"]),
             )
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
-                raise ValueError(
-                    f"{group}.{key}={section!r}: needs a `_target_`, the class to make; "
-                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it"
+                raise WrongKey(
+                    f"{group}.{key}",
+                    "needs a `_target_`, the class to make; "
+                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it",
+                    repr(section),
                 )
 
 
@@ -105,13 +111,13 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     find_mode(config["mode"])
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
-        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+        raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))
     for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
-            raise ValueError(f"{key}={config[key]!r}: must be a {'folder' if key == 'resume' else 'name'}, or null")
+            raise WrongKey(key, f"must be a {'folder' if key == 'resume' else 'name'}, or null", repr(config[key]))
     for key in ("skip_finished", "allow_divergence"):
         if not isinstance(config[key], bool):
-            raise ValueError(f"{key}={config[key]!r}: must be true or false")
+            raise WrongKey(key, "must be true or false", repr(config[key]))
     for key, what in (
         ("allow_targets", "classes, such as [my_module.MyModel]"),
         ("allow_addresses", "addresses or paths, such as [http://host:5000]"),
@@ -119,23 +125,23 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     ):
         allowed = config[key]
         if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
-            raise ValueError(f"{key}={allowed!r}: must be a list of {what}")
+            raise WrongKey(key, f"must be a list of {what}", repr(allowed))
 
 
 def _check_choices(config: Mapping[str, Any]) -> None:
     for group, known in ((mode.name, mode.keys) for mode in MODES.values() if mode.keys):
         section = config[group]
         if not isinstance(section, Mapping):
-            raise ValueError(f"{group}={section!r}: set its keys: {', '.join(f'{group}.{key}=...' for key in known)}")
+            raise WrongKey(group, f"set its keys: {', '.join(f'{group}.{key}=...' for key in known)}", repr(section))
         for key, value in section.items():
             if key not in known:
-                raise ValueError(f"{group}.{key}: nobody reads it; {nearest(key, known)}")
+                raise WrongKey(f"{group}.{key}", f"nothing reads it; {nearest(key, known)}")
             allowed = known[key]
             if isinstance(allowed, type):
                 if type(value) is not allowed:
-                    raise ValueError(f"{group}.{key}={value!r}: must be {TYPES[allowed]}")
+                    raise WrongKey(f"{group}.{key}", f"must be {TYPES[allowed]}", repr(value))
             elif value not in allowed:
-                raise ValueError(f"{group}.{key}={value!r}: {nearest(str(value), allowed)}")
+                raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
         for key in known:
             if key not in section:
                 raise ValueError(f"~{group}.{key}: mode={group} needs this key; leave it as it is")

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from hydra.errors import HydraException
@@ -16,7 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.command_line import key_of, typed_value
 from runner.config.signatures import NoSuchArgument
-from runner.config.suggestions import about_composing
+from runner.config.suggestions import about_composing, is_empty_choice
+from runner.event import Event
+from runner.failures import WrongKey, argument_of, facts_of
 
 CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
@@ -25,28 +28,54 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueEr
 
 
 class WrongConfig(Exception):
-    """A configuration that cannot be run; its message is all that a user needs to see."""
+    """A configuration that cannot be run; its message is all that a user needs to see.
+
+    Args:
+        message: what is wrong and what to do.
+        key: the key of the config with which the message begins, where it shows that key's value too.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class ConstructorFailed(ValueError):
-    """What a constructor raised that a wrong value seldom does: it may be at fault itself."""
+    """What a constructor raised that a wrong value seldom causes: the constructor may be at fault itself."""
+
+
+class Explanation(NamedTuple):
+    """What is wrong with a configuration, for people, and the facts that the text was made of."""
+
+    text: str
+    key: str = ""
+    """The key of the config with which the text begins, where it shows that key's value too."""
+    place: str | None = None
+    """File and line, where they are worth knowing."""
+    remedy: str = ""
+
+    @property
+    def message(self) -> str:
+        """All of it, in at most a few lines."""
+        return self.text + (f" [{self.place}]" if self.place else "") + self.remedy
 
 
 @contextmanager
-def config_errors(event: str = "") -> Iterator[None]:
+def config_errors(event: Event | None = None) -> Iterator[None]:
     """Turn what a wrong configuration raises into a WrongConfig with one message.
 
     Args:
-        event: only what a hook raises at this event; default: all.
+        event: only what a hook raises at this event; None: whatever is raised.
     """
     try:
         yield
     except WrongConfig:
         raise
     except CONFIG_ERRORS as error:
-        if event and not any(f" at {event}," in note for note in getattr(error, "__notes__", [])):
+        if event is not None and all(one.event is not event for one in facts_of(error).raisers):
             raise
-        raise WrongConfig(explain(error, sys.argv[1:], CONF)) from error
+        explanation = explain(error, sys.argv[1:], CONF)
+        raise WrongConfig(explanation.message, explanation.key) from error
     except AssertionError as error:
         file = _with_override_before_a_list(error)
         if file is None:
@@ -54,8 +83,8 @@ def config_errors(event: str = "") -> Iterator[None]:
         raise WrongConfig(f"{file}: in its defaults an override stands before a list; put overrides last") from error
 
 
-def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
-    """Return one message about an error in a configuration, of at most a few lines.
+def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanation:
+    """Return what is wrong with a configuration, as one message and the facts behind it.
 
     Args:
         error: as Hydra, OmegaConf or a constructor raised it.
@@ -63,20 +92,34 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> str:
         conf: the folder of config groups.
     """
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, HydraException) or text.startswith("Config group override"):
-        return about_composing(error, text, overrides, conf)
+    if isinstance(error, HydraException) or is_empty_choice(error):
+        return Explanation(about_composing(error, overrides, conf))
     if isinstance(error, OmegaConfBaseException):
-        reason = re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", text.splitlines()[0])
-        return f"{getattr(error, 'full_key', None) or 'config'}: {reason}"
+        return Explanation(f"{error.full_key or 'config'}: {_reason_of_omegaconf(error)}")
     if isinstance(error, NoSuchArgument):
-        return text + _how_to_remove(error.keys, overrides)
+        return Explanation(text, remedy=_how_to_remove(error.keys, overrides))
+    if isinstance(error, WrongKey):
+        return Explanation(text, error.key if error.value is not None else "")
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
     return _with_place(error, text)
 
 
+def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
+    """Return the first line of a message, without the words that only say that a resolver raised it.
+
+    OmegaConf 2.3 keeps the exception of a resolver in its own message alone, after the name of its class; that of an
+    OSError begins with the number.
+    """
+    first = str(error).strip().splitlines()[0]
+    return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
+
+
 def _with_override_before_a_list(error: AssertionError) -> str | None:
-    """Return which file has such defaults, where it is that of which Hydra 1.3 fails to make its own message."""
+    """Return the file whose defaults have an override before a list, where that is why Hydra failed.
+
+    Hydra 1.3 fails to make its own message about it, so the file is found in the frames of its traceback.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames[-1].f_globals["__name__"] != "hydra.core.default_element":
         return None
@@ -94,26 +137,25 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str]) -> str:
     return f". It is set by {where}: remove it with {removed}"
 
 
-def _with_place(error: Exception, text: str) -> str:
-    """Return a constructor's message with the key as typed; otherwise with its class, and the line in a user's code.
+def _with_place(error: Exception, text: str) -> Explanation:
+    """Return a message with the key as it was typed; otherwise with its section, and the line in a user's code.
 
-    The key is in the note that `runner.config.build` added.
+    Section and argument are the facts that `runner.config.build` added.
     """
-    notes = (re.fullmatch(r"in (\S+) \((\S+)\)", note) for note in getattr(error, "__notes__", []))
-    for path, target in (note.groups() for note in notes if note is not None):
-        name = text.partition("=")[0]
-        if path.rpartition(".")[2] == name:
-            return f"{path}{text.removeprefix(name)}"
-        if path != "trainer":
-            text = f"{path}: {text} ({target})"
-        break
+    facts = facts_of(error)
+    if facts.key:
+        return Explanation(f"{facts.key}{text.removeprefix(facts.argument)}", facts.key)
+    if facts.section and facts.section != "trainer":
+        text, key = f"{facts.section}: {text} ({facts.target})", ""
+    else:
+        key = argument_of(error)
     place = line_of_user(error)
     if place is None and isinstance(error, TypeError):  # Python's own message alone seldom says what is wrong
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
     trace = "; HYDRA_FULL_ERROR=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
-    return text + (f" [{place}]" if place else "") + trace
+    return Explanation(text, key, place, trace)
 
 
 def line_of_user(error: BaseException) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra.utils
 
+from runner.failures import WrongKey
+
 _SCALARS: dict[Any, tuple[type, ...]] = {
     NoneType: (NoneType,),
     bool: (bool,),
@@ -21,16 +23,17 @@ _HYDRA = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 
 
-class NoSuchArgument(ValueError):
-    """Some keys of a section are no arguments of its target.
+class NoSuchArgument(WrongKey):
+    """Some keys of a section are not arguments of its target.
 
     Args:
-        message: about the first of them.
-        keys: all of them, in full.
+        keys: all of them, in full; the message is about the first.
+        reason: why it is wrong, and which arguments there are.
     """
 
-    def __init__(self, message: str, keys: Sequence[str]) -> None:
-        super().__init__(message)
+    def __init__(self, keys: Sequence[str], reason: str) -> None:
+        super().__init__(keys[0], reason)
+        self.args = (keys, reason)  # what pickle calls it with
         self.keys = keys
 
 
@@ -56,11 +59,10 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for key in keys:
         if key in supplied:
-            raise ValueError(f"{path}.{key}: is made from the other groups and cannot be set here")
+            raise WrongKey(f"{path}.{key}", "is made from the other groups and cannot be set here")
     if not open_ended and (unknown := [key for key in keys if key not in named]):
         near = nearest(unknown[0], [one for one in named if one not in supplied])
-        message = f"{path}.{unknown[0]}: {name} has no such argument; {near}"
-        raise NoSuchArgument(message, [f"{path}.{key}" for key in unknown])
+        raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; {near}")
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
         return
@@ -68,8 +70,8 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
             if key in ("params", "optimizer"):  # as torch calls what there is only in training
-                raise ValueError(f"{path}: {name} is called in training, which gives it {key}: add '_partial_: true'")
-            raise ValueError(f"{path}.{key}: {name} needs this argument; set it with +{path}.{key}=...")
+                raise WrongKey(path, f"{name} is called in training, which gives it {key}: add '_partial_: true'")
+            raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
 
 
 def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
@@ -94,17 +96,17 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     """Return the class or function that a `_target_` names.
 
     Raises:
-        ValueError: it cannot be imported, or is not callable.
+        ValueError: the target cannot be imported, or is not callable.
     """
-    shown = f"{path}._target_={target!r}"
+    key = f"{path}._target_"
     if not isinstance(target, str) or not target.strip("."):
-        raise ValueError(f"{shown}: must name a class or function, such as 'my_module.MyClass'")
+        raise WrongKey(key, "must name a class or function, such as 'my_module.MyClass'", repr(target))
     try:
         found = hydra.utils.get_object(target)
     except Exception as error:
-        raise ValueError(f"{shown}: {_why_not_found(target, error.__cause__ or error)}") from None
+        raise WrongKey(key, _why_not_found(target, error.__cause__ or error), repr(target)) from None
     if not callable(found):
-        raise ValueError(f"{shown}: is a {type(found).__name__}, not a class or function")
+        raise WrongKey(key, f"is a {type(found).__name__}, not a class or function", repr(target))
     return found
 
 
@@ -159,7 +161,7 @@ def _check_types(
         if key in hints and not made and value != parameter.default and not _fits(value, hints[key]):
             hint = parameter.annotation
             shown = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-            raise ValueError(f"{path}.{key}={value!r}: {section['_target_']} takes {shown}")
+            raise WrongKey(f"{path}.{key}", f"{section['_target_']} takes {shown}", repr(value))
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
@@ -25,39 +26,70 @@ EXTRAS = {
 """What has to be installed for a choice that Hydra's plugins bring."""
 
 
-def about_composing(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> str:
+def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
     """Return what is wrong with the choice of groups and overrides, in one message.
 
     Args:
         error: as Hydra raised it.
-        text: its message.
         overrides: as typed on the command line.
         conf: the folder of config groups.
     """
-    if match := re.match(r"In '.*': Could not (?:find|load) '(.+)/([^/']*)'", text):
-        listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)  # which Hydra leaves out for a list of names
-        return _about_choice(match[1], match[2], listed, overrides, conf)
-    if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", text):
-        config, inner = _compose_without(match[1], overrides, conf), getattr(error.__cause__, "full_key", None)
-        if inner is not None and inner.startswith(f"{match[1]}."):  # a whole section was typed
-            return f"{_about_key(inner, config, conf)}. To replace all of it: ~{match[1]} '+{match[1]}=...'"
-        return _about_key(match[1], config, conf)
-    if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", text):
-        return f"+{match[1]}: is there already; write {match[1]}=... without the +"
-    if match := re.match(r"Multiple values for ([\w/]+)", text):
-        group = match[1]
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return _about_choice(group, name, error.options or (), overrides, conf)
+    if isinstance(error, OverrideParseException):
+        return _about_grammar(error.override or str(error).splitlines()[0], overrides, conf)
+    if key := _missing_key(error):
+        config, inner = _compose_without(key, overrides, conf), getattr(error.__cause__, "full_key", None)
+        if inner is not None and inner.startswith(f"{key}."):  # a whole section was typed
+            return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
+        return _about_key(key, config, conf)
+    if key := _key_already_there(error):
+        return f"+{key}: is there already; write {key}=... without the +"
+    if group := _group_chosen_twice(error):
         if group in LISTS:
             return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
         if any(one.startswith(f"+{group}=") for one in overrides):
             return f"+{group}: there is one already; write {group}=... without the +"
         return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
-    if re.match(r"Config group override must be a string or a list", text):
+    if is_empty_choice(error):
         return _about_empty(overrides, conf)
-    if match := re.match(r"Ambiguous value for argument '(([^=]+)=([^']*))'", text):
-        return f"{match[1]}: several values; write '{match[2]}=[{match[3]}]' for a list, or add -m to run each"
-    if type(error).__name__ == "OverrideParseException":
-        return _about_grammar(getattr(error, "override", None) or text.splitlines()[0], overrides, conf)
-    return text.partition("\n\n")[0]
+    if override := _ambiguous_override(error):
+        key, _, value = override.partition("=")
+        return f"{override}: several values; write '{key}=[{value}]' for a list, or add -m to run each"
+    return str(error).strip().partition("\n\n")[0]
+
+
+# Hydra 1.3 raises one class, with no attributes, for each of the following: only the sentence tells them apart.
+
+
+def _missing_key(error: Exception) -> str | None:
+    """Return the typed key that a composed config does not have, from a sentence of Hydra 1.3; None of another."""
+    match = re.match(r"Could not (?:override|delete from config\.) '([^']+)'", str(error).strip())
+    return None if match is None else match[1]
+
+
+def _key_already_there(error: Exception) -> str | None:
+    """Return the key that was typed with a + and exists, from a sentence of Hydra 1.3; None of another."""
+    match = re.match(r"Could not append to config\. An item is already at '([^']+)'", str(error).strip())
+    return None if match is None else match[1]
+
+
+def _group_chosen_twice(error: Exception) -> str | None:
+    """Return the group of which two files are chosen, from a sentence of Hydra 1.3; None of another."""
+    match = re.match(r"Multiple values for ([\w/]+)", str(error).strip())
+    return None if match is None else match[1]
+
+
+def _ambiguous_override(error: Exception) -> str | None:
+    """Return the override that has several values outside of a sweep, from a sentence of Hydra 1.3; None of another."""
+    match = re.match(r"Ambiguous value for argument '([^=]+=[^']*)'", str(error).strip())
+    return None if match is None else match[1]
+
+
+def is_empty_choice(error: Exception) -> bool:
+    """Return whether a group was given no name but null or a number, which Hydra 1.3 says in a plain ValueError."""
+    return isinstance(error, ValueError) and str(error).startswith("Config group override must be a string or a list")
 
 
 def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:

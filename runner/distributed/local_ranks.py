@@ -27,7 +27,7 @@ from runner.distributed.signals import HANDLED
 from runner.distributed.threads import VARIABLES
 
 if TYPE_CHECKING:
-    from runner.distributed.signals import RankFailed
+    from runner.failures import RankFailed
 
 STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
 """Exit codes of a child that a signal has stopped, as a rule because all ranks agreed to, and the signal's name."""

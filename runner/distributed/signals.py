@@ -1,4 +1,4 @@
-"""What ends training from outside: signals, and the failure of another rank.
+"""Signals, which end training from outside.
 
 After a signal the batch in flight is finished and a checkpoint is written before the process ends.
 """
@@ -15,24 +15,6 @@ from typing import Any
 ALWAYS = (signal.SIGTERM, signal.SIGINT)
 HANDLED = (*ALWAYS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to end: users and schedulers send them, and SIGHUP comes when a terminal is closed."""
-
-
-class RankFailed(RuntimeError):
-    """Another rank failed first; the message ends in its trace.
-
-    Args:
-        rank: which.
-        trace: as that rank would print it, or how it ended where it could not say more.
-    """
-
-    def __init__(self, rank: int, trace: str) -> None:
-        super().__init__(rank, trace)  # as pickle wants it
-        self.rank = rank
-        self.trace = trace.rstrip()
-        self.__suppress_context__ = True  # what follows from the failure on this rank would bury it
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} failed:\n{self.trace}"
 
 
 def asking_to_end() -> list[int]:

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.distributed.signals import RankFailed
+from runner.failures import UNKNOWN, Facts, RankFailed, facts_of
 
 log = logging.getLogger("runner")
 
@@ -127,7 +127,7 @@ def first_failure(error: BaseException) -> BaseException:
     try:
         if follows:
             _await_failure(_round)
-        first = report_failure(_round, _rank(), "".join(traceback.format_exception(error)))
+        first = report_failure(_round, _rank(), "".join(traceback.format_exception(error)), facts_of(error))
     except RuntimeError:  # the host of the store has ended
         return error
     return first if follows and first.rank != _rank() else error
@@ -140,21 +140,23 @@ def _await_failure(store: Store) -> None:
         time.sleep(POLL)
 
 
-def report_failure(store: Store, rank: int, trace: str) -> RankFailed:
+def report_failure(store: Store, rank: int, trace: str, facts: Facts = UNKNOWN) -> RankFailed:
     """Tell all ranks that one has failed, and return what failed first."""
     name = _failure_key()
-    mine = signed(name, json.dumps([rank, trace]))
+    mine = signed(name, json.dumps([rank, trace, facts.to_data()]))
     store.compare_set(name, "", mine)
     if (first := find_failure(store)) is None:  # someone else wrote there
         store.set(name, mine)
-    return first or RankFailed(rank, trace)
+    return first or RankFailed(rank, trace, facts)
 
 
 def find_failure(store: Store) -> RankFailed | None:
     """Return what failed first in this job, None while nothing did; what no rank of this launch wrote is ignored."""
     name = _failure_key()
     with suppress(PermissionError):
-        return RankFailed(*json.loads(verified(name, store.get(name)))) if store.check([name]) else None
+        if store.check([name]):
+            rank, trace, facts = json.loads(verified(name, store.get(name)))
+            return RankFailed(rank, trace, Facts.from_data(facts))
     return None
 
 

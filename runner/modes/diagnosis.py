@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -14,12 +13,11 @@ from hydra.core.hydra_config import HydraConfig
 
 from runner.config import build
 from runner.config.errors import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
-from runner.distributed.signals import RankFailed
 from runner.event import Event
+from runner.failures import RankFailed, argument_of, facts_of
 from runner.modes.batch_text import describe_batch
 
 MAX_MESSAGE = 300  # letters of an error's own message
-WITHOUT_ALGORITHMS = "without algorithms it works"
 
 STEPS = {
     "forward": "its forward pass",
@@ -42,32 +40,32 @@ BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_sample
 """Where the batch stands among the arguments of a step of an evaluation."""
 DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
 
-_EVENTS = [event.name for event in Event]  # in the order in which they fire
-_OF_BATCH = _EVENTS[_EVENTS.index("AFTER_DATALOADER") : _EVENTS.index("AFTER_BACKWARD") + 1]
-_WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index("AFTER_FORWARD") :]
+_EVENTS = list(Event)  # in the order in which they fire
+_OF_BATCH = _EVENTS[_EVENTS.index(Event.AFTER_DATALOADER) : _EVENTS.index(Event.AFTER_BACKWARD) + 1]
+_WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index(Event.AFTER_FORWARD) :]
 
 
 class HookAtFault(NamedTuple):
-    """The callback or algorithm that raised an error, by its place in the config."""
+    """The callback or algorithm that raised an exception, by its place in the config."""
 
     group: str
     key: str
-    event: str
+    event: Event | None
+    """None where it was raised in `close`, or where a value was logged."""
 
 
 def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
-    """Return the hook of the config that raised an error at an event, None where it was another's."""
-    for note in getattr(error, "__notes__", []):
-        if match := re.match(r"raised by '(\w+)' at (\w+),", note):
-            for group in ("callbacks", "algorithms"):
-                if match[1] in (config.get(group) or {}):
-                    return HookAtFault(group, match[1], match[2])
+    """Return the hook of the config that raised an exception, None where none of them did."""
+    for raiser in facts_of(error).raisers:
+        for group in ("callbacks", "algorithms"):
+            if raiser.config_key in (config.get(group) or {}):
+                return HookAtFault(group, raiser.config_key, raiser.event)
     return None
 
 
 @contextmanager
 def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
-    """Turn whatever is raised inside into a WrongConfig that names who is at fault, and the line in a user's code."""
+    """Turn what is raised inside into a WrongConfig that says what is at fault, and which line of a user's code."""
     try:
         yield
     except WrongConfig:
@@ -78,7 +76,7 @@ def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error gets notes: the section of the hook that raised it, and its batch as `noting_batch` says it."""
+    """Inside, an exception gets notes: the section of the hook that raised it, and its batch, as in `noting_batch`."""
     with build.naming_hooks(config), noting_batch(config):
         yield
 
@@ -103,35 +101,44 @@ def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
     elif hook is None and step is not None:
         place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
         error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
-    if "device-side assert" in str(error):
+    if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
+
+
+def _is_device_assert(error: Exception) -> bool:
+    """Return whether a kernel on the GPU refused a value.
+
+    torch 2 raises the same class for all errors of CUDA, and has what happened in its message alone.
+    """
+    return "device-side assert" in str(error)
 
 
 def _describe(error: Exception, config: Mapping[str, Any]) -> str:
     hook, step, place = hook_at_fault(error, config), _step(error), line_of_user(error)
     model, data = chosen(config, "model"), chosen(config, "data")
     if hook is not None:
-        text = f"{_in_section(f'{hook.group}.{hook.key}', config[hook.group][hook.key], error)}"
-        text += f"\n  at {hook.event}, with {model} and {data}"
+        text = _in_section(f"{hook.group}.{hook.key}", config[hook.group][hook.key], error)
+        when = "outside of an event" if hook.event is None else f"at {hook.event.name}"
+        text += f"\n  {when}, with {model} and {data}"
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)
         text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
-    elif _name(error) in config["trainer"]:
+    elif argument_of(error) in config["trainer"]:
         text = _in_section("trainer", config["trainer"], error)
+    elif isinstance(error, CONFIG_ERRORS):
+        explanation = explain(error, sys.argv[1:], CONF)
+        text = explanation.message
+        place = None if place == explanation.place else place  # it is in the message already
     else:
-        text = explain(error, sys.argv[1:], CONF) if isinstance(error, CONFIG_ERRORS) else _what(error)
-    text += "".join(f"\n  {note}" for note in getattr(error, "__notes__", []) if note == WITHOUT_ALGORITHMS)
-    text += f"\n  raised in {place}" if place is not None and place not in text else ""
+        text = _what(error)
+    if group := facts_of(error).works_without:
+        text += f"\n  without {group} it works"
+    text += f"\n  raised in {place}" if place is not None else ""
     return text
 
 
 def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
-    return f"{path}.{error}" if _name(error) in section else f"{path}: {_what(error)}"
-
-
-def _name(error: Exception) -> str:
-    """Return the argument with which a message of this project begins: 'monitor' of "monitor='x' is no metric"."""
-    return str(error).partition("=")[0]
+    return f"{path}.{error}" if argument_of(error) in section else f"{path}: {_what(error)}"
 
 
 def chosen(config: Mapping[str, Any], group: str) -> str:

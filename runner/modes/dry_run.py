@@ -27,9 +27,10 @@ from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
+from runner.failures import annotate
 from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
-from runner.modes.diagnosis import WITHOUT_ALGORITHMS, hook_at_fault, naming_fault
+from runner.modes.diagnosis import hook_at_fault, naming_fault
 from runner.modes.lint import find_mistakes
 from runner.modes.sizes import Sizes, measure, size_of
 from runner.state import State
@@ -179,7 +180,8 @@ def _try_with_and_without_algorithms(config: Mapping[str, Any], data: TrialData,
     except Exception as error:
         if config.get("algorithms"):
             _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device))
-            error.add_note(WITHOUT_ALGORITHMS)
+            annotate(error, works_without="algorithms")
+            error.add_note("without algorithms it works")
         raise
 
 

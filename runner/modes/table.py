@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.config.signatures import nearest
+from runner.failures import WrongKey
 
 if TYPE_CHECKING:
     from runner.distributed.job import Job
@@ -149,9 +150,9 @@ def find_mode(name: Any) -> Mode:
     """Return the mode that is typed as `mode=<name>`.
 
     Raises:
-        ValueError: no mode has this name; the message names the nearest one.
+        WrongKey: no mode has this name; the message names the nearest one.
     """
     mode = MODES.get(str(name))
     if mode is None:
-        raise ValueError(f"mode={name!r}: no such mode; {nearest(str(name), MODES)}")
+        raise WrongKey("mode", f"no such mode; {nearest(str(name), MODES)}", repr(name))
     return mode

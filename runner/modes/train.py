@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.event import Event
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.result import check_converged, check_objective, recording
@@ -34,7 +35,7 @@ def train(job: Job) -> float | None:
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
             trainer.noting = partial(noting_faults, job.config)
-            with config_errors("FIT_START"):
+            with config_errors(Event.FIT_START):
                 trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:

@@ -52,6 +52,7 @@ class Result:
         metrics: last values by label and name.
         seconds: in all sessions that ended.
         error: trace of what it failed with.
+        wrong_key: key of the config with which the error of a REFUSED job begins; empty where it begins otherwise.
         pid: process that trains it, or did.
         host: machine that trains it, or did.
     """
@@ -66,6 +67,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     error: str | None = None
+    wrong_key: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
 

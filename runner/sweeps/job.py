@@ -56,7 +56,8 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         objective = _finite(work(), sweep.direction)
         return nothing if objective is None else objective
     except WrongConfig as error:
-        refused = Result("REFUSED", "", "", list(hydra_config.overrides.task), error=str(error))
+        overrides = list(hydra_config.overrides.task)
+        refused = Result("REFUSED", "", "", overrides, error=str(error), wrong_key=error.key)
         folder = sweep.folder / f".refused-{hydra_config.job.num}"
         folder.mkdir(exist_ok=True)
         refused.write(folder)

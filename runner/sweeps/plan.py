@@ -83,15 +83,16 @@ def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
             process.submit(_check_all, jobs, launcher in ON_THIS_MACHINE).result()
 
 
-def name_job_in(message: str, overrides: Sequence[str], others: int = 0) -> str:
+def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 0) -> str:
     """Return a message with the job that it is about, unless it begins with a key that is the job's own.
 
     Args:
         message: about what is wrong.
+        key: with which the message begins, as in `WrongConfig`.
         overrides: the job's own.
         others: further jobs that it is about.
     """
-    if not overrides or any(message.startswith(f"{key_of(one)}=") for one in overrides):
+    if not overrides or key in [key_of(one) for one in overrides]:
         return message
     return f"{message}\n  in the job {' '.join(overrides)}{f' and {others} more' if others else ''}"
 
@@ -107,7 +108,7 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
                     build.check(job.config)
                     _make(job.config, made, is_here)
             except WrongConfig as error:
-                raise WrongConfig(name_job_in(str(error), job.overrides)) from error.__cause__
+                raise WrongConfig(name_job_in(str(error), error.key, job.overrides), error.key) from error.__cause__
 
 
 def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:

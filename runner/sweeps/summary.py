@@ -67,7 +67,7 @@ def end_sweep() -> int:
     for message in dict.fromkeys(one.error or "" for one in refused):
         first, *others = (one for one in refused if one.error == message)
         own = own_overrides(first.overrides, led.fixed)
-        print(f"error: {without_credentials(name_job_in(message, own, len(others)))}", file=sys.stderr)
+        print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
     statuses = {one.status for one in results}
     for number, handler in led.handlers.items():
         signal.signal(number, handler)

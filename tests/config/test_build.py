@@ -17,6 +17,7 @@ from runner import Callback
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.errors import ConstructorFailed
+from runner.failures import facts_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 MADE: list[str] = []
@@ -146,6 +147,9 @@ def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Pa
     with pytest.raises(ValueError) as raised:
         build.build(config, tmp_path, "")
     assert raised.value.__notes__ == ["in model.module.dropout (runner.models.MLP)"]
+    facts = facts_of(raised.value)
+    assert (facts.section, facts.argument, facts.key) == ("model.module", "dropout", "model.module.dropout")
+    assert facts.target == "runner.models.MLP"
 
 
 def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp_path: Path):
@@ -154,6 +158,8 @@ def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp
     with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
         build.build(config, tmp_path, "")
     assert raised.value.__notes__ == ["in model.module (torch.nn.Linear)"]
+    facts = facts_of(raised.value)
+    assert (facts.section, facts.argument, facts.key) == ("model.module", "", "")
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
@@ -178,6 +184,9 @@ def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
     with pytest.raises(ValueError) as raised, build.naming_hooks(config), trainer:
         trainer.fit()
     assert "in callbacks.second.name (built_here.Witness)" in raised.value.__notes__
+    facts = facts_of(raised.value)
+    assert (facts.raised_by, facts.key) == ("second", "callbacks.second.name")
+    assert facts.event is not None and facts.timestamp is not None
 
 
 @pytest.mark.parametrize(("name", "key"), [("at once", "second.size"), ("plain, at once", "second")])

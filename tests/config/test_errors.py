@@ -16,6 +16,8 @@ from tiers import one_in
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
+from runner.event import Event
+from runner.failures import WrongKey, add_raiser, annotate
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -31,7 +33,7 @@ def explained(*overrides: str) -> str:
     with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", list(overrides))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return explain(raised.value, overrides, CONF)
+    return explain(raised.value, overrides, CONF).message
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
     with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
         compose("config", ["my_own"])
     given = [f"--config-dir={tmp_path}", "my_own"]
-    assert explain(raised.value, given, CONF) == "my_own: has no key; did you mean +algorithms=my_own?"
+    assert explain(raised.value, given, CONF).message == "my_own: has no key; did you mean +algorithms=my_own?"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_what_is_replaced_without_a_word_is_said(typed: list[str], sentence: str
 
 
 def unknown(*keys: str) -> Exception:
-    return NoSuchArgument("optimizer.a: no such argument", [f"optimizer.{key}" for key in keys])
+    return NoSuchArgument([f"optimizer.{key}" for key in keys], "no such argument")
 
 
 @pytest.mark.parametrize(
@@ -175,38 +177,67 @@ def unknown(*keys: str) -> Exception:
     ],
 )
 def test_a_key_that_a_file_sets_can_be_removed(keys: list[str], typed: list[str], said: str):
-    assert explain(unknown(*keys), typed, CONF) == f"optimizer.a: no such argument{said}"
+    assert explain(unknown(*keys), typed, CONF).message == f"optimizer.a: no such argument{said}"
 
 
-def noted(error: Exception, note: str) -> Exception:
-    error.add_note(note)
+def known(error: Exception, **facts: str) -> Exception:
+    """An exception with facts."""
+    annotate(error, **facts)
     return error
 
 
+IN_Y = {"section": "a.b", "target": "x.Y"}
+TOO_SMALL = "size=0: too small"
+
+
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "message", "key"),
     [
-        (ValueError("plain"), "plain"),
-        (ValueError(""), "ValueError"),
-        (noted(ValueError("size=0: too small"), "in a.b.size (x.Y)"), "a.b.size=0: too small"),
-        (noted(ValueError("size=0: too small"), "in a.b (x.Y)"), "a.b: size=0: too small (x.Y)"),
-        (noted(ValueError("too small"), "in a.b (x.Y)"), "a.b: too small (x.Y)"),
-        (noted(ValueError("two cannot be combined"), "in trainer (runner.Trainer)"), "two cannot be combined"),
-        (noted(ValueError("x"), "raised by someone"), "x"),
-        (FileNotFoundError(2, "No such file or directory", "/a"), "cannot use '/a': No such file or directory"),
-        (OSError("made up"), "made up"),
+        (ValueError("plain"), "plain", ""),
+        (ValueError(""), "ValueError", ""),
+        (ValueError(TOO_SMALL), TOO_SMALL, "size"),
+        (ValueError("launch.grace=0: too small"), "launch.grace=0: too small", "launch.grace"),
+        (known(ValueError(TOO_SMALL), **IN_Y, argument="size", key="a.b.size"), f"a.b.{TOO_SMALL}", "a.b.size"),
+        (known(ValueError(TOO_SMALL), **IN_Y, argument="size"), f"a.b: {TOO_SMALL} (x.Y)", ""),
+        (known(ValueError("too small"), **IN_Y), "a.b: too small (x.Y)", ""),
+        (known(ValueError("not both"), section="trainer", target="runner.Trainer"), "not both", ""),
+        (WrongKey("a.b.size", "too small", "0"), f"a.b.{TOO_SMALL}", "a.b.size"),
+        (WrongKey("a.b.size", "no such key"), "a.b.size: no such key", ""),
+        (FileNotFoundError(2, "No such file or directory", "/a"), "cannot use '/a': No such file or directory", ""),
+        (OSError("made up"), "made up", ""),
     ],
     ids=str,
 )
-def test_an_error_of_a_constructor(error: Exception, message: str):
-    assert explain(error, [], CONF) == message
+def test_an_error_of_a_constructor(error: Exception, message: str, key: str):
+    explained = explain(error, [], CONF)
+    assert (explained.message, explained.key) == (message, key)
+
+
+def test_a_note_is_for_people_and_changes_no_message():
+    error = ValueError(TOO_SMALL)
+    for note in ("in a.b.size (x.Y)", "raised by 'a' at FIT_START, in epoch 1, after 0 batches"):
+        error.add_note(note)
+    assert explain(error, [], CONF).message == TOO_SMALL
+    with pytest.raises(ValueError), config_errors(Event.FIT_START):
+        raise error
+
+
+@pytest.mark.parametrize("event", [Event.FIT_START, Event.INIT, None])
+def test_of_errors_at_events_those_of_the_one_that_is_asked_for_are_explained(event: Event | None):
+    error = ValueError(TOO_SMALL)
+    add_raiser(error, "inner", Event.EVAL_START)
+    add_raiser(error, "outer", event)
+    expected = WrongConfig if event is Event.FIT_START else ValueError
+    with pytest.raises(expected) as raised, config_errors(Event.FIT_START):
+        raise error
+    assert getattr(raised.value, "key", "size") == "size"
 
 
 def test_a_type_error_says_where_it_was_raised():
     """Its message alone seldom says what is wrong."""
     with pytest.raises(TypeError) as raised:
         None + 1  # type: ignore[operator]  # noqa: B018
-    said = explain(noted(raised.value, "in model (x.Y)"), [], CONF)
+    said = explain(known(raised.value, section="model", target="x.Y"), [], CONF).message
     assert said.startswith("model: unsupported operand") and "(x.Y)" in said
     assert f"[{__file__}:" in said
 
@@ -217,7 +248,7 @@ def test_what_a_constructor_seldom_raises_says_where_and_how_to_see_more():
         {}["x"]
     except KeyError as error:
         failed.__cause__ = error
-    said = explain(noted(failed, "in model (x.Y)"), [], CONF)
+    said = explain(known(failed, section="model", target="x.Y"), [], CONF).message
     assert said.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
     assert said.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
 
@@ -232,14 +263,14 @@ def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
             OmegaConf.to_container(OmegaConf.create({"a": f"${{fails:{tmp_path}/missing}}"}), resolve=True)
     finally:
         OmegaConf.clear_resolver("fails")
-    assert explain(raised.value, [], CONF) == f"a: No such file or directory: '{tmp_path}/missing'"
+    assert explain(raised.value, [], CONF).message == f"a: No such file or directory: '{tmp_path}/missing'"
 
 
 def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
     with pytest.raises(yaml.YAMLError) as raised:
         yaml.safe_load("a: [1\nb: 2")
     assert isinstance(raised.value, CONFIG_ERRORS)
-    assert "line 2" in explain(raised.value, [], CONF)
+    assert "line 2" in explain(raised.value, [], CONF).message
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
 
         from turns import say, wait_for
 
+        from runner import Event, Timestamp
         from runner.distributed.store import first_failure, group_store, meet
+        from runner.failures import add_raiser, facts_of
 
         meet()
         rank = int(os.environ["RANK"])
@@ -65,6 +67,7 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
             try:
                 raise ValueError("the cause")
             except ValueError as error:
+                add_raiser(error, "mine", Event.BATCH_END, Timestamp(batch=3))
                 assert first_failure(error) is error
             say("failed")
             wait_for("read0", "read2")
@@ -72,6 +75,8 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
         wait_for("failed")
         for error in (RuntimeError("connection closed"), ValueError("of its own"), KeyboardInterrupt()):
             print(type(first_failure(error)).__name__)
+        facts = facts_of(first_failure(RuntimeError("connection closed")))
+        assert facts.raisers == (("mine", Event.BATCH_END, Timestamp(batch=3)),)
         print(first_failure(RuntimeError("connection closed")))
         say(f"read{rank}")
         wait_for("read0", "read2")  # rank 0 hosts the store
@@ -90,8 +95,8 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
 
         from turns import say, wait_for
 
-        from runner.distributed.signals import RankFailed
         from runner.distributed.store import first_failure, group_store, meet
+        from runner.failures import RankFailed
 
         meet()
         if os.environ["RANK"] == "1":

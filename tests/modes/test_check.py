@@ -360,10 +360,10 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheduler": {"foo": 1}}, "scheduler.foo: nobody reads it"),
+        ({"scheduler": {"foo": 1}}, "scheduler.foo: nothing reads it"),
         ({"scheduler": 3}, "scheduler=3"),
-        ({"explain": {"format": "table", "formt": "json"}}, "explain.formt: nobody reads it; did you mean 'format'"),
-        ({"predict": {"format": "pt", "split": "eval", "x": 1}}, "predict.x: nobody reads it; allowed: format, split"),
+        ({"explain": {"format": "table", "formt": "json"}}, "explain.formt: nothing reads it; did you mean 'format'"),
+        ({"predict": {"format": "pt", "split": "eval", "x": 1}}, "predict.x: nothing reads it; allowed: format, split"),
     ],
     ids=str,
 )

@@ -99,4 +99,4 @@ def test_what_a_machine_cannot_do_is_left_to_the_one_that_trains(config: Any):
     ],
 )
 def test_a_message_names_its_job_unless_a_key_of_it_does(overrides: list[str], others: int, message: str):
-    assert name_job_in("lr=3: too much", overrides, others) == message
+    assert name_job_in("lr=3: too much", "lr", overrides, others) == message

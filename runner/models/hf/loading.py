@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from runner.distributed.collectives import get_global_rank
+from runner.failures import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
 
 log = logging.getLogger("runner")
@@ -152,7 +153,7 @@ def load_network(config: Any, name: str, pretrained: bool, attention: str | None
         else:
             network = AutoModelForCausalLM.from_config(config, **options)
     except (ImportError, ValueError) as error:
-        if attention is None or str(error).startswith(("name=", "overrides=")):
+        if attention is None or argument_of(error) in ("name", "overrides"):
             raise
         raise ValueError(f"attention={attention!r}: not with {name!r} here: {_first_sentence(error)}") from error
     two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())

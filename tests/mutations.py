@@ -221,14 +221,14 @@ FAULTS = (
     Fault(
         "closing ends at the first failure",
         "runner/engine.py",
-        '                    first.add_note(f"while closing, {name}',
-        '                    return\n                    first.add_note(f"while closing, {name}',
+        '                    first.add_note(f"while closing, {owner}',
+        '                    return\n                    first.add_note(f"while closing, {owner}',
         "test_engine_errors.py",
     ),
     Fault(
         "closing leaves metrics unwritten",
         "runner/engine.py",
-        '            ("logger.close", self.logger.close),\n',
+        '            ("logger", "close", self.logger.close),\n',
         "",
         "test_logger.py test_engine_closing.py",
     ),
@@ -374,6 +374,20 @@ FAULTS = (
         "if not open_ended and (",
         "if False and (",
         "config/test_signatures.py",
+    ),
+    Fault(
+        "who raised an exception is not among its facts",
+        "runner/engine.py",
+        "        add_raiser(error, name, event, now)\n",
+        "",
+        "test_engine_errors.py",
+    ),
+    Fault(
+        "the facts of another rank's failure are lost",
+        "runner/distributed/store.py",
+        "Facts.from_data(facts)",
+        "UNKNOWN",
+        "distributed/test_store.py",
     ),
 )
 

@@ -42,7 +42,7 @@ _SUPPLIED = [
 
 
 def warm_up(config: Mapping[str, Any]) -> None:
-    """Let callbacks start their slow helpers, before torch is imported; `check` speaks of targets that are wrong."""
+    """Let callbacks start their slow helpers, before torch is imported; `check` reports targets that are wrong."""
     for section in (config.get("callbacks") or {}).values():
         try:
             target = hydra.utils.get_object(section["_target_"])
@@ -53,7 +53,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
-    """Return how many processes a job has, checked as in `check`, but before all else: they start early."""
+    """Return how many processes a job has; checked before everything else, because they start early."""
     check_signature("launch", section_of(config, "launch"))
     return make("launch", config["launch"])
 
@@ -64,7 +64,7 @@ def check(config: Mapping[str, Any]) -> None:
     Nothing is made and no data is read.
 
     Raises:
-        ValueError: one of them; the message names the key, what is allowed, and the nearest name.
+        ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
     """
     check_keys(config)
     make_launch(config)
@@ -85,7 +85,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
         run_name: name of the run.
 
     Raises:
-        ValueError, TypeError, ...: what a constructor refuses, naming the section.
+        ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
     """
     parts = make_parts(config)
     model = make_model(config)
@@ -103,9 +103,9 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
 
 
 def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a config makes without model and data: callbacks, algorithms, optimizers, schedulers.
+    """Return all that a config makes but model and data, by the names of the Trainer's arguments.
 
-    By the names of the Trainer's arguments; callbacks and algorithms are dicts by config key.
+    These are callbacks and algorithms, each a dict by config key, optimizers, and schedulers.
     """
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
@@ -121,7 +121,7 @@ def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the training and the evaluation data that a section makes.
 
     Raises:
-        TypeError: it makes something else.
+        TypeError: the section makes something else.
     """
     made = make("data", section)
     if not isinstance(made, tuple | list) or len(made) != 2:
@@ -161,7 +161,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """Return the object of a section, None for one without a target.
 
     Raises:
-        Exception: what its constructor raises, with the section's path in front.
+        Exception: the constructor fails; the section is among the facts of the exception.
     """
     if section is None or "_target_" not in section:
         return None
@@ -273,7 +273,7 @@ def checkpoint_of(key: str, path: str) -> Path:
 
 
 def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
-    """Raise what the optimizer says to its arguments, before data is read."""
+    """Raise what the optimizer raises for its arguments, before data is read."""
     import torch
 
     from runner.optim.factories import make_optimizers

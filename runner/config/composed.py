@@ -1,4 +1,4 @@
-"""A composed config as plain containers: which keys it has, and what may stand in those that configure no object."""
+"""A composed config as plain containers: its keys, and the values allowed for those that configure no object."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from runner.failures import WrongKey, argument_of, facts_of
 CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
-"""What a wrong configuration raises before training; anything else is a fault of the program, and shown as one."""
+"""What a wrong configuration raises before training; anything else is a bug, and is shown with its trace."""
 
 
 class WrongConfig(Exception):
@@ -159,7 +159,7 @@ def _with_place(error: Exception, text: str) -> Explanation:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the innermost line that neither this project nor a library has, where there is one."""
+    """Return the innermost line of the trace that belongs to neither this project nor a library, if there is one."""
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
     home = CONF.parent

@@ -1,4 +1,4 @@
-"""Whether a section of the config fits the signature of its `_target_`: found, named and typed, before it is called."""
+"""Check a section of the config against the signature of its `_target_`, before that is called."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
 
     Args:
         path: the section's dotted path, for messages.
-        section: with a `_target_`.
-        supplied: arguments that are given by code, and may not stand in the section.
+        section: a section with a `_target_`.
+        supplied: names of the arguments that code supplies; the section must not have them.
 
     Raises:
-        ValueError: the target cannot be imported, a key is no argument of it, a required one is missing, or a value is
-            of another type than its annotation says.
+        ValueError: the target cannot be imported, a key is not one of its arguments, a required argument is missing, or
+            a value does not have the type of its annotation.
     """
     target, name = locate(path, section["_target_"]), section["_target_"]
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
-        return  # built in C, without a signature: it will speak for itself when it is called
+        return  # written in C, without a signature: it checks its arguments when it is called
     keys = [key for key in section if key not in _HYDRA]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
@@ -69,13 +69,13 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     for key, one in parameters.items():
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
-            if key in ("params", "optimizer"):  # as torch calls what there is only in training
+            if key in ("params", "optimizer"):  # torch's names for what only exists in training
                 raise WrongKey(path, f"{name} is called in training, which gives it {key}: add '_partial_: true'")
             raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
 
 
 def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a section that are no argument of its target by name, but go into its `**options`."""
+    """Return the keys of a section that go into the `**options` of its target, being none of its named arguments."""
     try:
         parameters = inspect.signature(locate(path, section["_target_"])).parameters
     except (TypeError, ValueError):
@@ -85,7 +85,7 @@ def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
 
 
 def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
-    """Return the default value of an argument of a section's target; None where it has none."""
+    """Return the default value of an argument of a section's target; None where the argument has no default."""
     try:
         return inspect.signature(locate(path, section["_target_"])).parameters[key].default
     except (TypeError, ValueError, KeyError):
@@ -111,7 +111,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
 
 
 def nearest(name: str, allowed: Iterable[Any]) -> str:
-    """Return a phrase with the nearest allowed name and, where they are few, all of them."""
+    """Return a phrase with the nearest allowed name, and with all allowed names where they are few."""
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]
     swapped = [one for one in names if sorted(one) == sorted(str(name))]
@@ -165,7 +165,7 @@ def _check_types(
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value can be meant by an annotation; True where that cannot be told."""
+    """Return whether a plain value may be of the type of an annotation; True where that cannot be told."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(hint))

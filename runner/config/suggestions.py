@@ -1,4 +1,4 @@
-"""What is wrong with the groups and keys that were typed, where Hydra cannot compose them: what to write instead."""
+"""Where Hydra cannot compose a command: what is wrong with the groups and keys in it, and what to write instead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     return str(error).strip().partition("\n\n")[0]
 
 
-# Hydra 1.3 raises one class, with no attributes, for each of the following: only the sentence tells them apart.
+# For each of the following, Hydra 1.3 raises the same class without attributes: only its sentences tell them apart.
 
 
 def _missing_key(error: Exception) -> str | None:
@@ -93,9 +93,9 @@ def is_empty_choice(error: Exception) -> bool:
 
 
 def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
-    """Yield a sentence for a typed `callbacks=a` that takes the place of all that a run has by default.
+    """Yield a sentence for each typed `callbacks=a` or `algorithms=a` that replaces all defaults of its list.
 
-    None where that is meant: with `none`, or with one of the defaults among the names. Likewise for algorithms.
+    Nothing is said where that is plainly meant: where `none`, or one of the defaults, is among the names.
     """
     for group in LISTS:
         typed = [one for one in overrides if one.startswith(f"{group}=")]
@@ -115,7 +115,7 @@ def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
 
 
 def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
-    """Return what is wrong with a name that is no choice of a group; another group may have it."""
+    """Return what is wrong with a name that is not a choice of its group; another group may have it."""
     typed = f"{group}={name}"
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
@@ -127,7 +127,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
 
 
 def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
-    """Return how to write what is no override: a word alone is a choice of some group, or a mode."""
+    """Return how to write what is not an override; a word alone may be a choice of some group, or a mode."""
     choices = _choices(overrides, conf) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, choices, n=1, cutoff=0.8):
         return f"{typed}: has no key; did you mean {_typed(near[0], choices[near[0]])}?"

@@ -118,7 +118,7 @@ def _describe(error: Exception, config: Mapping[str, Any]) -> str:
     model, data = chosen(config, "model"), chosen(config, "data")
     if hook is not None:
         text = _in_section(f"{hook.group}.{hook.key}", config[hook.group][hook.key], error)
-        when = "outside of an event" if hook.event is None else f"at {hook.event.name}"
+        when = "while closing" if hook.event is None else f"at {hook.event.name}"
         text += f"\n  {when}, with {model} and {data}"
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)

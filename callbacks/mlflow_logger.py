@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._mlflow.describe import describe_config, describe_inputs, flatten
-from runner.callbacks._mlflow.process import shared_writer
-from runner.callbacks._mlflow.session import Session
-from runner.callbacks._mlflow.sweep import log_sweep, parent_tags
+from runner.callbacks._mlflow.description import describe_config, describe_inputs, flatten
+from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
 from runner.callbacks._mlflow.target import check_address, check_arguments, resolve_uri, ui_command, uri_of_run
+from runner.callbacks._mlflow.writer_process import shared_writer
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -141,7 +140,7 @@ class MLflowLogger(LoggerDestination):
         log_sweep(self._session, summary, self._nested, self._close_timeout)
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
-        from runner.callbacks._mlflow.lookup import find_run
+        from runner.callbacks._mlflow.store import find_run
 
         return find_run(run_id, self.tracking_uri, downloads)
 

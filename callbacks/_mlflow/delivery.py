@@ -11,9 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runner.addresses import without_those_of
-from runner.callbacks._mlflow.limits import Deleted, explain
-from runner.callbacks._mlflow.origin import origin_tags
+import requests
+
+from runner.addresses import without_credentials, without_those_of
+from runner.callbacks._mlflow.description import origin_tags
 from runner.callbacks._mlflow.spool import (
     SPOOL,
     Sent,
@@ -29,8 +30,8 @@ from runner.callbacks._mlflow.spool import (
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from runner.callbacks._mlflow.load import LoadMonitor
     from runner.callbacks._mlflow.sink import RunSink
+    from runner.callbacks._mlflow.system_metrics import LoadMonitor
 
 SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
 LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
@@ -43,6 +44,31 @@ Report = Callable[[dict[str, Any]], None]
 def print_trace(tracking_uri: str = "") -> None:
     """Print the trace of the exception that is being handled, without credentials, those of an address above all."""
     print(without_those_of(tracking_uri, traceback.format_exc()), file=sys.stderr, flush=True)
+
+
+class Deleted(Exception):
+    """A run or an experiment that was deleted takes nothing until it is restored."""
+
+
+def run_deleted(run_id: str) -> Deleted:
+    """The error of a run that was deleted."""
+    return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
+
+
+def explain(error: Exception, tracking_uri: str) -> str:
+    """What went wrong, in one line: without a HTTP client's layers where the server was not reached at all."""
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    store = without_credentials(tracking_uri)
+    if any(isinstance(one, requests.ConnectionError) for one in chain):
+        reasons = [one.strerror for one in chain if isinstance(one, OSError) and one.strerror]
+        return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
+    if any(isinstance(one, requests.Timeout) for one in chain):
+        return f"{store} does not answer"
+    if isinstance(error, Deleted):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"
 
 
 class Delivery:
@@ -229,7 +255,7 @@ class Delivery:
         if self._monitor is not None or not interval:
             return
         try:
-            from runner.callbacks._mlflow.load import LoadMonitor
+            from runner.callbacks._mlflow.system_metrics import LoadMonitor
 
             self._monitor = LoadMonitor(run, interval, self._order["tracking_uri"])
             self._monitor.start()

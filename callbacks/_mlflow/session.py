@@ -6,17 +6,21 @@ import contextlib
 import logging
 import shutil
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.addresses import hidden_everywhere
-from runner.callbacks._mlflow.order import known_before, make_order, write_order
-from runner.callbacks._mlflow.process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
+from runner.callbacks._mlflow.target import known_before, make_order, write_order
+from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.files.whole import write_whole
+
+if TYPE_CHECKING:
+    from runner.destination import SweepSummary
 
 log = logging.getLogger("runner")
 
@@ -207,3 +211,47 @@ class Session:
         if not self._warned:
             self._warned = True
             log.warning("MLflow: %s", text)
+
+
+def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:
+    """Log what came of a sweep, into the same run as when it was given before.
+
+    Args:
+        session: in the sweep's folder.
+        summary: with status RUNNING before the first job.
+        nested: whether jobs are to find the run when they begin; otherwise it is made at the end.
+        timeout: seconds to wait for MLflow.
+    """
+    if summary.status == "RUNNING":
+        if nested:
+            session.begin()
+            _wait_for_id(session, timeout)
+        return
+    session.begin()
+    tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
+    tags |= {f"best.{key}": value for key, value in summary.best.items()}
+    session.append({"tags": tags})
+    for name, (columns, rows) in summary.tables.items():
+        session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
+    for path in summary.files:
+        session.append_artifact(path, "sweep")
+    # A sweep that is given again has finished more jobs than before, or the same.
+    session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
+    session.close(summary.status, timeout)
+
+
+def parent_tags(run_dir: Path, tracking_uri: str) -> dict[str, str]:
+    """Return the tags that nest a job's run in the run of its sweep; none where there is no such run.
+
+    Args:
+        run_dir: of the job.
+        tracking_uri: of the store.
+    """
+    run_id = read_sent(run_dir.parent / "mlflow", tracking_uri).run_id
+    return {} if run_id is None else {"mlflow.parentRunId": run_id}
+
+
+def _wait_for_id(session: Session, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while session.run_id is None and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -5,30 +5,71 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import mlflow.exceptions
+import requests
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.limits import (
-    DATASET_NAME_LENGTH,
-    METRICS_PER_CALL,
-    PAIRS_PER_CALL,
-    PARAM_LENGTH,
-    TAG_LENGTH,
-    checked_path,
-    clean_key,
-    clean_path,
-    is_refusal,
-    run_deleted,
-    shorten,
-)
+from runner.callbacks._mlflow.delivery import run_deleted
 from runner.callbacks._mlflow.spool import FILES, IMAGES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+METRICS_PER_CALL = 1000
+PAIRS_PER_CALL = 100  # parameters or tags
+KEY_LENGTH = 250
+PARAM_LENGTH = 6000
+TAG_LENGTH = 8000
+DATASET_NAME_LENGTH = 500
+PREVIEW = 256  # pixels of the longer side of what the UI shows first
+CAPTION_WIDTH = 160  # pixels: MLflow's grid shows about this, and a dozen words fit
+LINE_HEIGHT = 14
+LINE_LENGTH = 26  # characters of the default font in CAPTION_WIDTH
+
+
+def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
+    """A key that MLflow accepts: what it does not becomes `_`, and a hash of the whole tells it from others.
+
+    The hash depends on the key alone, so that a resumed run goes on under the same one.
+    """
+    parts = re.sub(foreign, "_", key).split("/")
+    cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
+    if cleaned == key and len(key) <= KEY_LENGTH:
+        return key
+    return f"{cleaned[: KEY_LENGTH - 9]}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
+
+
+def clean_path(name: str) -> str:
+    """A name that MLflow accepts for images and tables."""
+    return clean_key(name, r"[^/\w.\- ]")
+
+
+def checked_path(path: str) -> str:
+    """Return where a file is to lie among a run's artifacts.
+
+    Raises:
+        ValueError: it leads out of them.
+    """
+    try:
+        verify_artifact_path(path)
+    except mlflow.exceptions.MlflowException as error:
+        raise ValueError(error.message) from error
+    return path
+
+
+def shorten(value: str, length: int) -> str:
+    """The text, or its beginning and `...` where it is too long."""
+    return value if len(value) <= length else value[: length - 3] + "..."
 
 
 class RunSink:
@@ -187,8 +228,6 @@ class RunSink:
         return path
 
     def _log_images(self, entry: dict[str, Any]) -> None:
-        from runner.callbacks._mlflow.images import read_images, save_image
-
         file = self._own_file(f"mlflow/{IMAGES}/{Path(entry['file']).name}")
         images = read_images(file, entry["captions"])
         with tempfile.TemporaryDirectory() as folder:
@@ -216,3 +255,60 @@ class RunSink:
 def _to_cell(value: Any) -> Any:
     """The value, as text where it is a number that JSON does not know: the UI could not read the table."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether MLflow was reached and will never take this."""
+    if isinstance(error, mlflow.exceptions.MlflowException):
+        return error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+    if isinstance(error, requests.HTTPError):  # of an artifact
+        return error.response is not None and error.response.status_code in (400, 413, 422)
+    if isinstance(error, requests.RequestException):  # some of which are ValueErrors
+        return False
+    # Of an entry that is shaped otherwise than the trainer's.
+    return isinstance(error, ValueError | TypeError | LookupError | AttributeError | FileNotFoundError)
+
+
+def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
+    """The images of an array file of shape (N, H, W, C), C 1 or 3, uint8, with their captions, if any."""
+    import numpy as np
+    from PIL.Image import fromarray
+
+    images = [fromarray(array[..., 0] if array.shape[-1] == 1 else array) for array in np.load(path)]
+    if captions is None:
+        return images
+    return [add_caption(image, caption) for image, caption in zip(images, captions, strict=True)]
+
+
+def save_image(image: Image, folder: Path, key: str, step: int, time_ms: int, identity: str) -> None:
+    """Save an image and its preview under the names by which MLflow's UI knows key, step and time.
+
+    MLflow's `log_image` gives each call a name of its own: an image that is sent again would be there twice.
+
+    Args:
+        image: to save.
+        folder: exists.
+        key: cleaned for paths; a `/` groups images.
+        step: the batch.
+        time_ms: milliseconds since 1970.
+        identity: the same for the same image, and for no other.
+    """
+    stem = f"{key.replace('/', '~')}+step+{step}+timestamp+{time_ms}+{identity}"
+    image.save(folder / f"{stem}.png")
+    preview = image.copy()
+    preview.thumbnail((PREVIEW, PREVIEW))
+    preview.save(folder / f"{stem}+compressed.webp")
+
+
+def add_caption(image: Image, caption: str) -> Image:
+    """The image with a strip of text beneath, enlarged by a whole factor until the text fits."""
+    from PIL import ImageDraw
+    from PIL.Image import Resampling, new
+
+    factor = max(1, -(-CAPTION_WIDTH // image.width))
+    image = image.convert("RGB").resize((image.width * factor, image.height * factor), Resampling.NEAREST)
+    lines = [caption[start : start + LINE_LENGTH] for start in range(0, len(caption), LINE_LENGTH)]
+    canvas = new("RGB", (image.width, image.height + LINE_HEIGHT * len(lines) + 4), "white")
+    canvas.paste(image)
+    ImageDraw.Draw(canvas).multiline_text((2, image.height + 2), "\n".join(lines), fill="black")
+    return canvas

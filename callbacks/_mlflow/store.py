@@ -6,16 +6,20 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import mlflow.exceptions
+import requests
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
-from runner.callbacks._mlflow.limits import TAG_LENGTH, Deleted, run_deleted, shorten
+from runner.callbacks._mlflow.delivery import Deleted, explain, run_deleted
+from runner.callbacks._mlflow.sink import TAG_LENGTH, shorten
 from runner.callbacks._mlflow.spool import is_id
+from runner.callbacks._mlflow.target import SQLITE, set_environment
+from runner.files.whole import read_object
 
 LOCK_TIMEOUT = 60.0  # seconds
 
@@ -29,10 +33,10 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
     Raises:
         TimeoutError: another process holds it for a minute.
     """
-    if not tracking_uri.startswith("sqlite:///"):
+    if not tracking_uri.startswith(SQLITE):
         yield
         return
-    path = Path(tracking_uri.removeprefix("sqlite:///") + ".lock")
+    path = Path(tracking_uri.removeprefix(SQLITE) + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_TIMEOUT
     with path.open("a") as file:
@@ -56,7 +60,7 @@ def make_store(path: Path) -> None:
 
     aside = path.with_name(f".{path.name}.new")
     aside.unlink(missing_ok=True)
-    engine = utils.create_sqlalchemy_engine(f"sqlite:///{aside}")
+    engine = utils.create_sqlalchemy_engine(f"{SQLITE}{aside}")
     utils._initialize_tables(engine)
     engine.dispose()
     try:
@@ -75,8 +79,8 @@ def open_early(tracking_uri: str) -> None:
     Raises:
         Exception: what MLflow says to it.
     """
-    path = Path(tracking_uri.removeprefix("sqlite:///"))
-    if tracking_uri.startswith("sqlite:///") and path.is_file():
+    path = Path(tracking_uri.removeprefix(SQLITE))
+    if tracking_uri.startswith(SQLITE) and path.is_file():
         with store_lock(tracking_uri):
             client = MlflowClient(tracking_uri=tracking_uri)
             client.search_experiments(max_results=1)
@@ -86,7 +90,7 @@ def open_early(tracking_uri: str) -> None:
 def open_store(uri: str) -> MlflowClient:
     """A client of a store, which is made where it does not exist."""
     with store_lock(uri):
-        if uri.startswith("sqlite:///") and not (path := Path(uri.removeprefix("sqlite:///"))).exists():
+        if uri.startswith(SQLITE) and not (path := Path(uri.removeprefix(SQLITE))).exists():
             make_store(path)
         if uri not in _clients:
             client = MlflowClient(tracking_uri=uri)
@@ -173,3 +177,47 @@ def open_run(
             raise run_deleted(run.info.run_id)
         client.restore_run(run.info.run_id)
     return client, run
+
+
+def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
+    """Return the folder of a run, or `downloads` with its record in it; None where the store has no such run.
+
+    Args:
+        run_id: MLflow's.
+        tracking_uri: of the store; a SQLite store that does not exist is not made.
+        downloads: see `LoggerDestination.find_run`.
+
+    Raises:
+        ValueError: the store cannot be read, the run is deleted, or what is asked of it is not there.
+    """
+    if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
+        return None
+    set_environment()
+    client = MlflowClient(tracking_uri)
+    try:
+        run = client.get_run(run_id)
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise ValueError(f"MLflow: {explain(error, tracking_uri)}") from error
+    if run.info.lifecycle_stage == "deleted":
+        raise ValueError(f"MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` brings it back")
+    name = run.data.tags.get("runner.run_dir")
+    with suppress(OSError):  # the folder may be in somebody else's home
+        if name is not None and read_object(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
+            return Path(name)
+    if downloads is None:
+        where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
+        raise ValueError(
+            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is not here, or may not be read; "
+            "give resume= a folder, or make the run again with rerun="
+        )
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    try:
+        if not client.list_artifacts(run_id, "record"):
+            raise ValueError(f"MLflow run {run_id} has no record among its artifacts: it cannot be made again")
+        for file in Path(client.download_artifacts(run_id, "record", str(downloads))).iterdir():
+            file.rename(downloads / file.name)
+    except (mlflow.exceptions.MlflowException, requests.RequestException, OSError) as error:
+        raise ValueError(f"record of MLflow run {run_id}: {explain(error, tracking_uri)}") from error
+    return downloads

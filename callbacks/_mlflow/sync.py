@@ -10,9 +10,16 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.order import FILE, known_before, make_order, read_order, register_of, with_credentials
 from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
-from runner.callbacks._mlflow.writer import configure
+from runner.callbacks._mlflow.target import (
+    FILE,
+    known_before,
+    make_order,
+    read_order,
+    register_of,
+    set_environment,
+    with_credentials,
+)
 from runner.files.whole import read_object
 from runner.terminal import show_path
 
@@ -36,7 +43,7 @@ def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
     run_dirs = _unsent_runs(tracking_uri) if run_dir is None else [run_dir]
     if not run_dirs:
         print("MLflow: nothing is left to send")
-    configure()
+    set_environment()
     if run_dir is not None:
         return _send(run_dir, _order_of(run_dir, tracking_uri, experiment_name), wanted=True)
     results = []

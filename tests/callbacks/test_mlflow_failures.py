@@ -14,8 +14,8 @@ import pytest
 from mlflow_runs import log_steps, logging_to
 
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.process import shared_writer
 from runner.callbacks._mlflow.spool import Spool, read_entries
+from runner.callbacks._mlflow.writer_process import shared_writer
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,9 @@ from torch import nn
 
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.describe import flatten
-from runner.callbacks._mlflow.order import read_order, typed_command
-from runner.callbacks._mlflow.process import shared_writer
-from runner.callbacks._mlflow.target import ui_command
+from runner.callbacks._mlflow.description import flatten
+from runner.callbacks._mlflow.target import read_order, typed_command, ui_command
+from runner.callbacks._mlflow.writer_process import shared_writer
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 

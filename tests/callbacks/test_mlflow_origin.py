@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from runner.callbacks._mlflow.origin import git_tags
+from runner.callbacks._mlflow.description import git_tags
 
 DIRTY = "mlflow.source.git.dirty"
 

@@ -26,8 +26,8 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.process import shared_writer
 from runner.callbacks._mlflow.spool import read_entries
+from runner.callbacks._mlflow.writer_process import shared_writer
 
 TINY = ["model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks.mlflow_logger.close_timeout=30"]
 

@@ -16,7 +16,7 @@ from mlflow_runs import log_steps, logging_to, points, query
 from python_process import PATIENCE, start_python, wait_until
 
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.files.whole import read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ import os, signal, sys, time
 sys.path[:0] = [{root!r}, {root!r} + "/tests", {tests!r}]
 from runner.callbacks import MLflowLogger
 MLflowLogger.warm_up()
-from runner.callbacks._mlflow.process import shared_writer
+from runner.callbacks._mlflow.writer_process import shared_writer
 from mlflow_runs import log_steps, make_state
 from python_process import wait_until
 from runner import Logger
@@ -111,7 +111,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r});"
         "from runner.callbacks import MLflowLogger; MLflowLogger.warm_up();"
-        "from runner.callbacks._mlflow.process import shared_writer; print(shared_writer().pid);"
+        "from runner.callbacks._mlflow.writer_process import shared_writer; print(shared_writer().pid);"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)

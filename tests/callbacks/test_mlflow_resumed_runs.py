@@ -15,8 +15,8 @@ from python_process import wait_until
 
 from runner import Timestamp
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.order import write_order
 from runner.callbacks._mlflow.spool import Sent, read_sent, write_sent
+from runner.callbacks._mlflow.target import write_order
 from runner.files.whole import read_object
 
 
@@ -64,7 +64,7 @@ def test_an_experiment_that_was_deleted_is_named(folder: Path, resumed: bool, ca
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
 def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
-    from runner.callbacks._mlflow.lookup import find_run
+    from runner.callbacks._mlflow.store import find_run
 
     with logging_to(MLflowLogger(), "outputs/r"):
         pass

@@ -10,7 +10,7 @@ from typing import Any
 from kept_runs import SHORT
 from main_runs import query
 
-from runner.callbacks._mlflow.order import read_order
+from runner.callbacks._mlflow.target import read_order
 
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 

@@ -16,23 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
-from runner.callbacks._mlflow.order import read_order, with_credentials
 from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
-from runner.callbacks._mlflow.target import resolve_uri
+from runner.callbacks._mlflow.target import read_order, resolve_uri, set_environment, with_credentials
 
 Orders = queue.SimpleQueue[dict[str, Any] | None]
 
 POLL = 0.2  # seconds between two looks at the spools
 LINGER = 6.0  # seconds to finish in when the trainer has ended; a process that stays longer looks like one forgotten
 GRACE = 1.0  # seconds after these until a call that does not return is left where it is
-SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it shows the password in an address
-    # The writer itself tries again: it first looks whether the server has made a run of which it could not tell any
-    # more. And a call that waits for minutes would hold up the others.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}
 
 
 def serve() -> None:
@@ -40,7 +31,7 @@ def serve() -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # a scheduler ends all processes of a job: this one must say so in MLflow
     os.nice(15)
-    configure()
+    set_environment()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no report
@@ -143,12 +134,6 @@ class Service:
                 self._active[str(run_dir)] = Delivery(run_dir, order, lambda _: None, live=False, wanted=False)
         except (OSError, ValueError):
             print_trace()
-
-
-def configure() -> None:
-    """Set what MLflow reads from the environment, where the user has not."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
 
 
 def _read_orders(orders: Orders, ended: threading.Event) -> None:

@@ -20,7 +20,7 @@ log = logging.getLogger("runner")
 
 # The folder of this very package comes first: a `runner.py` where the user works would be imported in its place.
 _ROOT = str(Path(runner.__file__).absolute().parents[1])
-_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer import serve; serve()"
+_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
 
 
 class Progress:

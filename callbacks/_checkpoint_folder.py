@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which it holds, which links point where, which are to go."""
+"""Keeps track of a run's checkpoints on disk: which exist, where the links point, and which to delete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runner import Timestamp
 
 
 class CheckpointFolder:
-    """Checkpoints by name, with the links `latest` and `best` beside them; keeps the newest and the best.
+    """A folder of named checkpoints with the links `latest` and `best`, pruned to the newest and the best ones.
 
     Args:
-        path: the folder; made when something is first written to it.
-        keep: how many of the newest to keep; -1: all.
-        keep_best: how many of the best to keep.
+        path: path of the folder, which is created on the first write.
+        keep: number of newest checkpoints to keep; -1 keeps all.
+        keep_best: number of best checkpoints to keep.
     """
 
     def __init__(self, path: Path, keep: int, keep_best: int) -> None:
@@ -25,25 +25,25 @@ class CheckpointFolder:
         self.keep = keep
         self.keep_best = keep_best
         self.saved: list[str] = []
-        """Names, oldest first."""
+        """Names of the checkpoints, oldest first."""
         self.best: list[tuple[float, str]] = []
-        """Scores and names, best first; the least is the best."""
+        """Pairs of score and name, best first; a lower score is better."""
         self._before = self.saved, self.best
 
     @property
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, None before there is one."""
+        """Path of the newest complete checkpoint, or None if there is none yet."""
         link = self.path / "latest"
         return link.resolve() if link.exists() else None
 
     def add(self, name: str, score: float | None) -> None:
-        """Count a checkpoint in that is about to be written.
+        """Register a checkpoint that is about to be written.
 
-        Done before the run's state is captured, so that a resumed run knows the checkpoint that it came from.
+        Call this before capturing the run's state, so that a resumed run knows the checkpoint it came from.
 
         Args:
-            name: of its folder; one of that name is replaced.
-            score: the less the better; None: it cannot be the best.
+            name: name of its folder; an existing checkpoint of that name is replaced.
+            score: score to rank it by, lower is better; None means that it cannot be the best.
         """
         self._before = self.saved, self.best
         self.saved = [*(one for one in self.saved if one != name), name]
@@ -52,10 +52,10 @@ class CheckpointFolder:
             self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
 
     def write(self, snapshot: dict[str, Any], name: str) -> None:
-        """Write what was counted in, move the links to it, and remove what need not be kept.
+        """Write a registered checkpoint, move the links to it and delete the checkpoints that are no longer kept.
 
         Raises:
-            OSError: it could not be done; a checkpoint that is not there is not counted in any longer.
+            OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
         """
         from runner import write_checkpoint
 
@@ -72,29 +72,29 @@ class CheckpointFolder:
             raise
 
     def take_back(self) -> None:
-        """Count out again what was counted in last, and is not written."""
+        """Undo the last `add`, for a checkpoint that was not written."""
         self.saved, self.best = self._before
 
     def forget_missing(self) -> None:
-        """Count out what is not there, as after a resume into another folder."""
+        """Drop checkpoints that are not in the folder, as happens after resuming into another one."""
         self.saved = [name for name in self.saved if self._holds(name)]
         self.best = [one for one in self.best if one[1] in self.saved]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is counted in."""
+        """Return the registered checkpoints."""
         return {"saved": list(self.saved), "best": [list(one) for one in self.best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned, as far as it can be so: somebody else may have made the checkpoint."""
+        """Restore what `state_dict` returned, skipping invalid names: someone else may have made the checkpoint."""
         self.saved = [name for name in state["saved"] if is_name(name)]
         self.best = [(float(score), name) for score, name in state["best"] if name in self.saved]
 
     def _holds(self, name: str) -> bool:
-        """Return whether this folder itself holds a checkpoint of that name, complete or torn."""
+        """Return whether this folder itself has a checkpoint of that name, complete or not."""
         return not (self.path / name).is_symlink() and (self.path / name / "manifest.json").is_file()
 
     def _link(self, link: str, name: str) -> None:
-        # Made aside and renamed: whoever follows the link finds the old checkpoint or the new one.
+        # Create it under another name and rename it, so that the link always leads to a complete checkpoint.
         aside = self.path / f".{link}.link"
         aside.symlink_to(name, target_is_directory=True)
         os.replace(aside, self.path / link)
@@ -110,9 +110,9 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Remove what a crash left under the hidden names that everything here has before it is complete.
+        """Delete what a crash left under the hidden names used for incomplete checkpoints and links.
 
-        Other hidden files are the user's: `folder` may be the run's own, or any.
+        Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """
         for pattern in (".*.partial-*", ".*.discarded-*"):
             for path in self.path.glob(pattern):
@@ -122,7 +122,7 @@ class CheckpointFolder:
 
 
 def is_name(name: object) -> bool:
-    """Whether a checkpoint can have a name: no path, nothing hidden, none of the links."""
+    """Return whether a checkpoint may have this name: not a path, not hidden, and not the name of a link."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -133,11 +133,11 @@ def is_name(name: object) -> bool:
 
 
 def check_names(folder: str, filename: str) -> None:
-    """Raise unless checkpoints can be named so.
+    """Check the folder and the file name pattern of checkpoints.
 
     Raises:
-        ValueError: a folder outside of the run's, where no resume would look; a field that `Timestamp` has not, or a
-            name that no folder here may have.
+        ValueError: `folder` is outside the run's folder, where a resume would not look, or `filename` has an unknown
+            field or is not a valid name.
     """
     if Path(folder).is_absolute() or ".." in Path(folder).parts:
         raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'checkpoints'")
@@ -154,10 +154,10 @@ def check_names(folder: str, filename: str) -> None:
 
 
 def check_alone(savers: Sequence[Any]) -> None:
-    """Raise where two savers have one folder: each would remove what the other keeps.
+    """Check that no two savers share a folder, because each would delete what the other keeps.
 
     Raises:
-        ValueError: they are named.
+        ValueError: two savers write to the same folder.
     """
     owners: dict[Path, str] = {}
     for one in savers:

@@ -1,4 +1,4 @@
-"""Units in which callbacks log time, and a clock that does not run ahead of the device."""
+"""Units in which callbacks log time, and a clock that waits for the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 SAMPLING = 0.05
-"""Seconds from one value of a gauge to the next, where batches are shorter: charts show no more."""
+"""Minimum seconds between two values of a gauge; charts cannot show more detail."""
 
 
 def seconds_in(time_unit: str) -> float:
-    """Return the seconds of a unit of time.
+    """Return the number of seconds in a unit of time.
 
     Raises:
-        ValueError: there is no such unit.
+        ValueError: `time_unit` is not a known unit.
     """
     if time_unit not in SECONDS:
         raise ValueError(f"time_unit={time_unit!r}: must be one of {', '.join(map(repr, SECONDS))}")
@@ -26,7 +26,7 @@ def seconds_in(time_unit: str) -> float:
 
 
 def wait_and_read_clock(device: torch.device) -> float:
-    """Return seconds on a clock, once the device has done what was asked of it: a host-device sync on CUDA."""
+    """Return a clock reading in seconds after the device has finished its queued work: a host-device sync on CUDA."""
     if device.type == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What each callback costs, as a table: in a step of training, and outside of steps."""
+"""A table of what each callback costs, inside training steps and outside of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ MAX_PRINTED = 12  # rows of each part
 
 _EVENTS = [*Event]  # in the order in which they fire
 IN_STEP = frozenset(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_CHECKPOINT) + 1])
-"""The events of one batch of training. An evaluation after it is no part of the step."""
+"""The events of one training batch. An evaluation after it is not part of the step."""
 
 
 def make_rows(
     costs: Mapping[tuple[str, str], Sequence[int]], steps: int, rest_in_steps: int, rest_outside: int
 ) -> list[list[Any]]:
-    """Return the rows of `COLUMNS`: first what runs in each step, then the others, in both parts the costliest first.
+    """Return the rows of the table: first what runs in each step, then the rest, each part with the costliest first.
 
-    Each part has a row for everything else. The shares of the step add up to 1, and so do those of the run. What does
-    not apply is None: a step's numbers outside of steps, calls of everything else there.
+    Each part has a row for everything else. The shares of the step add up to 1, and so do those of the run. Cells that
+    do not apply are None: per-step numbers outside of steps, and the calls of everything else there.
 
     Args:
-        costs: calls and nanoseconds by callback and event.
-        steps: batches that were trained meanwhile.
-        rest_in_steps: nanoseconds of steps in which no callback ran.
-        rest_outside: nanoseconds of fit, evaluation and prediction outside of steps in which no callback ran.
+        costs: number of calls and nanoseconds, by callback and event.
+        steps: number of batches trained in that time.
+        rest_in_steps: nanoseconds inside steps during which no callback ran.
+        rest_outside: nanoseconds of fit, evaluation and prediction outside of steps during which no callback ran.
     """
     inside = {key: cost for key, cost in costs.items() if key[1] in IN_STEP}
     outside = {key: cost for key, cost in costs.items() if key[1] not in IN_STEP}
@@ -50,11 +50,11 @@ def make_rows(
 
 
 def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
-    """Print the costliest rows of each part, and what the others cost together.
+    """Print the costliest rows of each part and the total cost of the others.
 
     Args:
-        rows: as `make_rows` returns them.
-        steps: as it was given.
+        rows: rows from `make_rows`.
+        steps: the number of steps that was passed to it.
     """
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]

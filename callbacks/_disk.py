@@ -1,4 +1,4 @@
-"""What becomes of a disk that is full or gone."""
+"""What callbacks do when the disk is full or gone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ log = logging.getLogger("runner")
 
 @contextmanager
 def disk_errors_reported(writer: str) -> Iterator[None]:
-    """Inside, writing ends where the disk refuses; that is said, and training goes on.
+    """Turn an `OSError` inside the block into a warning, so that training goes on.
 
     Args:
-        writer: who writes, a config key.
+        writer: config key of the callback that writes.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""An epoch in a line of the console: while it is trained, and when it has ended."""
+"""One epoch as one line on the console, during training and after it has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FinishedEpoch(NamedTuple):
-    """An epoch that has ended, whose last metrics may still be on their way."""
+    """An epoch that has ended; its last metrics may not have arrived yet."""
 
     label: str
     last_step: int
@@ -21,7 +21,7 @@ class FinishedEpoch(NamedTuple):
 
 
 def label_epoch(state: State, number: int) -> str:
-    """Return what an epoch is called, its number counted from 1: 'epoch  3/24'."""
+    """Return the label of an epoch, such as 'epoch  3/24', with `number` counted from 1."""
     end = state.max_duration
     if end.unit is not TimeUnit.EPOCH:
         return f"epoch {number}"
@@ -29,14 +29,14 @@ def label_epoch(state: State, number: int) -> str:
 
 
 def draw_line(label: str, batches: int, length: int | None, fraction: float, texts: Sequence[str]) -> Any:
-    """Return the line of the epoch in flight, with a bar.
+    """Return the line for the current epoch, with a bar.
 
     Args:
-        label: what the epoch is called.
-        batches: of it that are trained.
-        length: how many it has; None where that is not known, and the bar is the whole run's.
-        fraction: of the run that is trained.
-        texts: what stands behind.
+        label: label of the epoch.
+        batches: number of batches trained in this epoch.
+        length: number of batches in the epoch; None if unknown, in which case the bar shows the whole run.
+        fraction: fraction of the run that is done.
+        texts: texts to show after the bar.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table

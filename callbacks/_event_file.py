@@ -1,4 +1,4 @@
-"""Files that TensorBoard reads: its events, one after the other, each with checksums."""
+"""Writes TensorBoard's event files: a sequence of events, each with checksums."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 
 
 class EventFile:
-    """A new file of events in a folder, which is made where there is none.
+    """A new event file in a folder, which is created if it does not exist.
 
-    TensorBoard's own writer takes checksums byte by byte in Python, which costs more than all else in logging.
+    TensorBoard's own writer computes checksums byte by byte in Python, which costs more than the rest of logging.
 
     Args:
-        folder: what `tensorboard --logdir` is given, or a folder in it.
-        first_step: what other files of the folder hold from this step on is hidden; None: nothing is.
+        folder: the folder given to `tensorboard --logdir`, or one inside it.
+        first_step: TensorBoard hides what other files in the folder hold from this step on; None hides nothing.
     """
 
     def __init__(self, folder: Path, first_step: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder by their names, which therefore begin with the time.
+        # TensorBoard reads the files of a folder in the order of their names, so the name starts with the time.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         self._file = (folder / name).open("ab", buffering=0)
         self._size = 0
@@ -39,7 +39,7 @@ class EventFile:
             self.write([{"wall_time": time.time(), "step": first_step, "session_log": session}])
 
     def write(self, events: Iterable[dict[str, Any]]) -> None:
-        """Add events, given as fields of TensorBoard's `Event`, with one write: all of them or none. From any thread.
+        """Append events, given as fields of TensorBoard's `Event`, in one write: all or none. Safe from any thread.
 
         Raises:
             OSError: the disk is full.
@@ -49,7 +49,7 @@ class EventFile:
         everything = b"".join([_frame(Event(**event).SerializeToString()) for event in events])
         with self._writing:
             if self._file.write(everything) < len(everything):
-                self._file.truncate(self._size)  # half an event would hide all that follow
+                self._file.truncate(self._size)  # half an event would hide everything after it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += len(everything)
 
@@ -64,7 +64,7 @@ def _frame(content: bytes) -> bytes:
 
 
 def checksum(content: bytes) -> bytes:
-    """Return what such files say of a content: CRC-32C, rotated and shifted, 4 bytes."""
+    """Return the 4-byte checksum that event files use: CRC-32C, rotated and offset."""
     import google_crc32c
 
     crc = google_crc32c.value(content)

@@ -1,4 +1,4 @@
-"""What happens between two events, by name: the ranges of a timeline."""
+"""Named ranges of a timeline: what happens between two events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RANGES = {
     "predict batch": (Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END),
     "predict forward": (Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD),
 }
-"""The events that open and close each range: from the end of the one to the beginning of the other. They nest, or lie
-apart; one whose end never comes does not outlast what encloses it."""
+"""The events that open and close each range, which lasts from the end of the first to the beginning of the second.
+Ranges nest or are disjoint; one that is never closed ends together with the range around it."""
 
 OPENED_AT: dict[Event, str] = {opening: name for name, (opening, _) in RANGES.items()}
 CLOSED_AT: dict[Event, str] = {closing: name for name, (_, closing) in RANGES.items()}
-CLOSED_AT[Event.EPOCH_END] = "dataloader"  # the last request of an epoch finds its end
+CLOSED_AT[Event.EPOCH_END] = "dataloader"  # the last request of an epoch finds the loader exhausted

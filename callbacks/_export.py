@@ -1,4 +1,4 @@
-"""Modules as files for inference, and back: for each format a function that saves and one that loads."""
+"""Saves modules as files for inference and loads them back, with one pair of functions for each format."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Run = Callable[[Any], Any]
 
 
 def check_sample(sample_input: Any) -> None:
-    """Raise where something is no batch of samples.
+    """Check that a value is a batch of samples.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `sample_input` holds something other than tensors, or no sample.
     """
     try:
         works = count_samples(map_tensors(sample_input, lambda one: one)) > 0
@@ -39,10 +39,10 @@ def check_sample(sample_input: Any) -> None:
 
 
 def last_or_first_batch(state: State) -> Any:
-    """Return the last training batch; where this process trained none, the first that a dataloader gives.
+    """Return the last training batch or, if this process has trained none, the first batch of a dataloader.
 
     Raises:
-        RuntimeError: none gives one.
+        RuntimeError: no dataloader yields a batch.
     """
     if hasattr(state, "batch"):
         return state.batch
@@ -54,22 +54,22 @@ def last_or_first_batch(state: State) -> Any:
 
 
 def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> bool:
-    """Write a file, read it back, and return whether the module's outputs are finite; they are the file's.
+    """Write a file, check that it gives the module's outputs, and return whether those are finite.
 
     Args:
-        save_format: one of the keys of `_FORMATS`.
-        module: on the CPU, in evaluation mode.
-        inputs: what it is called with.
-        path: of the file, with the format's suffix.
-        dynamic_batch: whether the file takes any number of samples.
+        save_format: a key of `_FORMATS`.
+        module: the module to save, on the CPU and in evaluation mode.
+        inputs: an example of what the module is called with.
+        path: path of the file, with the suffix of the format.
+        dynamic_batch: whether the file accepts any number of samples.
 
     Raises:
         OSError: the disk is full.
-        RuntimeError: the file's outputs are not the module's, or the format cannot hold them.
+        RuntimeError: the outputs of the file differ from the module's, or the format cannot represent them.
     """
     samples = [inputs]
     if dynamic_batch:
-        # Two samples, for torch takes a size of one for a constant; and one, to see that it did not.
+        # Export with two samples, because torch treats a size of one as a constant; check with one as well.
         two = map_tensors(inputs, lambda one: torch.cat([one[:2], one[:2]])[:2] if one.ndim else one)
         samples = [two, map_tensors(two, lambda one: one[:1] if one.ndim else one)]
     save, load = _FORMATS[save_format]
@@ -81,14 +81,14 @@ def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_
 
 
 def save_torch_export(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
-    """Save what torch.export makes of a module; `torch.export.load(path).module()` runs it, without its source."""
-    content = io.BytesIO()  # on a full disk torch's own writer ends the process
+    """Save a module with torch.export; `torch.export.load(path).module()` runs it without its source code."""
+    content = io.BytesIO()  # torch's own writer would crash the process on a full disk
     torch.export.save(_program(module, inputs, dynamic_batch), content)
     path.write_bytes(content.getbuffer())
 
 
 def load_torch_export(path: Path, module: nn.Module) -> Run:
-    """Return what runs the file."""
+    """Return a callable that runs the file."""
     return torch.export.load(path).module()
 
 
@@ -98,8 +98,8 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what torch itself uses
-        log.setLevel(logging.ERROR)  # it says of each operator of torchvision that it knows none
+        warnings.simplefilter("ignore")  # about deprecated functions that torch itself uses
+        log.setLevel(logging.ERROR)  # it reports every operator of torchvision that it does not know
         try:
             torch.onnx.export(program, f=path, external_data=False, verbose=False)
         finally:
@@ -107,7 +107,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
 
 
 def load_onnx(path: Path, module: nn.Module) -> Run:
-    """Return what runs the file in onnxruntime, on the CPU; its outputs get the names that the module's have."""
+    """Return a function that runs the file in onnxruntime on the CPU, with outputs named as the module's are."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -122,11 +122,11 @@ def load_onnx(path: Path, module: nn.Module) -> Run:
 
 
 def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
-    """Save a trace of a module, which `torch.jit.load` runs also from C++; branches are those of these inputs."""
-    with warnings.catch_warnings():  # torch says that it is deprecated, and what it does not follow: it is checked
+    """Save a trace of a module, which C++ can run too; it contains only the branches that `inputs` take."""
+    with warnings.catch_warnings():  # about its deprecation and about untraced values: the outputs are checked
         warnings.simplefilter("ignore")
         try:
-            traced: Any = torch.jit.trace(module, (inputs,), strict=False)  # which takes a dict of tensors as output
+            traced: Any = torch.jit.trace(module, (inputs,), strict=False)  # allows a dict of tensors as output
         except RuntimeError as error:
             if not re.search("infer type|understood by the tracer|output from traced", str(error)):
                 raise
@@ -134,47 +134,47 @@ def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: 
                 "save_format='torchscript' takes and gives tensors, tuples of them, and dicts whose values are all "
                 "tensors; this model's inputs or outputs are others: use 'torch_export'"
             ) from None
-    path.write_bytes(traced.save_to_buffer())  # on a full disk torch's own writer ends the process
+    path.write_bytes(traced.save_to_buffer())  # torch's own writer would crash the process on a full disk
 
 
 def load_torchscript(path: Path, module: nn.Module) -> Run:
-    """Return what runs the file."""
+    """Return a callable that runs the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.load(str(path))
 
 
 def save_safetensors(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
-    """Save the weights alone; shared ones once."""
+    """Save only the weights; shared weights are saved once."""
     from safetensors import SafetensorError
     from safetensors.torch import save_model
 
     try:
         save_model(module, str(path))
     except SafetensorError as error:
-        number = re.search(r"(?:os error|code:) (\d+)", str(error))  # the latter before 0.6
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))  # 'code:' in safetensors before 0.6
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 def load_safetensors(path: Path, module: nn.Module) -> Run:
-    """Return the module with the weights of the file."""
+    """Return a copy of the module with the weights from the file."""
     from safetensors.torch import load_model
 
     other = copy.deepcopy(module)
     with torch.no_grad():
-        for tensor in other.state_dict().values():  # without buffers that no file holds
+        for tensor in other.state_dict().values():  # so that nothing but the file provides values
             tensor.zero_()
     load_model(other, path)
     return other
 
 
 def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a module's outputs, in order, under the keys and positions that lead to them.
+    """Return the tensors in a module's outputs, in order, named by the keys and positions that lead to them.
 
     Raises:
-        TypeError: something in them is neither a tensor, tuple, list nor mapping, nor a plain value.
+        TypeError: the outputs contain something other than tensors, tuples, lists, mappings and plain values.
     """
     if isinstance(outputs, Tensor):
         return {name or "output": outputs}
@@ -189,10 +189,10 @@ def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def _agree(found: Any, expected: Any) -> bool:
-    """Return whether all values are finite, once what a file gives was seen to be what the module gives.
+    """Check that the outputs of a file are the expected ones, and return whether all of them are finite.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: the outputs differ from the expected ones.
     """
     values = by_name(expected)
     try:

@@ -1,4 +1,4 @@
-"""What is said where a package is missing that only some callbacks need."""
+"""Checks for packages that only some callbacks need."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import importlib.util
 
 
 def require(user: str, extra: str | None, *packages: str) -> None:
-    """Do nothing where packages are installed.
+    """Check that packages are installed.
 
     Args:
-        user: who needs them, as the message begins.
-        extra: of this project, which brings them; None: the project itself does.
-        packages: by the names that are imported.
+        user: what needs the packages; the error message begins with it.
+        extra: extra of this project that installs them; None if the project itself depends on them.
+        packages: import names of the packages.
 
     Raises:
-        ImportError: some are missing; they are named, and how to install them.
+        ImportError: a package is missing; the message says how to install it.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

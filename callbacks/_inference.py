@@ -1,4 +1,4 @@
-"""The model as it is evaluated, for a callback that asks it something in the middle of training."""
+"""Runs the model as an evaluation would, for callbacks that use it in the middle of training."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def inference(state: State) -> Iterator[None]:
-    """Inside, the model is in evaluation mode with the weights to evaluate, without gradients; after, as before."""
+    """Put the model into evaluation mode with the weights to evaluate and no gradients, and restore it afterwards."""
     with in_eval_mode(state.unwrapped_model), torch.no_grad(), evaluation_weights(state):
         yield

@@ -1,4 +1,4 @@
-"""Torch's record of CUDA memory: kept while somebody wants it, written as files for pytorch.org/memory_viz."""
+"""Turns torch's recording of CUDA memory on and off, and writes it to files for pytorch.org/memory_viz."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-_wanted: dict[Callback, int] = {}  # entries, by who wants them: torch keeps one record a process
+_wanted: dict[Callback, int] = {}  # number of entries by callback: torch has one recording per process
 
 
 def start(owner: Callback, max_entries: int, state: State) -> bool:
-    """Begin to record allocations and frees with their stacks, and return whether there is anything to record.
+    """Start recording allocations and frees with their stacks, and return whether there is anything to record.
 
-    Where the model is not on CUDA, that is said, on rank 0.
+    Rank 0 warns if the model is not on CUDA.
     """
     from runner import get_global_rank
 
@@ -35,16 +35,16 @@ def start(owner: Callback, max_entries: int, state: State) -> bool:
 
 
 def stop(owner: Callback) -> None:
-    """End the recording, where nobody else wants it. May be called again."""
+    """Stop recording unless another callback needs it. Later calls do nothing."""
     if _wanted.pop(owner, None) is not None:
         _apply()
 
 
 def write(owner: Callback, state: State) -> Path | None:
-    """Write what was recorded to `{config key}/rank{rank}-ba{batch}.pickle` in the run's folder, all of it or nothing.
+    """Write the recording to `{config key}/rank{rank}-ba{batch}.pickle` in the run's folder, whole or not at all.
 
     Returns:
-        The file; None where the disk refused it, which is said.
+        The path of the file, or None if the disk refused it, in which case there is a warning.
     """
     from torch.cuda import memory
 

@@ -1,4 +1,4 @@
-"""How callbacks find the metric that they watch: by name, checked against those that exist."""
+"""Finds the metric that a callback watches by its name, and checks that it exists."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ log = logging.getLogger("runner")
 
 
 class MetricChoice(NamedTuple):
-    """A metric that exists in this run: of 'train' or of an evaluator, by label and name."""
+    """A metric of this run, identified by its name and its label, which is 'train' or that of an evaluator."""
 
     label: str
     name: str
 
     def read(self, state: State) -> float | None:
-        """Return its last value, None before there is one. The intended host-device sync: after an evaluation only."""
+        """Return its last value, or None before the first. An intended host-device sync, after an evaluation only."""
         value = state.metric_values.get(self.label, {}).get(self.name)
         return None if value is None else float(value)
 
     def is_fresh(self, state: State) -> bool:
-        """Whether its last value is of the weights as they are now."""
+        """Return whether its last value was measured with the current weights."""
         if self.label == "train":
             return state.timestamp.batch > 0 and state.timestamp.batch_in_epoch == 0
         evaluated_at = {one.label: one.evaluated_at for one in state.evaluators}
         return evaluated_at[self.label] == state.timestamp.batch
 
     def score(self, state: State, lower_is_better: bool) -> float | None:
-        """Return its value for the weights as they are now, the less the better; None where it is not finite."""
+        """Return a score of the current weights, lower is better; None if there is none or it is not finite."""
         value = self.read(state) if self.is_fresh(state) else None
         if value is None or not math.isfinite(value):
             return None
         return value if lower_is_better else -value
 
     def lower_is_better(self, state: State) -> bool:
-        """Whether a smaller value is the better one: by its name, or else by what the metric says of itself."""
+        """Return whether lower values are better, judged by the metric's name or by what the metric declares."""
         from runner.metrics import lower_is_better
 
         metrics = state.train_metrics if self.label == "train" else state.eval_metrics.get(self.label, {})
@@ -47,19 +47,19 @@ class MetricChoice(NamedTuple):
 
 
 def choose_metric(state: State, monitor: str, argument: str = "monitor", label: str | None = None) -> MetricChoice:
-    """Return the metric that `monitor` names: 'MulticlassAccuracy', or 'eval/MulticlassAccuracy' with its label.
+    """Return the metric with a given name, such as 'MulticlassAccuracy' or, with its label, 'eval/MulticlassAccuracy'.
 
     Every evaluator has a 'loss'.
 
     Args:
-        state: at FIT_START or later.
-        monitor: the name.
-        argument: that held it, to tell the user.
-        label: of what it is a metric where its name has no label, 'train' or an evaluator; None: of the only evaluator
-            that has one of that name.
+        state: state of the run, at FIT_START or later.
+        monitor: name of the metric, with or without a label.
+        argument: name of the argument that `monitor` was given as, for the error message.
+        label: 'train' or the label of an evaluator, for names without a label; None means the only evaluator that has
+            a metric of that name.
 
     Raises:
-        ValueError: there is no such metric, or several; those that there are get listed.
+        ValueError: no metric has that name, or several have; the message lists all metrics.
     """
     choices = [MetricChoice("train", name) for name in state.train_metrics]
     for evaluator in state.evaluators:
@@ -69,10 +69,10 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
     named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
-        trouble = "is the name of several metrics" if named else "is no metric of this run"
+        problem = "is the name of several metrics" if named else "is no metric of this run"
         listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
         asked_for = f"{argument}={monitor!r}" + ("" if label is None else f" of {label!r}")
-        raise ValueError(f"{asked_for} {trouble}; there are {listed}")
+        raise ValueError(f"{asked_for} {problem}; there are {listed}")
     _warn_if_never_measured(state, named[0], f"{argument}={monitor!r}")
     return named[0]
 

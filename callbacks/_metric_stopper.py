@@ -1,4 +1,4 @@
-"""What callbacks that stop training by a metric have in common: which it is, and which way is better."""
+"""A base class for callbacks that stop training according to a metric."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class MetricStopper(Callback, ABC):
-    """Finds its metric at FIT_START, and asks again there whether a resumed run is over.
+    """Finds its metric at FIT_START, and checks there whether a resumed run had already stopped.
 
     Args:
         monitor: name of the metric.
-        dataloader_label: whose metric: an evaluator's label, or 'train'.
-        comp: 'gt', 'lt', or None to have the metric say.
+        dataloader_label: label of the evaluator that has the metric, or 'train'.
+        comp: 'gt' if more is better, 'lt' if less is, or None to decide by the metric.
 
     Raises:
-        ValueError: `comp` is none of these; at FIT_START, there is no such metric.
+        ValueError: `comp` is not one of these values, or, at FIT_START, the run has no such metric.
     """
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
@@ -41,13 +41,13 @@ class MetricStopper(Callback, ABC):
         self._metric = choose_metric(state, self.monitor, label=self.dataloader_label)
         self._lower = self.comp == "lt" if self.comp is not None else self._metric.lower_is_better(state)
         if self._resumed:
-            self._ask_again(state)
+            self._check_resumed(state)
         self._resumed = False
 
     def _metric_so_far(self, state: State) -> float:
-        """Return a metric of training over the epoch so far. All ranks: waits for the device, and for the others."""
+        """Return a training metric over the epoch so far. All ranks; waits for the device and for the others."""
         return float(state.train_metrics[self._metric.name].compute())
 
     @abstractmethod
-    def _ask_again(self, state: State) -> None:
-        """Stop a resumed run that had stopped."""
+    def _check_resumed(self, state: State) -> None:
+        """Stop a resumed run that had already stopped before."""

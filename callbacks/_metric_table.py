@@ -1,4 +1,4 @@
-"""The final and the best value of each loss and metric, as a table on the console."""
+"""Prints the final and the best value of each loss and metric as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_METRICS = 8
 
 @dataclass(slots=True)
 class Series:
-    """What is kept of the values of a loss or metric."""
+    """What is remembered of the values of one loss or metric."""
 
     lower_is_better: bool
     final: float
@@ -21,13 +21,13 @@ class Series:
 
 
 def print_metrics(series: dict[str, Series]) -> None:
-    """Print a line for each of the first metrics: final value, best value, and when that was."""
+    """Print a line with the final and best value, and when the best was reached, for each of the first metrics."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column, justify in (("metric", "left"), ("final", "right"), ("best", "right"), ("at", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    # Those of evaluators first: they are what runs are compared by. Of each, the whole before single classes.
+    # Evaluators come first, because runs are compared by their metrics; totals come before single classes.
     keys = sorted(series, key=lambda key: (key.count("/"), key.split("/")[1] == "train", key.startswith("loss/")))
     for key in keys[:MAX_METRICS]:
         one = series[key]

@@ -1,4 +1,4 @@
-"""MLPerf's files: the lines of a result, and the description of the system that it was found on."""
+"""Writes MLPerf's files: the lines of a result, and the description of the system that produced it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 ROOT = Path(runner.__file__).parents[1]
 
-# In a result, and in the description of a system.
+# Status of a system as a result names it, and as a system description does.
 STATUSES = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
@@ -32,7 +32,7 @@ STATUSES = {
     "research": "Research, Development, or Internal (RDI)",
 }
 
-# What a description must have, and what only people know.
+# Required fields of a system description that only people can fill in.
 UNKNOWN = (
     *("host_processor_caches", "host_processor_interconnect", "host_storage_type", "host_storage_capacity"),
     *("host_networking", "host_networking_topology", "host_memory_configuration", "accelerator_host_interconnect"),
@@ -42,10 +42,10 @@ UNKNOWN = (
 
 
 def check_choices(**choices: tuple[str, Sequence[str]]) -> None:
-    """Do nothing where each value is among those that are allowed.
+    """Check that each value is one of the allowed values.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a value is not allowed.
     """
     for name, (value, allowed) in choices.items():
         if value not in allowed:
@@ -53,10 +53,10 @@ def check_choices(**choices: tuple[str, Sequence[str]]) -> None:
 
 
 def check_numbers(**numbers: tuple[int | None, int]) -> None:
-    """Do nothing where each value is None or a whole number that is large enough.
+    """Check that each value is None or a whole number of at least its minimum.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a value is not a whole number or is too small.
     """
     for name, (value, least) in numbers.items():
         if value is not None:
@@ -64,10 +64,10 @@ def check_numbers(**numbers: tuple[int | None, int]) -> None:
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
-    """Do nothing where files can bear these names, and the command has words.
+    """Check that the names can be used for files, and that the command is not empty.
 
     Raises:
-        ValueError: one cannot.
+        ValueError: a name cannot be used for a file, or the command is empty.
     """
     if not root_folder or Path(root_folder).is_absolute() or ".." in Path(root_folder).parts:
         raise ValueError(f"root_folder={root_folder!r}: must be a path inside the run's folder, such as 'mlperf'")
@@ -80,10 +80,10 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
 
 
 def run_command(name: str, command: str) -> None:
-    """Run a command to its end, without a shell.
+    """Run a command without a shell and wait until it ends.
 
     Raises:
-        ValueError: it cannot be run, or failed.
+        ValueError: the command cannot be run, or it failed.
     """
     try:
         done = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -95,9 +95,9 @@ def run_command(name: str, command: str) -> None:
 
 
 class Result(logging.Handler):
-    """The `:::MLLOG` lines of one run: kept, and written to a file once there is one.
+    """Collects the `:::MLLOG` lines of one run, and writes them to a file once one is opened.
 
-    Intervals nest; the outermost are 'init', then 'run', and after that nothing is added.
+    Intervals nest. The outermost are 'init' and then 'run'; nothing is added after that.
     """
 
     def __init__(self) -> None:
@@ -105,56 +105,56 @@ class Result(logging.Handler):
 
         super().__init__()
         self.lines: list[str] = []
-        self._open: list[tuple[str, dict[str, Any]]] = []  # names and metadata of intervals, the inner ones last
+        self._open: list[tuple[str, dict[str, Any]]] = []  # names and metadata of open intervals, innermost last
         self._owner = ""
         self._path: Path | None = None
         self._accepted = self._doubted = False
-        channel = logging.Logger("mlperf", logging.INFO)  # of its own, so that nobody else's settings matter
+        channel = logging.Logger("mlperf", logging.INFO)  # a separate one, unaffected by other logging settings
         channel.addHandler(self)
         self._mllog = MLLogger(channel, root_dir=str(ROOT), default_stack_offset=2)
 
     def is_in(self, name: str) -> bool:
-        """Whether an interval has begun and not ended."""
+        """Return whether an interval is open."""
         return any(name == one for one, _ in self._open)
 
     def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Add what happens at a point in time."""
+        """Add an event at this point in time."""
         self._mllog.event(key, value, metadata)
 
     def start(self, name: str, **metadata: Any) -> None:
-        """Add the start of an interval, within those that have not ended."""
+        """Add the start of an interval inside those that are open."""
         self._open.append((name, metadata))
         self._mllog.start(f"{name}_start", None, metadata)
 
     def end(self, name: str, **more: Any) -> None:
-        """Add the end of an interval, and before it that of those within it; nothing where it has not begun."""
+        """Add the end of an interval after ending those inside it. Do nothing if it is not open."""
         while self.is_in(name):
             one, metadata = self._open.pop()
             self._mllog.end(f"{one}_stop", None, {**metadata, **(more if one == name else {})})
 
     def add_accuracy(self, value: float, name: str, **metadata: Any) -> None:
-        """Add what an evaluation has found; say so if the compliance checker would refuse it, see `doubt`."""
+        """Add the accuracy of an evaluation; warn if the compliance checker would refuse it, see `doubt`."""
         self._mllog.event("eval_accuracy", value, metadata)
         self._accepted |= value < 1.0
         if not self._accepted:
             self.doubt(f"{name} is {value:.4g}")
 
     def doubt(self, reason: str) -> None:
-        """Say once, on rank 0, why the compliance checker will refuse the result, or may."""
+        """Warn once, on rank 0, why the compliance checker may refuse the result."""
         if self._path is not None and not self._doubted:
             text = "%s: %s; the compliance checker refuses a result without an eval_accuracy below 1.0"
             log.warning(text, self._owner, reason)
             self._doubted = True
 
     def open(self, path: Path, owner: str) -> None:
-        """Write the lines so far to a file, in place of what it held, and the others as they come.
+        """Write the lines so far to a file, replacing its content, and later lines as they come.
 
         Args:
-            path: of the file.
-            owner: who writes, a config key.
+            path: path of the file.
+            owner: config key of the callback that writes.
 
         Raises:
-            OSError: the disk refuses. Later it is only reported, once.
+            OSError: the disk refused the write. For later lines this is only reported, once.
         """
         self._owner, self._path = owner, None
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,21 +162,21 @@ class Result(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add one line; this is how MLPerf's library hands it over."""
+        """Add one line. MLPerf's library calls this."""
         self.lines.append(record.getMessage())
-        path, self._path = self._path, None  # where the disk refuses one line, no other is tried
+        path, self._path = self._path, None  # after a failed write no other is tried
         if path is not None:
             with disk_errors_reported(self._owner):
                 with path.open("a") as file:
                     file.write(f"{self.lines[-1]}\n")
-                self._path = path  # not before it is closed: only then is the disk asked
+                self._path = path  # only now, because closing the file is what writes to the disk
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all there is to go on from."""
+        """Return everything that a resumed run needs to continue the result."""
         return {"lines": [*self.lines], "open": [[name, dict(metadata)] for name, metadata in self._open]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned; the file, if it is open, stays as it is."""
+        """Restore what `state_dict` returned. An open file stays as it is."""
         self.lines = [*state["lines"]]
         self._open = [(name, metadata) for name, metadata in state["open"]]
         events = (json.loads(line.partition(" ")[2]) for line in self.lines)
@@ -184,7 +184,7 @@ class Result(logging.Handler):
 
 
 def describe_system(state: State) -> dict[str, str]:
-    """Return what the machine of this rank says of itself, and of the others as if they were equal; '' for the rest."""
+    """Return a description of the system, assuming machines like this rank's; unknown fields are ''."""
     import psutil
     import torch
 
@@ -219,7 +219,7 @@ def describe_system(state: State) -> dict[str, str]:
 
 
 def name_system(description: dict[str, str]) -> str:
-    """Return a name that can be a file's: '1x2xNVIDIA_H100' of nodes and accelerators, or of nodes and processors."""
+    """Return a name usable for a file, made of nodes and accelerators or processors: '1x2xNVIDIA_H100'."""
     accelerators = int(description["accelerators_per_node"])
     number = accelerators or description["host_processors_per_node"]
     model = description["accelerator_model_name"] or description["host_processor_model_name"] or "CPU"
@@ -227,11 +227,11 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets, over all ranks, None where a loader does not tell.
+    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not say.
 
     Args:
-        state: of a run that trains.
-        label: of the evaluator whose data is meant.
+        state: state of a run that trains.
+        label: label of the evaluator whose data is described.
     """
     (evaluator,) = (one for one in state.evaluators if one.label == label)
     samples, batch_size = _sizes(state.train_dataloader)
@@ -244,7 +244,7 @@ def describe_data(state: State, label: str) -> dict[str, Any]:
 
 
 def _sizes(loader: Any) -> tuple[int | None, int | None]:
-    """Return the samples of a loader, and of a batch of all ranks."""
+    """Return the number of samples in a loader, and in a batch over all ranks."""
     from runner import get_world_size
 
     order = getattr(loader, "order", None)
@@ -259,16 +259,16 @@ def _sizes(loader: Any) -> tuple[int | None, int | None]:
 
 
 def write_json(path: Path, content: dict[str, str]) -> None:
-    """Write a description of a system.
+    """Write a system description.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refused the write.
     """
     write_whole(path, (json.dumps(content, indent=4) + "\n").encode())
 
 
 def _read_processors() -> Sequence[dict[str, str]]:
-    """Return what Linux says of each logical processor; nothing on other systems."""
+    """Return what Linux reports about each logical processor, or an empty list on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

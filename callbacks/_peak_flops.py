@@ -1,4 +1,4 @@
-"""What GPUs can do at most: dense matrix products per second, from their makers' data sheets."""
+"""Peak performance of GPUs for dense matrix products, from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"RTX 3090": {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71},
     r"RTX 4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
 }
-"""By a pattern for the device's name and the number format; without sparsity, sums in fp32. The first match counts."""
+"""Peak TFLOP/s by a pattern for the device name and by number format, without sparsity and accumulating in fp32.
+
+The first pattern that matches counts."""
 
 _FORMATS = {"fp32": "fp32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8"}
 
 
 def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | None:
-    """Return a GPU's peak in floating-point operations per second, or None where the table has none.
+    """Return a GPU's peak in floating-point operations per second, or None if the table has none.
 
     Args:
-        device_name: as CUDA gives it: 'NVIDIA H100 80GB HBM3'.
-        precision: of the run: 'fp32', 'amp_bf16', ...
+        device_name: name of the device as CUDA reports it, such as 'NVIDIA H100 80GB HBM3'.
+        precision: precision of the run, such as 'fp32' or 'amp_bf16'.
         tf32: whether fp32 matrix products may use TF32.
     """
     number_format = _FORMATS.get(precision, "")
     if number_format == "fp32" and tf32:
         number_format = "tf32"
     for pattern, peaks in TERAFLOPS.items():
-        # Whole words only: an A10G is no A10, a 3090 Ti no 3090.
+        # Match whole words only: an A10G is not an A10, and a 3090 Ti is not a 3090.
         if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9]| Ti| D\b| SUPER)", device_name):
             return peaks[number_format] * 1e12 if number_format in peaks else None
     return None

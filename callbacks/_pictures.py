@@ -1,4 +1,4 @@
-"""Images and masks as pictures: arrays of uint8 that one can look at."""
+"""Turns images and masks into pictures: uint8 arrays for display."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GAP = 2  # pixels between two panels
 
 
 def to_classes(values: Any, images: Tensor) -> Tensor | None:
-    """Return a number (N,) or a mask (N, H, W) for each image, None where the values are neither, nor scores of them.
+    """Return a number (N,) or a mask (N, H, W) for each image, or None if the values give neither.
 
     Args:
-        values: of a batch that begins with the images: numbers (N,) or (N, 1), masks (N, H, W) or (N, 1, H, W), or
-            scores of C > 1 classes, floating, (N, C) or (N, C, H, W); of a single class, scores (N, 1, H, W) of it.
-        images: (N, H, W, C).
+        values: values for a batch that begins with the images: numbers (N,) or (N, 1), masks (N, H, W) or
+            (N, 1, H, W), floating-point scores of C > 1 classes (N, C) or (N, C, H, W), or scores of a single class
+            (N, 1, H, W).
+        images: images (N, H, W, C).
     """
     if not isinstance(values, Tensor) or values.ndim not in (1, 2, 3, 4) or len(values) < len(images):
         return None
@@ -35,9 +36,9 @@ def to_classes(values: Any, images: Tensor) -> Tensor | None:
 
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors with the same dimension 0 as arrays, None for None, in one transfer from the device.
+    """Return tensors with the same dimension 0 as arrays, and None for None, in one transfer from the device.
 
-    Numbers pass through float32: integers above 2^24 lose their last digits.
+    Values pass through float32, so integers above 2^24 lose their last digits.
     """
     kept = [one for one in tensors if one is not None]
     flat = torch.cat([one.reshape(len(one), -1).float() for one in kept], dim=1).cpu()
@@ -53,9 +54,9 @@ def read_together(tensors: Sequence[Tensor | None]) -> list[Any]:
 
 
 def to_pictures(images: Array) -> npt.NDArray[np.uint8]:
-    """Return images (N, H, W, C) as uint8; each is stretched from its smallest to its largest value.
+    """Return images (N, H, W, C) as uint8, each stretched from its smallest to its largest value.
 
-    Images whose values all lie in [0, 1], or are of uint8, keep their brightness.
+    Images that are uint8, or whose values all lie in [0, 1], keep their brightness.
     """
     if images.dtype == np.uint8:
         return images.astype(np.uint8)
@@ -67,11 +68,11 @@ def to_pictures(images: Array) -> npt.NDArray[np.uint8]:
 
 
 def with_masks(pictures: npt.NDArray[np.uint8], masks: list[Array]) -> npt.NDArray[np.uint8]:
-    """Return pictures (N, H, W, 1 or 3) with, to the right of each, itself once per mask, the mask's classes over it.
+    """Return pictures with one more panel to the right per mask: the picture overlaid with the classes of the mask.
 
     Args:
-        pictures: uint8.
-        masks: class numbers (N, H, W) each; class 0 and negative numbers are left bare, as background.
+        pictures: pictures (N, H, W, 1 or 3), uint8.
+        masks: class numbers (N, H, W); class 0 and negative numbers are background and get no overlay.
     """
     pictures = np.repeat(pictures, 3, axis=3) if pictures.shape[3] == 1 else pictures
     gap = np.full_like(pictures[:, :, :GAP], 255)
@@ -84,6 +85,6 @@ def with_masks(pictures: npt.NDArray[np.uint8], masks: list[Array]) -> npt.NDArr
 
 
 def palette(count: int) -> npt.NDArray[np.uint8]:
-    """Return colors (count, 3) that differ: hues by the golden ratio, each class's the same whatever the count."""
+    """Return distinct colors (count, 3), spaced by the golden ratio; a class has the same color for any count."""
     hues = (index * 0.618034 % 1.0 for index in range(count))
     return np.array([[255 * part for part in colorsys.hsv_to_rgb(hue, 0.85, 1.0)] for hue in hues], dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A run in words: model, data, and who runs at which event."""
+"""Describes a run in words: its model, its data, and what runs at which event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_METRICS = 8  # in a line, for training and for each evaluator
 
 
 def describe_run(state: State) -> Iterator[tuple[str, str]]:
-    """Yield what is trained on what, as labels and texts."""
+    """Yield pairs of label and text that describe the model, the data and how it is trained."""
     from runner import get_world_size
 
     model = state.unwrapped_model
@@ -50,7 +50,7 @@ def _describe_loader(loader: Any) -> str:
 
 
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
-    """Yield which algorithms and callbacks run at which events, in order; events with the same ones are one line."""
+    """Yield which algorithms and callbacks run at which events, in order; events with the same list share a line."""
     from runner import Engine
     from runner.metrics import TrainerLog, TrainMetrics
 
@@ -83,7 +83,7 @@ def _length(value: Any) -> int | None:
 
 
 def describe_metrics(values: Mapping[str, float]) -> list[str]:
-    """Return metrics as text, one part for training and one for each evaluator: 'eval loss 0.12 Accuracy 0.98'."""
+    """Return metrics as text, one part for training and one per evaluator, such as 'eval loss 0.12 Accuracy 0.98'."""
     parts: dict[str, list[str]] = {}
     for key in sorted(values, key=lambda key: key.count("/")):  # metrics before their parts, such as single classes
         kind, _, rest = key.partition("/")

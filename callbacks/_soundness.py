@@ -1,4 +1,4 @@
-"""Whether what is about to be saved is finite."""
+"""Checks that a checkpoint is finite before it is saved."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 
 def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) -> str | None:
-    """Return what in a checkpoint is NaN or infinite, in a few words, or None.
+    """Return in a few words what is NaN or infinite in a checkpoint, or None if nothing is.
 
     Args:
-        snapshot: what `capture` returned: the weights to evaluate, and under an average those in training.
-        trained: names of the parameters that are trained; all else may hold anything, such as masks of attention.
-        loss: of the batch after which it was taken.
+        snapshot: snapshot from `capture`, with the weights to evaluate and, if those are an average, the ones in
+            training.
+        trained: names of the trained parameters; other tensors, such as attention masks, may hold any value.
+        loss: loss of the batch after which the snapshot was taken.
     """
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     for weights in (snapshot["model.pt"], snapshot.get("state.pt", {}).get("model") or {}):
         for name in weights.keys() & trained:
             tensor = weights[name]
-            if tensor.is_meta:  # of a trial
+            if tensor.is_meta:  # in a trial run
                 continue
-            # Two numbers and no copy; both are NaN where one element is.
+            # Two numbers and no copy; both are NaN if any element is.
             ends = (tensor if tensor.itemsize > 1 else tensor.float()).aminmax() if tensor.numel() else ()
             if not all(math.isfinite(one) for one in ends):
                 return f"the weights are not finite: {name!r}"

@@ -1,4 +1,4 @@
-"""A timeline in Chrome's trace format, made of who ran at which event and when."""
+"""Draws a timeline in Chrome's trace format from what ran at which event and when."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from runner.callbacks._event_ranges import CLOSED_AT, OPENED_AT
 
 
 class Call(NamedTuple):
-    """One object that ran at one event."""
+    """One handler that ran at one event."""
 
     event: Event
     owner: str
-    """Its config key; empty: it is not to be shown, it only says that the event fired."""
+    """Config key of its owner; empty if it is not shown and only says that the event fired."""
     began: int
-    """Nanoseconds, of any clock."""
+    """When it began, in nanoseconds of any clock."""
     ended: int
 
 
 def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
-    """Yield trace events: those who ran, around them the events, and the ranges between events.
+    """Yield trace events for the handlers, for the events that enclose them, and for the ranges between events.
 
     Args:
-        calls: in the order in which they began, one after the other.
-        rank: whose they are.
+        calls: calls in the order in which they began; they do not overlap.
+        rank: rank on which they ran.
     """
     opened: dict[str, int] = {}
     zero = ended = -1
@@ -43,7 +43,7 @@ def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
             while (name := next(reversed(opened))) != closed:
                 del opened[name]
             yield slice_of(closed, "range", opened.pop(closed), began)
-        # What encloses comes first: viewers nest slices that begin together by their order.
+        # The enclosing slice comes first: viewers nest slices that begin together by their order.
         yield slice_of(event.value, "event", began, ended)
         for one in ran:
             if one.owner:
@@ -55,7 +55,7 @@ def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
 
 
 def _firings(calls: Iterable[Call]) -> Iterator[tuple[Event, list[Call]]]:
-    """Yield each event as often as it fired, with what ran."""
+    """Yield each event as often as it fired, with the calls that ran."""
     ran: list[Call] = []
     for call in calls:
         if ran and call.event is not ran[0].event:

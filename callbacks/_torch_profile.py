@@ -1,4 +1,4 @@
-"""One profile by torch, with named ranges, and the file that becomes of it."""
+"""Records one torch profile with named ranges, and writes it to a file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def is_profiled() -> bool:
-    """Whether a profiler records in this process: with a second one torch crashes, without an error."""
+    """Return whether a profiler records in this process: torch crashes without an error when a second one starts."""
     import torch
 
     return torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
 class TorchProfile:
-    """A profile that begins with its warm-up.
+    """A torch profile that starts with its warm-up.
 
     Args:
-        device: whose kernels are recorded too.
-        warmup: steps until it records.
-        active: steps in which it records; then it ends.
-        options: of torch.profiler.profile.
-        done: called when it has ended, with torch's profile.
+        device: device of the model; on CUDA its kernels are recorded too.
+        warmup: number of steps before it records.
+        active: number of steps that it records before it ends.
+        options: further arguments of torch.profiler.profile.
+        done: called with torch's profile when it has ended.
     """
 
     def __init__(
@@ -51,45 +51,45 @@ class TorchProfile:
             **options,
         )
         self._steps = warmup + active
-        self._ranges: dict[str, Any] = {}  # those that are open, the inner ones last
-        self.range = profiler.record_function  # a context manager, given a name
+        self._ranges: dict[str, Any] = {}  # open ranges, innermost last
+        self.range = profiler.record_function  # makes a context manager from a name
         self._profile.start()
 
     def pass_event(self, event: Event) -> None:
-        """Close and open the ranges between events."""
+        """Close and open the ranges that end or begin at an event."""
         if event in CLOSED_AT:
             self._leave(CLOSED_AT[event])
         if event in OPENED_AT:
             name = OPENED_AT[event]
-            self._leave(name)  # with a training_step of the model's own no event closes it
+            self._leave(name)  # no event closes it if the model has its own training_step
             self._ranges[name] = self.range(name).__enter__()
 
     def step(self) -> bool:
-        """Go on to the next step; return whether that was the last."""
+        """Advance to the next step, and return whether the profile has ended."""
         self._profile.step()
         return self._profile.step_num == self._steps
 
     def stop(self) -> None:
-        """End it, wherever it is."""
+        """End the profile, at whatever step it is."""
         for name in [*self._ranges]:
             self._leave(name)
         self._profile.stop()
 
     def _leave(self, name: str) -> None:
-        """Close a range and those that were opened within it."""
+        """Close a range and the ranges opened inside it."""
         while name in self._ranges:
             self._ranges.popitem()[1].__exit__(None, None, None)
 
 
 def write_profile(profile: Any, path: Path) -> None:
-    """Write the trace of torch's profile to a file, whole or not at all.
+    """Write torch's profile to a file as a trace, whole or not at all.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refused the write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     profile.export_chrome_trace(str(path))
-    if not path.exists():  # torch keeps errors to itself; it writes to another name first, and leaves that behind
+    if not path.exists():  # torch reports no error, and leaves its temporary file behind
         path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
         raise OSError(f"torch could not finish {path}; is the disk full?")

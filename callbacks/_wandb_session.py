@@ -1,4 +1,4 @@
-"""Wandb's side of one run, in a thread of its own: whatever wandb does, who logs neither waits nor fails."""
+"""Calls wandb for one run on a separate thread, so that logging neither waits for wandb nor fails because of it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 log = logging.getLogger("runner")
 
-INTERRUPTED_TIMEOUT = 2.0  # seconds: who interrupts wants the process gone
+INTERRUPTED_TIMEOUT = 2.0  # seconds; a user who interrupts a run wants the process to end
 
 
 class Session:
-    """What is to be done for one run, done in order from `begin` on; troubles are one warning.
+    """A queue of tasks for one run, worked off in order from `begin` on; failures give a single warning.
 
     Args:
         mode: 'offline' or 'online'.
-        timeout: seconds to wait at the end for what is not written or sent yet.
+        timeout: seconds to wait at the end for data that is not written or sent yet.
     """
 
     def __init__(self, mode: str, timeout: float) -> None:
@@ -33,7 +33,7 @@ class Session:
         self._failed = False
 
     def begin(self, **run: Any) -> None:
-        """Make the run and do what was asked so far; later calls do nothing.
+        """Create the run and start working off the tasks. Later calls do nothing.
 
         Args:
             run: arguments of `wandb.init`.
@@ -44,16 +44,16 @@ class Session:
             self._thread.start()
 
     def do(self, task: str, *arguments: Any) -> None:
-        """Have something done, by the name of a method of `_Run`; returns at once."""
+        """Queue a task, given as the name of a method of `_Run` and its arguments, and return at once."""
         if not self._failed:
             self._tasks.put((task, *arguments))
 
     def close(self, exit_code: int, in_a_hurry: bool) -> None:
-        """End the run, if it began, and wait for that, with a bound.
+        """End the run, if it began, and wait for that up to the timeout.
 
         Args:
-            exit_code: 0 for success.
-            in_a_hurry: whether to wait for some seconds at most.
+            exit_code: exit code of the run, 0 for success.
+            in_a_hurry: whether to wait for two seconds at most.
         """
         self.do("finish", exit_code)
         if self._thread is None:
@@ -80,11 +80,11 @@ class Session:
 
 
 class _Run:
-    """A run of wandb's, in the thread that made it.
+    """A wandb run, used on the thread that created it.
 
     Args:
         mode: 'offline' or 'online'.
-        timeout: seconds that wandb takes to send what is left when it finishes.
+        timeout: seconds that wandb may take at the end to send the remaining data.
         run: arguments of `wandb.init`.
     """
 
@@ -94,8 +94,8 @@ class _Run:
         self._wandb: Any = wandb
         if mode == "online" and not wandb.login(prompt=False):
             raise RuntimeError("there is no API key: run `wandb login`, or log with mode=offline")
-        Path(run["dir"]).mkdir(parents=True, exist_ok=True)  # otherwise it complains, and writes elsewhere
-        # It puts itself in their place to see the exit code, which it is told.
+        Path(run["dir"]).mkdir(parents=True, exist_ok=True)  # otherwise wandb warns and writes elsewhere
+        # wandb replaces these hooks to learn the exit code, which we pass to it anyway.
         hooks = sys.exit, sys.excepthook
         try:
             settings = wandb.Settings(silent=True, console="off", finish_timeout=timeout)
@@ -106,11 +106,11 @@ class _Run:
         self._run.define_metric("*", step_metric="batch")
 
     def set_config(self, values: Mapping[str, Any]) -> None:
-        """Add to the run's config."""
+        """Add values to the run's config."""
         self._run.config.update(dict(values), allow_val_change=True)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Log values of a batch; later ones need not be of later batches."""
+        """Log the values of a batch. Batches need not come in order."""
         self._run.log({**values, "batch": step})
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:

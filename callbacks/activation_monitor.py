@@ -1,4 +1,4 @@
-"""What goes into each module and comes out of it, in numbers."""
+"""Logs statistics of the inputs and outputs of each module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Time, TimeUnit
-from runner.callbacks._thinning import next_look
+from runner.callbacks._thinning import next_measurement
 from runner.time import convert
 
 if TYPE_CHECKING:
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 class ActivationMonitor(Callback):
     """Logs statistics of the inputs and outputs of each module at an interval, to see activations vanish or explode.
 
-    Each is taken over the last dimension (the features of a token, the width of an image) and averaged over the others,
-    in 32 bits. They are of rank 0's share of the batch, of its first microbatch, and of the first call where a module
-    is called several times. Tensors that hold no floating-point numbers are passed over. The modules have hooks only
-    in the batches that are looked at, and the values are read back in the background.
+    Each statistic is taken over the last dimension (the features of a token, the width of an image) and averaged over
+    the others, in 32 bits or more. It covers the first microbatch of rank 0's share of the batch, and the first call of
+    a module that is called several times. Tensors of other types than floating point are skipped. Modules have hooks
+    only during the batches that are measured, and the values are read back in the background.
 
     Args:
-        interval: from one time to the next, in batches, epochs or as a fraction of max_duration; an int is epochs. The
-            batch that completes it is looked at. None: 25 batches up to batch 1000, and 100 from then on.
-        ignore_module_types: names of classes whose modules are left out, such as ['Dropout']; None: none.
+        interval: time between two measurements, in batches, epochs or as a fraction of max_duration; an int is a
+            number of epochs. The batch that completes the interval is measured. None means every 25 batches up to
+            batch 1000, and every 100 after that.
+        ignore_module_types: class names of modules to leave out, such as ['Dropout']; None leaves out none.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, no module is of a class to leave out, the interval is no
-            known number of batches, or some of the modules are compiled, so that they cannot be looked into.
+        ValueError: an argument is out of range, or, at FIT_START, no module has a class in `ignore_module_types`, the
+            interval cannot be converted to batches, or a module is compiled, so that its hooks are not called.
 
     Logs:
-        activations/l2_norm/{module}_{input,output}.{i}: Euclidean norm of tensor i, counted from 0.
-        activations/average/{module}_{input,output}.{i}: mean.
-        activations/kurtosis/{module}_{input,output}.{i}: excess kurtosis, 0 for a normal distribution; constant rows
-            have none and are left out.
-        activations/max/{module}_{input,output}.{i}: maximum.
+        activations/l2_norm/{module}_{input,output}.{i}: Euclidean norm of tensor i, counted from 0; no unit.
+        activations/average/{module}_{input,output}.{i}: mean of tensor i; no unit.
+        activations/kurtosis/{module}_{input,output}.{i}: excess kurtosis of tensor i, 0 for a normal distribution; no
+            unit. Constant rows have no kurtosis and are left out.
+        activations/max/{module}_{input,output}.{i}: maximum of tensor i; no unit.
     """
 
     def __init__(
@@ -52,17 +53,18 @@ class ActivationMonitor(Callback):
             )
         self.ignore_module_types = ignore_module_types
         self._interval = (1, 1)  # in batches, as a fraction of whole numbers
-        self._due = 0  # the next batch that is looked at, from 1
+        self._due = 0  # the next batch to measure, counted from 1
         self._modules: list[tuple[str, nn.Module]] = []
         self._hooks: list[RemovableHandle] = []
         self._seen: set[tuple[str, str]] = set()
         self._metrics: dict[str, Any] = {}
         self._last: Tensor | None = None
-        self._version = 0  # of its memory, counted by changes in place
+        self._version = 0  # counts its changes in place
         self._statistics: dict[str, Tensor] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        named, ignored = [*state.unwrapped_model.named_modules()], list(self.ignore_module_types or ())
+        named = [*state.unwrapped_model.named_modules()]
+        ignored = list(self.ignore_module_types or ())
         refuse_compiled(dict(named))
         classes = {type(module).__name__ for _, module in named}
         for name in ignored:
@@ -80,7 +82,7 @@ class ActivationMonitor(Callback):
             return
         self._due = self._due_after(self._due)
         for name, module in self._modules:
-            # Inputs before the call: a module may change them in place.
+            # Inputs are measured before the call, because a module may change them in place.
             self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
             self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
 
@@ -89,11 +91,14 @@ class ActivationMonitor(Callback):
             for hook in self._hooks:
                 hook.remove()
             logger.hand_over(self._metrics)
-            self._hooks, self._seen, self._metrics, self._last = [], set(), {}, None
+            self._hooks = []
+            self._seen = set()
+            self._metrics = {}
+            self._last = None
 
     def _due_after(self, batch: int) -> int:
         if self.interval is None:
-            return next_look(25, batch)
+            return next_measurement(25, batch)
         batches, parts = self._interval
         intervals = batch * parts // batches + 1
         return -(-intervals * batches // parts)
@@ -112,23 +117,25 @@ class ActivationMonitor(Callback):
         self._seen.add((name, kind))
         for index, tensor in enumerate(tensors(values)):
             if tensor.is_floating_point() and tensor.ndim and tensor.numel():
-                # What comes out of one module is as a rule what goes into the next: it is looked at once.
+                # The output of one module is usually the input of the next: it is measured once.
                 if tensor is not self._last or tensor._version != self._version:
-                    self._last, self._version, self._statistics = tensor, tensor._version, statistics(tensor)
+                    self._last = tensor
+                    self._version = tensor._version
+                    self._statistics = statistics(tensor)
                 for statistic, value in self._statistics.items():
                     self._metrics[f"activations/{statistic}/{name}_{kind}.{index}"] = value
 
 
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    """Raise where torch compiled a module: neither its hooks nor those of the modules in it are called.
+    """Check that no module is compiled by torch, because hooks of and in a compiled module are not called.
 
     Args:
-        modules: all of a model's, by name.
+        modules: all modules of a model, by name.
 
     Raises:
-        ValueError: some are; they are named.
+        ValueError: a module is compiled.
     """
-    # By `module.compile()`, or by `torch.compile(module)`, which wraps it.
+    # Either by `module.compile()`, or by `torch.compile(module)`, which wraps it.
     found = [
         name for name, one in modules.items() if one._compiled_call_impl is not None or "_orig_mod" in one._modules
     ]
@@ -146,7 +153,7 @@ def _parse(interval: str | int | Time) -> Time:
 
 
 def _in_batches(interval: Time, state: State) -> tuple[int, int]:
-    """Return an interval in batches as a quotient of whole numbers."""
+    """Return an interval in batches as numerator and denominator."""
     try:
         batches = convert(interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
     except ValueError:
@@ -158,16 +165,17 @@ def _in_batches(interval: Time, state: State) -> tuple[int, int]:
 
 
 def statistics(activations: Tensor) -> dict[str, Tensor]:
-    """Return statistics over the last dimension of a tensor `(..., D)`, averaged over the others; without a sync."""
+    """Return statistics over the last dimension of a tensor `(..., D)`, averaged over the others, without a sync."""
     import torch
 
     values = activations.detach()
     values = values.float() if values.itemsize < 4 else values
-    # Rows less their means, divided by their deviations: the squares of a row add up to D, of a constant one to 0.
+    # Standardized rows: the squares of a row add up to D, or to 0 if the row is constant.
     tiny = torch.finfo(values.dtype).tiny
     standardized, means, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, tiny)
     squares = standardized.square()
-    second, fourth = squares.sum(), squares.square().sum()
+    second = squares.sum()
+    fourth = squares.square().sum()
     return {
         "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
         "average": means.mean(),

@@ -1,4 +1,4 @@
-"""Checkpoints of the run: the newest, and the best by a metric."""
+"""Saves checkpoints of the run, and keeps the newest ones and the best by a metric."""
 
 from __future__ import annotations
 
@@ -21,30 +21,35 @@ log = logging.getLogger("runner")
 class CheckpointSaver(Callback):
     """Saves checkpoints at an interval and at the end of training, and keeps the newest and the best.
 
-    Each is a folder that is complete or not there; the links `latest` and `best` beside them point to complete ones.
-    The run's last is written at FIT_END, with the final metrics; a signal leaves one of the batch at which it stopped
-    training, an error one of the batch before it unless weights, buffers or metrics are of neither. Where
-    a callback fails at the end of an epoch it is of the last batch, and a resumed run tells who had not heard of it.
-    When the disk is full a warning says so, and training goes on to the next interval; only the run's last one is an
-    error. None is written where the loss of its batch or a weight is NaN or infinite: `latest` and `best` stay as they
-    were.
+    A checkpoint is a folder that is either complete or absent; the links `latest` and `best` beside it point to
+    complete ones. The last checkpoint of a run is written at FIT_END, with the final metrics. After a signal there is a
+    checkpoint of the batch at which training stopped; after an error there is one of the batch before it, unless
+    weights, buffers or metrics were already changed. If a callback fails at the end of an epoch, the checkpoint is of
+    the last batch, and a resumed run says which callbacks missed that event. A full disk gives a warning, and training
+    goes on to the next interval; only a failure to write the last checkpoint of the run is an error. No checkpoint is
+    written while the loss of its batch or a weight is NaN or infinite, so `latest` and `best` stay as they were.
 
     Args:
-        save_interval: time string, or epochs as an int; 0: only at the end.
-        folder: in the run's folder; another saver needs another one.
-        filename: of a checkpoint, with any field of `Timestamp` in braces.
-        keep: how many of the newest to keep, at least 1 (there must be room for one more); -1: all.
-        monitor: metric that says which is best, 'MulticlassAccuracy' or with its label 'eval/MulticlassAccuracy';
-            only a value of the very weights that are saved counts. None: there is no best.
-        mode: 'min' or 'max', the better; None: 'min' for losses, errors, and metrics that say so of themselves.
-        keep_best: how many of the best to keep, at least 1.
-        weights_only: leave out what only a resumed run needs.
-        overwrite: begin a new run in a folder with another's checkpoints; a resumed run replaces its own in any case.
-        asynchronous: copy to CPU memory, and write on a background thread while training goes on.
+        save_interval: how often to save, as a time string or a number of epochs; 0 saves only at the end.
+        folder: folder inside the run's folder; each saver needs its own.
+        filename: name of a checkpoint, with any field of `Timestamp` in braces.
+        keep: number of newest checkpoints to keep, at least 1 (the disk needs room for one more); -1 keeps all.
+        monitor: metric that ranks checkpoints, such as 'MulticlassAccuracy' or, with its label,
+            'eval/MulticlassAccuracy'. Only a value measured with the saved weights counts. None means that there is
+            no best.
+        mode: 'min' if lower values are better, 'max' if higher ones are; None means 'min' for losses, errors and
+            metrics that declare it.
+        keep_best: number of best checkpoints to keep, at least 1.
+        weights_only: whether to leave out what only a resumed run needs.
+        overwrite: whether a new run may start in a folder that holds another run's checkpoints; a resumed run always
+            replaces its own.
+        asynchronous: whether to copy to CPU memory and write on a background thread while training goes on.
 
     Raises:
-        ValueError: an argument is out of range; another saver has this folder; at FIT_START, there is no such metric.
-        OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last one cannot be written.
+        ValueError: an argument is out of range, another saver has this folder, or, at FIT_START, the run has no metric
+            named `monitor`.
+        OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
+            written.
     """
 
     def __init__(
@@ -72,18 +77,20 @@ class CheckpointSaver(Callback):
         self.filename = filename
         self.monitor = monitor
         self.mode = mode
-        self.weights_only, self.overwrite, self.asynchronous = weights_only, overwrite, asynchronous
+        self.weights_only = weights_only
+        self.overwrite = overwrite
+        self.asynchronous = asynchronous
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = Timestamp(batch=-1)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._failure: OSError | None = None  # of the newest checkpoint
-        self._fault: str | None = None  # likewise: what was not finite
+        self._failure: OSError | None = None  # why the newest checkpoint was not written
+        self._fault: str | None = None  # what was not finite in it
 
     @property
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, None before there is one."""
+        """Path of the newest complete checkpoint, or None if there is none yet."""
         return self._checkpoints.latest
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -106,7 +113,7 @@ class CheckpointSaver(Callback):
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        # Where an epoch's end stopped training, its last batch may have been saved before that: without the metrics.
+        # If the end of an epoch stopped training, its last batch may have been saved already, but without the metrics.
         if self._tried_at != state.timestamp:
             self._save(state, logger)
         self._wait()
@@ -116,7 +123,7 @@ class CheckpointSaver(Callback):
     def close(self, state: State, logger: Logger) -> None:
         from runner import is_known_alone
 
-        # After a signal all ranks have stopped after one batch; after an error others may be anywhere, or gone.
+        # After a signal all ranks have stopped after the same batch; after an error others may be anywhere, or gone.
         agreed = state.error is not None and (state.ended_between_batches or is_known_alone(state))
         try:
             if agreed and self._tried_at.batch != state.timestamp.batch:
@@ -133,7 +140,7 @@ class CheckpointSaver(Callback):
     def _save_unless_over(self, state: State, logger: Logger) -> None:
         if self._tried_at.batch == state.timestamp.batch:
             return
-        # The last one is left to FIT_END, which knows the final metrics.
+        # The last checkpoint is left to FIT_END, where the final metrics are known.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
             self._save(state, logger)
 
@@ -141,7 +148,7 @@ class CheckpointSaver(Callback):
         from runner import capture
 
         self._wait()
-        logger.flush()  # a resumed run does not train again what was before: it must have been logged
+        logger.flush()  # a resumed run does not repeat what came before, so it must be logged by now
         self._tried_at = state.timestamp
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
@@ -154,14 +161,16 @@ class CheckpointSaver(Callback):
             self._wait()
 
     def _write(self, snapshot: dict[str, Any], name: str, trained: set[str], loss: float) -> None:
-        known, self._fault = self._fault, find_fault(snapshot, trained, loss)
+        known = self._fault
+        self._fault = find_fault(snapshot, trained, loss)
         if self._fault is not None:
             self._checkpoints.take_back()
             if known is None:
                 message = "checkpoint %s was not written: %s; the newest that can be resumed is %s"
                 log.warning(message, self._checkpoints.path / name, self._fault, self.latest or "none")
             return
-        before, self._failure = self._failure, None
+        before = self._failure
+        self._failure = None
         try:
             self._checkpoints.write(snapshot, name)
         except OSError as error:
@@ -175,7 +184,7 @@ class CheckpointSaver(Callback):
 
 
 def _last_loss(state: State) -> float:
-    """Return the loss of the last batch that was trained, 0 where it is not known. The intended host-device sync."""
+    """Return the loss of the last trained batch, or 0 if it is not known. The intended host-device sync."""
     is_of_a_later_batch = state.error is not None and not state.ended_between_batches
     is_known = not is_of_a_later_batch and state.device.type != "meta"
     return float(getattr(state, "total_loss", 0.0)) if is_known else 0.0

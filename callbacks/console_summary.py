@@ -1,4 +1,4 @@
-"""What is about to be trained, and what came of it, in a few lines on the console."""
+"""Prints what is about to be trained, and later the results, in a few lines on the console."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 LOST = 10
-"""Batches in a row without a finite training loss that are more than an accident."""
+"""Number of consecutive batches without a finite training loss that leads to a warning."""
 
 
 class ConsoleSummary(LoggerDestination):
-    """Prints, on rank 0, what is trained at FIT_START, and what came of it when the run closes.
+    """Prints, on rank 0, what is trained at FIT_START, and the results when the run closes.
 
-    First: model and size, data, device, and who runs at which event in which order. At the end: the final and best
-    value of each loss and metric, where the run lies and how to look at it; or, when the run failed or was stopped,
-    how to resume it. What it says of metrics before a resume is kept.
+    At the start: the model and its size, the data, the device, and what runs at which event in which order. At the end:
+    the final and best value of each loss and metric, the run's folder and how to view the run or, if it failed or was
+    stopped, how to resume it. Metrics from before a resume are included.
 
-    In between it warns when the training loss has been NaN or infinite for 10 batches in a row.
+    During training it warns when the loss has been NaN or infinite for 10 batches in a row.
     """
 
     def __init__(self) -> None:
         self._series: dict[str, Series] = {}
-        self._ignored: set[str] = set()  # keys that are not summed up
+        self._ignored: set[str] = set()  # keys that the summary leaves out
         self._lost = 0  # batches in a row whose loss was not finite
         self._lost_at = Timestamp()  # the first of them
         self._state: State | None = None
@@ -75,7 +75,7 @@ class ConsoleSummary(LoggerDestination):
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
-            self._logger.flush()  # what was logged before a checkpoint belongs into it
+            self._logger.flush()  # the checkpoint includes everything logged before it
         return {
             key: [one.lower_is_better, one.final, one.best, one.best_at.state_dict()]
             for key, one in self._series.items()

@@ -1,4 +1,4 @@
-"""Early stopping: training ends when a metric has not improved for a while."""
+"""Stops training when a metric has not improved for a while."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
 class EarlyStopper(MetricStopper):
     """Stops training when more than `patience` has passed since the metric was best.
 
-    The metric is read after each evaluation inside training. A metric of training is read at each EPOCH_END; where the
-    patience is in batches, samples or tokens, after each batch, over the epoch so far, which waits for the device and
-    for the other ranks. With the best value at epoch e and a patience of p epochs, e + p + 1 epochs are run. A NaN is
-    no improvement. A run that stopped early and is resumed stays stopped, unless it is given more patience.
+    The metric is read after each evaluation inside training. A training metric is read at each EPOCH_END or, if the
+    patience is in batches, samples or tokens, after each batch over the epoch so far, which waits for the device and
+    for the other ranks. With the best value at epoch e and a patience of p epochs, the run has e + p + 1 epochs. A NaN
+    is not an improvement. A run that stopped early stays stopped when it is resumed, unless its patience is increased.
 
     Args:
-        monitor: name of the metric; 'loss' is an evaluator's mean loss.
-        dataloader_label: whose metric: an evaluator's label, or 'train'.
-        comp: 'gt' when more is better, 'lt' when less is; None: less for names with loss, error or perplexity and for
-            metrics that say so themselves, otherwise more.
-        min_delta: change by which a value must be better than the best, more than; in the metric's unit.
+        monitor: name of the metric; 'loss' is the mean loss of an evaluator.
+        dataloader_label: label of the evaluator that has the metric, or 'train'.
+        comp: 'gt' if more is better, 'lt' if less is; None means less for names with loss, error or perplexity and for
+            metrics that declare it, and more otherwise.
+        min_delta: amount by which a value must exceed the best one to count as better, in the metric's unit.
         patience: how long to go on without an improvement, in epochs, batches, samples or tokens ('3ep').
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, there is no such metric.
+        ValueError: an argument is out of range, or, at FIT_START, the run has no such metric.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class EarlyStopper(MetricStopper):
             raise ValueError(f"patience={str(self.patience)!r}: must be in ep, ba, sp or tok, such as '3ep'")
         self._evaluated = False
         self._best: float | None = None
-        self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)  # counts, whatever the patience becomes
+        # Counts in every unit, because a resumed run may have its patience in another one.
+        self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._metric.label == "train" and self.patience.unit is not TimeUnit.EPOCH:
@@ -78,15 +79,18 @@ class EarlyStopper(MetricStopper):
         return {"best": self._best, "best_at": self._best_at, "judged_at": self._judged_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best, self._best_at, self._judged_at = state["best"], state["best_at"], state["judged_at"]
+        self._best = state["best"]
+        self._best_at = state["best_at"]
+        self._judged_at = state["judged_at"]
 
-    def _ask_again(self, state: State) -> None:
+    def _check_resumed(self, state: State) -> None:
         self._stop_when_over(state)
 
     def _judge(self, state: State, value: float | None) -> None:
         self._judged_at = {str(one): int(state.timestamp.count(one)) for one in UNITS}
         if value is not None and self._is_better(value):
-            self._best, self._best_at = value, self._judged_at
+            self._best = value
+            self._best_at = self._judged_at
         else:
             self._stop_when_over(state)
 

@@ -1,4 +1,4 @@
-"""Who ran at which event, in which order and for how long: a timeline, and what each callback costs."""
+"""Measures what ran at which event, in which order and for how long: a timeline and a table of costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
     from runner.hooks import Handler, Hooks
 
-# Where what no handler takes is counted, from one of these events to the next.
+# What the time between handlers is counted as, from one of these events to the next.
 _IN_STEPS, _OUTSIDE, _NOWHERE = range(3)
 _TURNS = {
     Event.FIT_START: _OUTSIDE,
@@ -38,28 +38,29 @@ _TURNS = {
 class EventTrace(Callback):
     """Measures every algorithm, callback and logger destination at every event.
 
-    It shows what each costs the training thread: what they leave to a thread, a process or a GPU is not in it. It takes
-    half a microsecond per call and event; a run without it pays nothing. All ranks measure.
+    It measures the time spent on the training thread, not the work done on other threads, processes or a GPU. Each call
+    costs half a microsecond; a run without this callback pays nothing. All ranks measure.
 
-    When the run closes, also after an error, each rank writes a timeline to `event_trace/rank{rank}-ba{batch}.json` in
-    the run's folder, `batch` being where this process began. It is in Chrome's trace format, for ui.perfetto.dev:
-    ranges (epoch, batch, forward, ...) enclose events, and events those who ran. Rank 0's is logged as an artifact in
-    the folder 'event_trace'. A resumed run has a timeline of its own, and its table covers the whole run. Folder and
-    table are called as it is in the config: 'event_trace' is the default's name.
+    When the run closes, even after an error, each rank writes a timeline to `event_trace/rank{rank}-ba{batch}.json` in
+    the run's folder, where `batch` is the batch at which this process began. It is in Chrome's trace format, for
+    ui.perfetto.dev: ranges (epoch, batch, forward, ...) enclose events, and events enclose the handlers that ran. Rank
+    0's timeline is logged as an artifact in the folder 'event_trace'. A resumed run has its own timeline, but its table
+    covers the whole run. The folder and the table are named after the config key, by default 'event_trace'.
 
     Args:
-        max_spans: calls that the timeline holds, at least 0, the first ones; about 130 bytes each in the file.
+        max_spans: maximum number of calls in the timeline, at least 0; it keeps the first ones, about 130 bytes each.
         print_table: whether rank 0 prints the costliest rows of the table at the end.
 
     Raises:
         ValueError: `max_spans` is negative.
 
     Logs:
-        event_trace: a table with a row per callback and event: calls, milliseconds in all, microseconds per call. First
-            come the events of a batch of training, with microseconds per step and their share of the step's time; then
-            those of epochs, evaluation, prediction, start and end. All have their share of the run, which is the time
-            of fit, evaluation and prediction, and of handlers before them. Both parts begin with the costliest and have
-            a row 'everything else': model, optimizer, data and the engine. Each kind of share adds up to 1.
+        event_trace: a table with a row per callback and event, which has the number of calls, total milliseconds and
+            microseconds per call. The first part holds the events of a training batch, with microseconds per step and
+            the share of the step's time; the second holds those of epochs, evaluation, prediction, start and end. Every
+            row has its share of the run, which is the time of fit, evaluation and prediction and of the handlers before
+            them. Both parts start with the costliest row and include 'everything else': model, optimizer, data and the
+            engine. Each kind of share adds up to 1.
     """
 
     def __init__(self, max_spans: int = 20_000, print_table: bool = False) -> None:
@@ -68,16 +69,18 @@ class EventTrace(Callback):
         self.print_table = print_table
         self._names: list[tuple[str, Event]] = []
         self._costs: dict[tuple[str, str], list[int]] = {}  # calls and nanoseconds, by callback and event
-        self._spans = array("q")  # index in `_names`, begin and end in nanoseconds, and so on
+        self._spans = array("q")  # for each call: index in `_names`, begin and end in nanoseconds
         self._rest = [0, 0, 0]  # nanoseconds
         self._counted = _NOWHERE
-        self._batches = self._ended = 0  # the latter in nanoseconds
+        self._batches = self._ended = 0  # number of batches; when the last handler ended, in nanoseconds
         self._first_batch: int | None = None
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         index = len(self._names)
         self._names.append((owner.config_key, event))
-        clock, spans, limit = time.perf_counter_ns, self._spans, 3 * self.max_spans
+        clock = time.perf_counter_ns
+        spans = self._spans
+        limit = 3 * self.max_spans
 
         @functools.wraps(handler)
         def noted(state: State, logger: Logger) -> None:
@@ -86,7 +89,7 @@ class EventTrace(Callback):
                 spans.extend((index, now, now))
 
         if owner is self and event is not Event.BATCH_END and event not in _TURNS:
-            return noted  # the timeline shows events to which nobody else listens; that is all it does there
+            return noted  # it listens here only so that the timeline shows the event
         cost = self._costs.setdefault((owner.config_key, event.value), [0, 0])
 
         @functools.wraps(handler)
@@ -138,7 +141,7 @@ class EventTrace(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
-        self._rest = [state["rest"], state.get("rest_outside", 0), 0]  # older checkpoints have only one
+        self._rest = [state["rest"], state.get("rest_outside", 0), 0]  # older checkpoints lack it
         for owner, event, calls, nanoseconds in state["costs"]:
             cost = self._costs.setdefault((owner, event), [0, 0])
             cost[0] += calls

@@ -1,4 +1,4 @@
-"""The trained model as a file that other programs can run."""
+"""Exports the trained model to a file that other programs can run."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ SUFFIXES = {"torch_export": ".pt2", "onnx": ".onnx", "torchscript": ".pt", "safe
 
 
 class ExportForInference(Callback):
-    """Exports the model at FIT_END, reads the file back and checks that it gives the model's outputs.
+    """Exports the model at FIT_END, reads the file back and checks that it gives the same outputs as the model.
 
-    Rank 0 exports a copy on the CPU, in evaluation mode, with an average of the weights where an algorithm keeps one.
-    Of a `ClassificationModel` or `LanguageModel` it is the module, which maps inputs to logits; any other model is
-    exported itself, and takes a batch. The file appears under its name once it has passed, and is logged as an artifact
-    in the folder 'export'. Of outputs that are nested, ONNX keeps the values in their order, but no names. What torch
-    cannot export ends the run with an error; put this after `checkpoint_saver`. Where the disk refuses the file, or
-    outputs are not finite, a warning says so.
+    Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
+    `ClassificationModel` or `LanguageModel` it exports the inner module, which maps inputs to logits; any other model
+    is exported as a whole and takes a batch. The file gets its final name only after it has passed the check, and is
+    logged as an artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model
+    that torch cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that
+    the disk refuses, or outputs that are not finite, only give a warning.
 
     Args:
-        save_format: 'torch_export' (runs without the model's source), 'onnx', 'torchscript' (deprecated by torch), or
-            'safetensors' (the weights alone).
-        save_path: of the file, relative to the run's folder, with the format's suffix (.pt2, .onnx, .pt or
-            .safetensors); None: 'model' with that suffix.
-        sample_input: what the module is called with, a tensor, or a tuple, list or mapping of tensors, whose dimension
-            0 is samples; None: the last training batch, or the first of the data in a process that trained none.
-        transforms: functions from a module to the module to export in its place, applied in order.
-        dynamic_batch: whether the file takes any number of samples, and not just as many as the sample has.
+        save_format: 'torch_export' (runs without the model's source code), 'onnx', 'torchscript' (deprecated by torch),
+            or 'safetensors' (weights only).
+        save_path: path of the file relative to the run's folder, with the suffix of the format (.pt2, .onnx, .pt or
+            .safetensors); None means 'model' with that suffix.
+        sample_input: an input for the module: a tensor, or a tuple, list or mapping of tensors, whose dimension 0 is
+            samples. None means the last training batch or, in a process that has trained none, the first batch of the
+            data.
+        transforms: functions, applied in order, that take a module and return the module to export instead.
+        dynamic_batch: whether the file accepts any number of samples, not only as many as the sample input has.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, `save_path` cannot be written, the model cannot take
-            `sample_input`, or its weights are in bf16 with ONNX.
+        ValueError: an argument is out of range, or, at FIT_START, `save_path` cannot be written, the model does not
+            accept `sample_input`, or the weights are bf16 and the format is ONNX.
         ImportError: a package that the format needs is missing.
-        RuntimeError: at FIT_END, the outputs of the file differ from the model's, or the format cannot hold them.
+        RuntimeError: at FIT_END, the outputs of the file differ from the model's, or the format cannot represent them.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class ExportForInference(Callback):
         if get_global_rank() != 0:
             return
         path = state.run_dir / self.save_path
-        # Keeps the suffix, by which libraries know the format.
+        # Keep the suffix, because libraries derive the format from it.
         temporary = path.with_name(f".unchecked-{path.name}")
         module, inputs = self._module_and_inputs(state)
         try:
@@ -128,7 +129,7 @@ class ExportForInference(Callback):
                 temporary.unlink()
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any]:
-        """Return a copy of what is exported, and what it is called with, both on the CPU."""
+        """Return a copy of the module to export and its sample input, both on the CPU."""
         from runner import ClassificationModel, LanguageModel
         from runner.batch import map_tensors
         from runner.callbacks._export import last_or_first_batch

@@ -1,4 +1,4 @@
-"""Text that a language model writes, to read how it learns."""
+"""Lets a language model write text during training, to see what it has learned."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 COLUMNS = ("batch", "prompt", "text")
-MAX_ROWS = 1000  # the table is logged whole each time
+MAX_ROWS = 1000  # the whole table is logged each time
 
 
 class Generate(Callback):
     """Lets a language model continue prompts at an interval and at the end, and logs the texts as a table.
 
-    The model is asked as it is evaluated: in evaluation mode, with an average of the weights where an algorithm keeps
-    one. All ranks write, with equal results, so that it works with a model in parts too; rank 0 logs. The texts are a
-    function of seed, batch and weights. With any other model than a `LanguageModel` it says so once and does nothing.
+    The model runs as in an evaluation: in evaluation mode, with averaged weights if an algorithm keeps an average. All
+    ranks generate the same texts, so that sharded models work too, and rank 0 logs them. The texts depend only on the
+    seed, the batch and the weights. For a model that is not a `LanguageModel` it warns once and does nothing.
 
     Args:
-        prompts: texts to continue, at least one, none of them empty.
-        interval: how often, a time; 0: only at the end.
-        max_new_tokens: tokens to write for each prompt, at least 1.
-        temperature: divides the logits, at least 0; 0: always the likeliest token.
-        top_k: how many of the likeliest tokens to draw from, at least 1; None: from all.
-        tokenizer: what has `encode(text) -> list of int` and `decode(list of int) -> text`; None: tokens are bytes.
+        prompts: texts to continue, at least one and none of them empty.
+        interval: how often to generate, as a time string or a number of epochs; 0 means only at the end.
+        max_new_tokens: number of tokens to generate for each prompt, at least 1.
+        temperature: divisor of the logits, at least 0; 0 always takes the likeliest token.
+        top_k: number of likeliest tokens to sample from, at least 1; None samples from all.
+        tokenizer: object with `encode(text) -> list of int` and `decode(list of int) -> text`; None takes bytes as
+            tokens.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, a prompt has a token that the model does not know.
+        ValueError: an argument is out of range, or, at FIT_START, a prompt has a token outside the model's vocabulary.
 
     Logs:
-        generate (its config key): a table of the last 1000 texts, with the batch and the prompt of each.
+        generate: a table of the last 1000 texts, with the batch and the prompt of each; named after the config key.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class Generate(Callback):
         from runner import stream_seed
         from runner.callbacks._inference import inference
 
-        batch, context = state.timestamp.batch, getattr(getattr(state.unwrapped_model, "module", None), "context", None)
+        batch = state.timestamp.batch
+        context = getattr(getattr(state.unwrapped_model, "module", None), "context", None)
         generator = torch.Generator(state.device)
         generator.manual_seed(stream_seed(state.rank_zero_seed, self.config_key, batch))
         written = []
@@ -131,10 +133,15 @@ class Generate(Callback):
 
 
 def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Generator) -> Tensor:
-    """Return a token for each row of logits (N, V), (N, 1) int64, drawn with probability softmax(logits / temperature).
+    """Return a token (N, 1), int64, for each row of logits (N, V), sampled from softmax(logits / temperature).
 
-    By the Gumbel trick: where torch.multinomial raises on NaN, or aborts a GPU, this returns some token. With a
-    temperature of 0 it is the likeliest; `top_k` (None: all) is how many of the likeliest can be drawn.
+    It uses the Gumbel trick, which returns some token where torch.multinomial would raise on NaN, or abort on a GPU.
+
+    Args:
+        logits: logits (N, V) of the next token.
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: number of likeliest tokens to sample from; None samples from all.
+        generator: source of randomness, on the device of the logits.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], float("-inf"))
@@ -145,13 +152,13 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
 
 def _forward(state: State) -> Callable[[Tensor], Tensor]:
-    """Return tokens (N, T) -> logits (N, T, V), not compiled: each length would be compiled anew."""
+    """Return a function from tokens (N, T) to logits (N, T, V), not compiled, as each length would compile anew."""
     forward = state.precision.autocast(state.device)(state.unwrapped_model.forward)
     return lambda tokens: forward((tokens, tokens))
 
 
 class _Bytes:
-    """Tokens that are the bytes of a text."""
+    """A tokenizer whose tokens are the bytes of the text."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -1,4 +1,4 @@
-"""Images of a batch as the model sees them, with what they are and what the model takes them for."""
+"""Logs images as the model sees them, with their targets and the model's predictions."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ MODES = ("input", "segmentation")
 class ImageVisualizer(Callback):
     """Logs images of a training batch at an interval, and of the first batch of each evaluation.
 
-    They are shown as the model sees them, after augmentation, each stretched to the full range of brightness unless
-    its values lie in [0, 1]. With 'input' the target and the prediction, where they are classes, are the caption; with
-    'segmentation' three panels lie side by side: the image, the target over it, the prediction over it. Rank 0 logs
-    images of its own share of the batch, of the last microbatch; the others do nothing. Data that has no images, such
-    as a language model's, is said once and nothing is logged.
+    Images are shown after augmentation, each stretched to the full range of brightness unless its values lie in
+    [0, 1]. In the mode 'input' the caption gives the target and the prediction if they are classes. In the mode
+    'segmentation' there are three panels side by side: the image, the image with the target mask, and the image with
+    the predicted mask. Rank 0 logs images from the last microbatch of its share of the batch; other ranks do nothing.
+    If the data has no images, as for a language model, it warns once and logs nothing.
 
     Args:
-        interval: how often in training, a time; 0: evaluations only.
+        interval: how often to log in training, as a time string or a number of epochs; 0 means only in evaluations.
         mode: 'input' or 'segmentation'.
-        num_images: images each time, at least 1.
+        num_images: number of images to log each time, at least 1.
         channels_last: whether images are (N, H, W, C) rather than (N, C, H, W); C is 1 or 3.
-        input_key: where the images are in a batch: a position, or a key.
-        target_key: where the targets are: classes (N,), probabilities (N, C), or masks of classes (N, H, W).
+        input_key: position or key of the images in a batch.
+        target_key: position or key of the targets: classes (N,), probabilities (N, C), or masks of classes (N, H, W).
 
     Raises:
-        ValueError: an argument is out of range; in training, a batch has no such key.
+        ValueError: an argument is out of range, or, in training, a batch has no entry under one of the keys.
 
     Logs:
-        Images/Train, Images/Eval: images; of an evaluator with another label than 'eval', Images/{label}.
+        Images/Train: images of a training batch; no unit.
+        Images/Eval: images of the first batch of an evaluation, Images/{label} for evaluators with another label than
+            'eval'; no unit.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class ImageVisualizer(Callback):
 
 
 def _captions(targets: Any, predictions: Any) -> list[str] | None:
-    """Return a line for each image, None where neither targets nor predictions are one number for each."""
+    """Return a caption for each image, or None if neither targets nor predictions are one number per image."""
     named = {"target": targets, "prediction": predictions}
     found = {name: values for name, values in named.items() if values is not None and values.ndim == 1}
     columns = [[f"{name} {_short(value)}" for value in values.tolist()] for name, values in found.items()]
@@ -115,12 +117,12 @@ def _captions(targets: Any, predictions: Any) -> list[str] | None:
 
 
 def _short(value: float) -> str:
-    """Return a score with four digits, a class with all."""
+    """Return a score with four digits, or a class number in full."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
 def _pick(batch: Any, key: int | str, name: str) -> Any:
-    """Return an entry of a batch; of one that is a tensor, the tensor as its input, and no target."""
+    """Return an entry of a batch. A batch that is a tensor is its own input and has no target."""
     if hasattr(batch, "shape"):
         return batch if name == "input_key" else None
     try:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class InMemoryLogger(LoggerDestination):
-    """Everything that was logged on this rank, as Python values: for notebooks, tests, and callbacks that look back.
+    """Keeps everything logged on this rank as Python values, for notebooks, tests and other callbacks.
 
-    Works on all ranks. Nothing of it is saved in checkpoints: a resumed run starts with empty lists.
+    It works on all ranks. Checkpoints contain none of it, so a resumed run starts empty.
 
     Attributes:
-        hyperparameters: as last logged, nested.
+        hyperparameters: nested hyperparameters, as last logged.
         tables: `{"columns", "rows", "step"}` by name, each as last logged.
-        images: list of `{"images", "step", "captions"}` by name.
-        artifacts: list of (path, folder).
+        images: lists of `{"images", "step", "captions"}` by name.
+        artifacts: list of pairs of path and folder.
     """
 
     all_ranks = True
@@ -32,15 +32,15 @@ class InMemoryLogger(LoggerDestination):
         self.images: dict[str, list[dict[str, Any]]] = {}
         self.artifacts: list[tuple[str, str | None]] = []
         self._data: dict[str, list[tuple[Timestamp, float]]] = {}
-        self._records: list[Record] = []  # not in it yet: they are sorted by key when somebody looks
-        self._taking = threading.Lock()  # records come from a thread of their own
+        self._records: list[Record] = []  # not in `_data` yet: they are sorted by key on access
+        self._taking = threading.Lock()  # records arrive on another thread
         self._logger: Logger | None = None
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, float]]]:
-        """Timestamps and values by metric key, in the order in which they were logged, complete up to this moment.
+        """Pairs of timestamp and value by metric key, in the order of logging and complete up to this moment.
 
-        A timestamp's `batch` is the step that the value was logged at.
+        The `batch` of a timestamp is the step at which the value was logged.
         """
         if self._logger is not None:
             self._logger.flush()
@@ -58,7 +58,7 @@ class InMemoryLogger(LoggerDestination):
         """Return the steps and values of a metric.
 
         Raises:
-            KeyError: it was not logged; the keys that were are named.
+            KeyError: the metric was not logged; the message lists those that were.
         """
         data = self.data
         if key not in data:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class JSONLinesLogger(LoggerDestination):
-    """A file in the run's folder with one JSON object a line, which needs no library to read.
+    """Writes a file in the run's folder with one JSON object per line, which can be read without a library.
 
-    A record of metrics is `{"step", "epoch", "sample", "token", "wall_time", "metrics"}`; hyperparameters, tables and
-    artifacts are lines of their own, images are not written. Numbers that JSON does not know are the strings "NaN",
-    "Infinity" and "-Infinity". A resumed run appends to the file, after removing what was written past the batch that
-    it resumes from.
+    A record of metrics is `{"step", "epoch", "sample", "token", "wall_time", "metrics"}`. Hyperparameters, tables and
+    artifacts have lines of their own; images are not written. Numbers that JSON cannot represent become the strings
+    "NaN", "Infinity" and "-Infinity". A resumed run removes the lines written after the batch that it resumes from, and
+    appends to the rest.
 
     Args:
-        filename: relative to the run's folder.
+        filename: path of the file, relative to the run's folder.
 
     Raises:
-        ValueError: `filename` is absolute, or leads out of the run's folder.
+        ValueError: `filename` is absolute or leads out of the run's folder.
         ImportError: the package orjson is missing.
     """
 
@@ -53,14 +53,14 @@ class JSONLinesLogger(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if not self._started and self.path is not None and self.path.exists():
-            logger.flush()  # after it, the logger's thread writes nothing until something is logged
+            logger.flush()  # so that the logger's thread does not write meanwhile
             self._rewrite(state.timestamp)
         self._started = True
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         line = _to_line({"hyperparameters": hyperparameters})
         if self.path is not None and self.path.exists():
-            with self.path.open("rb") as file:  # line by line: the file of a long run is large
+            with self.path.open("rb") as file:  # line by line, because the file of a long run is large
                 if line in file:
                     return
         self._write([line])
@@ -79,14 +79,14 @@ class JSONLinesLogger(LoggerDestination):
 
     def _write(self, lines: Sequence[bytes]) -> None:
         if self.path is not None:
-            # Opened for each batch of records, four times a second at most, so that nothing is held back.
+            # Open the file for each group of records, at most four times a second, so that nothing stays buffered.
             with self.path.open("ab") as file:
                 file.write(b"".join(lines))
 
     def _rewrite(self, until: Timestamp | None) -> None:
-        """Keep the complete lines up to a time (None: all), replacing the file at once.
+        """Keep the complete lines up to a time, or all if it is None, and replace the file atomically.
 
-        What was logged at the end of an epoch has the step of its last batch, from which a run may be resumed.
+        Values logged at the end of an epoch have the step of its last batch, from which a run may be resumed.
         """
         assert self.path is not None
         temporary = self.path.with_name(f".{self.path.name}.tmp")
@@ -123,7 +123,7 @@ def _encode(entry: Mapping[str, Any]) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """The value with numbers that JSON does not know as strings."""
+    """Return the value with numbers that JSON cannot represent as strings."""
     if isinstance(value, Mapping):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A picture of the run: losses, metrics and learning rates against the batch."""
+"""Draws a picture of the run: losses, metrics and learning rates against the batch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 MAX_POINTS = 1024  # more than a screen has columns for
-MAX_CURVES = 12  # in a panel; a legend of more hides what it explains
+MAX_CURVES = 12  # in a panel; a longer legend would cover the curves
 PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}
 
 
 class LearningCurves(LoggerDestination):
-    """Draws losses, metrics and, where they are logged, learning rates, at FIT_END.
+    """Draws losses, metrics and, if they are logged, learning rates at FIT_END.
 
-    The picture lies in the run's folder and is logged as an artifact in the folder 'plots'. Of each key at most 1024
-    points are kept, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed run draws
-    the whole of it. The loss of single batches is drawn faintly behind its running mean. A panel shows at most 12 keys.
+    The picture is written to the run's folder and logged as an artifact in the folder 'plots'. For each key it keeps a
+    bounded number of points, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed
+    run draws the curves from the beginning. The loss of single batches is drawn faintly behind its running mean. A
+    panel shows at most 12 keys.
 
     Args:
-        filename: of the picture; its suffix says the format.
+        filename: name of the picture; its suffix determines the format.
 
     Raises:
-        ValueError: `filename` is no name of a PNG, SVG or PDF file.
+        ValueError: `filename` is not the name of a PNG, SVG or PDF file.
     """
 
     def __init__(self, filename: str = "learning_curves.png") -> None:
@@ -45,7 +46,8 @@ class LearningCurves(LoggerDestination):
         self._logger = logger
 
     def log_records(self, records: Sequence[Record]) -> None:
-        curves, ignored = self._curves, self._ignored
+        curves = self._curves
+        ignored = self._ignored
         for record in records:
             for key, value in record.metrics.items():
                 if key in ignored:
@@ -62,7 +64,8 @@ class LearningCurves(LoggerDestination):
         logger.flush()  # the intended host-device sync, once per fit
         if not self._curves:
             return
-        picture, path = io.BytesIO(), state.run_dir / self.filename
+        picture = io.BytesIO()
+        path = state.run_dir / self.filename
         draw(self._curves).savefig(picture, format=path.suffix[1:])
         with disk_errors_reported(self.config_key):
             write_whole(path, picture.getvalue())
@@ -70,7 +73,7 @@ class LearningCurves(LoggerDestination):
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
-            self._logger.flush()  # what was logged before a checkpoint belongs into it
+            self._logger.flush()  # the checkpoint includes everything logged before it
         return {key: curve.state_dict() for key, curve in self._curves.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -80,7 +83,7 @@ class LearningCurves(LoggerDestination):
 
 
 class _Curve:
-    """Points of one key, thinned by averaging neighbours whenever they become too many."""
+    """The points of one key; neighbours are averaged whenever there are too many."""
 
     def __init__(self) -> None:
         self.steps = array("d")
@@ -111,15 +114,17 @@ class _Curve:
         return {"steps": list(self.steps), "values": list(self.values), "stride": self._stride, "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.values = array("d", state["steps"]), array("d", state["values"])
-        self._stride, self._pending = state["stride"], [tuple(point) for point in state["pending"]]
+        self.steps = array("d", state["steps"])
+        self.values = array("d", state["values"])
+        self._stride = state["stride"]
+        self._pending = [tuple(point) for point in state["pending"]]
 
 
 def draw(curves: Mapping[str, Any]) -> Any:
-    """Return a matplotlib figure with a panel each for losses, metrics and learning rates, where there are any.
+    """Return a matplotlib figure with one panel each for losses, metrics and learning rates that exist.
 
     Args:
-        curves: by key, objects with `steps` and `values`, sequences of numbers of equal length.
+        curves: curves by key; each has `steps` and `values`, sequences of numbers of equal length.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -131,7 +136,7 @@ def draw(curves: Mapping[str, Any]) -> Any:
     figure.subplots_adjust(left=0.16 / len(panels), right=1 - 0.04 / len(panels), bottom=0.14, top=0.9, wspace=0.22)
     for position, (title, keys) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), position)
-        for key in sorted(keys, key=lambda key: key.count("/"))[:MAX_CURVES]:  # those of single classes last
+        for key in sorted(keys, key=lambda key: key.count("/"))[:MAX_CURVES]:  # keys of single classes last
             _plot(axes, key, curves[key].steps, curves[key].values)
         axes.set_title(title if len(keys) <= MAX_CURVES else f"{title}, {MAX_CURVES} of {len(keys):,}")
         axes.set_xlabel("batch")
@@ -150,9 +155,11 @@ def _plot(axes: Any, key: str, steps: Any, values: Any) -> None:
 
 
 def _running_mean(values: Any) -> list[float]:
-    """Return the exponential mean over about a thirtieth of the points, without the pull of where it starts."""
+    """Return the exponential moving average over about 30 points, corrected for its bias at the start."""
     keep = 1 - 30 / len(values) if len(values) > 60 else 0.5
-    means, mean, weight = [], 0.0, 0.0
+    means = []
+    mean = 0.0
+    weight = 0.0
     for value in values:
         mean = keep * mean + (1 - keep) * value
         weight = keep * weight + (1 - keep)

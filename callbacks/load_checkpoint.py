@@ -1,4 +1,4 @@
-"""Another run's weights to start from."""
+"""Starts training from the weights of another run."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ OTHER_SHAPE = "of another shape"
 
 
 class LoadCheckpoint(Callback):
-    """Loads weights from another run's checkpoint before training, all of them or all but some.
+    """Loads weights from another run's checkpoint before training, either all of them or all but some.
 
-    They are those that the other run's evaluations measured (under an averaging algorithm, the average); nothing else
-    is taken from it. A run that is resumed, evaluated or predicts has weights of its own, and loads none. All ranks
-    read the file.
+    It loads the weights that the other run evaluated (with an averaging algorithm, the average), and nothing else. A
+    run that is resumed, evaluates or predicts has its own weights, and loads none. All ranks read the file.
 
     Args:
-        checkpoint: a run's folder, whose newest complete checkpoint is used, or a checkpoint's.
-        strict: raise where names of weights differ; otherwise load those that match, and say which do not.
-        ignore_keys: patterns of names to leave as they are, such as ['module.head.*']; None: none.
-        event: 'before_load' or 'after_load', that is before or after the Trainer loads what its own `load_path` names.
-            What comes later wins.
+        checkpoint: folder of a run, whose newest complete checkpoint is used, or folder of a checkpoint.
+        strict: whether differing names of weights are an error; if False, matching weights are loaded and the others
+            are reported.
+        ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; None loads all.
+        event: 'before_load' or 'after_load': whether to load before or after the Trainer's own `load_path`. The later
+            one wins.
 
     Raises:
-        ValueError: an argument is out of range; at the event, there is no checkpoint, weights are missing, unexpected
-            or of another shape, none is left to load, or a pattern matches none.
+        ValueError: an argument is out of range, or, at the event, there is no checkpoint, weights are missing,
+            unexpected or of another shape, no weight is left to load, or a pattern matches no weight.
     """
 
     def __init__(
@@ -79,9 +79,11 @@ class LoadCheckpoint(Callback):
                 f"checkpoint={str(self.checkpoint)!r}: no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
         model = state.unwrapped_model
-        found, own = read_file(path, "model.pt"), model.state_dict()
+        found = read_file(path, "model.pt")
+        own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
-        found, kept = ({key: one for key, one in each.items() if key not in ignored} for each in (found, own))
+        found = {key: one for key, one in found.items() if key not in ignored}
+        kept = {key: one for key, one in own.items() if key not in ignored}
         differences = _differences(found, kept)
         if OTHER_SHAPE in differences or (self.strict and differences) or not found.keys() & kept:
             raise ValueError(
@@ -101,10 +103,10 @@ def _has_weights(state: State) -> bool:
 
 
 def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
-    """Return the names that a pattern matches.
+    """Return the names that match at least one pattern.
 
     Raises:
-        ValueError: a pattern matches none.
+        ValueError: a pattern matches no name.
     """
     matching = set()
     for pattern in patterns:
@@ -117,7 +119,7 @@ def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
 
 
 def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return what keeps weights from fitting, by kind."""
+    """Return the names of weights that do not fit, by kind of difference."""
     kinds = {
         "missing": [key for key in own if key not in found],
         "unexpected": [key for key in found if key not in own],

@@ -1,4 +1,4 @@
-"""The learning rate of each batch, as it was used."""
+"""Logs the learning rate of each batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class LRMonitor(Callback):
     """Logs the learning rate with which each batch was trained.
 
-    It is read just before the optimizer steps and logged at BATCH_END, at the step of the batch that it trained. Rates
-    that are tensors are logged without reading them back.
+    The rate is read just before the optimizer steps and logged at BATCH_END, at the step of the batch that it trained.
+    Rates that are tensors are logged without waiting for the device.
 
     Logs:
-        lr-{OptimizerClass}/group{i}: the rate of parameter group i. A second optimizer of one class is numbered, from
-            2 on: `lr-AdamW-2/group0`.
+        lr-{OptimizerClass}/group{i}: learning rate of parameter group i, per batch. Further optimizers of the same
+            class are numbered from 2, as in `lr-AdamW-2/group0`.
     """
 
     def __init__(self) -> None:
@@ -53,5 +53,5 @@ def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:
 
 
 def _keep(rate: Any) -> Any:
-    # A scheduler fills a tensor in place before BATCH_END.
+    # Copy tensors, because a scheduler changes them in place before BATCH_END.
     return rate.detach().reshape(()).clone() if hasattr(rate, "detach") else float(rate)

@@ -1,4 +1,4 @@
-"""How much memory a run takes."""
+"""Logs how much memory a run uses."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ STATUS = "/proc/self/status"
 
 
 class MemoryMonitor(Callback):
-    """Logs the memory that is used at the end of a batch: the device's on CUDA, otherwise the process's.
+    """Logs the memory in use at the end of a batch: the device's on CUDA, otherwise the process's.
 
-    That is each batch, or some where batches are shorter than 50 ms. The values are rank 0's; at an interval also the
-    average, the least and the most over all ranks, which their hosts exchange in one transfer. Nothing here waits for a
-    device. Peaks are those since the process began.
+    Values are logged at most every 50 ms. They are those of rank 0; at an interval there are also the average, minimum
+    and maximum over all ranks, which the hosts exchange in one transfer. Nothing here waits for a device. Peaks are
+    since the start of the process.
 
     Args:
-        memory_keys: which of `torch.cuda.memory_stats` to log, and under which name; None: those below. Sizes in bytes
-            are logged in GB, counts as they are. Without a GPU it is not used.
-        dist_aggregate_batch_interval: batches from one comparison of the ranks to the next, at least 1; None: none.
+        memory_keys: statistics of `torch.cuda.memory_stats` to log, mapped to their names; None means those below.
+            Sizes in bytes are logged in GB, counts as they are. It has no effect without a GPU.
+        dist_aggregate_batch_interval: batches between two comparisons of the ranks, at least 1; None compares none.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, there is no such statistic.
+        ValueError: an argument is out of range, or, at FIT_START, a key of `memory_keys` is not a statistic.
 
     Logs:
-        memory/{current,peak}_{allocated,active,inactive,reserved}_mem: of CUDA's caching allocator, in GB (1e9 bytes).
-        memory/alloc_retries: how often it had to free its cache and try again.
-        memory/rss, memory/peak_rss: resident set of the process, in GB; where the model is not on CUDA.
-        memory/..._avg, memory/..._min, memory/..._max: each of these over all ranks, at the interval.
+        memory/{current,peak}_{allocated,active,inactive,reserved}_mem: memory of CUDA's caching allocator, GB (1e9
+            bytes).
+        memory/alloc_retries: how often the allocator had to free its cache and try again, a count.
+        memory/rss, memory/peak_rss: resident set size of the process, if the model is not on CUDA, GB.
+        memory/..._avg, memory/..._min, memory/..._max: each of these over all ranks, at the interval, in its unit.
     """
 
     def __init__(
@@ -126,14 +127,14 @@ def _read_allocator(names: Mapping[str, str], device: torch.device) -> dict[str,
 
 
 def _read_status(file: int) -> dict[str, float]:
-    """Return the resident set as Linux tells it, in some microseconds."""
-    # getrusage() would give a process at least the peak of the one that started it.
+    """Return the resident set sizes from Linux's status file, which takes a few microseconds."""
+    # Not getrusage(), whose peak is at least that of the parent process.
     peak, now = re.findall(rb"Vm(?:HWM|RSS):\s*(\d+) kB", os.pread(file, 4096, 0))
     return {"rss": int(now) * 1024 / GIGABYTE, "peak_rss": int(peak) * 1024 / GIGABYTE}
 
 
 def _read_process() -> dict[str, float]:
-    """Return the resident set where there is no /proc."""
+    """Return the resident set sizes on systems without /proc."""
     import resource
 
     import psutil
@@ -143,13 +144,13 @@ def _read_process() -> dict[str, float]:
 
 
 def _compare(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return average, minimum and maximum over ranks. All ranks, with the same keys."""
+    """Return average, minimum and maximum over the ranks. Call it on all ranks, with the same keys."""
     import torch
     import torch.distributed as dist
 
     from runner import get_world_size
 
-    mine = torch.tensor([*metrics.values()], dtype=torch.float64)  # on the host, where no device is waited for
+    mine = torch.tensor([*metrics.values()], dtype=torch.float64)  # on the host, to wait for no device
     ranks = [mine]
     if get_world_size() > 1:
         ranks = [torch.empty_like(mine) for _ in range(get_world_size())]

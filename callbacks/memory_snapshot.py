@@ -1,4 +1,4 @@
-"""What lies in the GPU's memory, and who put it there."""
+"""Writes snapshots of GPU memory that show what allocated it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class MemorySnapshot(Callback):
-    """Writes torch's snapshots of CUDA memory at an interval, to look at on pytorch.org/memory_viz.
+    """Writes torch's snapshots of CUDA memory at an interval, for pytorch.org/memory_viz.
 
-    From FIT_START on, torch notes each allocation and free with the Python stack that asked for it. A snapshot has the
-    newest of these, and all memory that is held: `memory_snapshot/rank{rank}-ba{batch}.pickle` in the run's folder,
-    from every rank. A file may take some KB for each entry, so none is logged. On any other device than CUDA this does
-    nothing, and says so.
+    From FIT_START on, torch records each allocation and free with its Python stack. Every rank writes snapshots to
+    `memory_snapshot/rank{rank}-ba{batch}.pickle` in the run's folder; a snapshot contains the newest records and all
+    memory in use. A file may take a few KB per entry, so it is not logged as an artifact. If the model is not on CUDA,
+    this warns and does nothing.
 
     Args:
-        interval: how often, a time.
-        max_entries: allocations and frees that are remembered, at least 1.
-        keep: newest files of each rank to keep, at least 1; -1 keeps all.
+        interval: how often to write a snapshot, as a time string or a number of epochs.
+        max_entries: number of allocations and frees to remember, at least 1.
+        keep: number of newest files to keep per rank, at least 1; -1 keeps all.
 
     Raises:
         ValueError: an argument is out of range.

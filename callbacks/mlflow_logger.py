@@ -1,4 +1,4 @@
-"""Logs runs to MLflow, through a process of its own."""
+"""Logs runs to MLflow through a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 from runner.callbacks._mlflow.description import describe_config, describe_inputs, flatten
 from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
-from runner.callbacks._mlflow.target import check_address, check_arguments, resolve_uri, ui_command, uri_of_run
+from runner.callbacks._mlflow.target import (
+    check_address,
+    check_arguments,
+    resolve_uri,
+    set_environment,
+    ui_command,
+    uri_of_run,
+)
 from runner.callbacks._mlflow.writer_process import shared_writer
 
 if TYPE_CHECKING:
@@ -20,32 +27,33 @@ if TYPE_CHECKING:
 
 
 class MLflowLogger(LoggerDestination):
-    """Parameters, metrics, tables, images, artifacts, datasets and status of a run in MLflow.
+    """Logs parameters, metrics, tables, images, artifacts, data sets and status of a run to MLflow.
 
-    Training neither waits for MLflow nor fails because of it. What is logged is appended to
-    `<run folder>/mlflow/spool.jsonl`; a process started beside the trainer sends it on, marks the run FAILED when the
-    trainer is killed, and leaves what it could not send to the next run. A run that is refused before training begins
-    leaves nothing. A resumed run continues its MLflow run: values of batches that are trained again are kept as they
-    were, and a parameter that has changed is a tag `param_changed.<key>`. A sweep has one more run, with a table.
+    Training neither waits for MLflow nor fails because of it. Everything logged is appended to
+    `<run folder>/mlflow/spool.jsonl`. A separate process sends it to MLflow, marks the run FAILED if the trainer is
+    killed, and leaves what it could not send to the next run. A run that is refused before training begins leaves
+    nothing. A resumed run continues its MLflow run: batches that are trained again keep their first values, and a
+    changed parameter is recorded as a tag `param_changed.<key>`. A sweep has one more run, with a table of its jobs.
 
     Args:
-        tracking_uri: of a server or a database; None: `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` (SQLite)
-            under the working directory, or where a resumed run is. Its artifacts lie beside it, in `mlartifacts`.
-        experiment_name: None: `$MLFLOW_EXPERIMENT_NAME`, or else 'runner'.
-        run_name: None: the run's own.
-        tags: more tags, by name.
+        tracking_uri: address of a server or a database. None means `$MLFLOW_TRACKING_URI` if it is set, otherwise the
+            store of a resumed run, or SQLite in `outputs/mlflow.db` under the working directory, with artifacts beside
+            it in `mlartifacts`.
+        experiment_name: name of the experiment; None means `$MLFLOW_EXPERIMENT_NAME`, or 'runner' if that is not set.
+        run_name: name of the run in MLflow; None takes the run's own name.
+        tags: additional tags, by name.
         log_system_metrics: whether MLflow's monitor logs CPU, memory, disk, network and GPUs under `system/`.
-        system_metrics_interval: seconds between two of its samples.
-        close_timeout: seconds to wait at the end for what is not sent yet.
-        nested: whether the runs of a sweep's jobs are children of the sweep's own, which the UI then shows collapsed.
+        system_metrics_interval: seconds between two samples of system metrics.
+        close_timeout: seconds to wait at the end for data that is not sent yet.
+        nested: whether the runs of a sweep's jobs are children of the sweep's run, which the UI then shows collapsed.
 
     Raises:
-        ValueError: `tracking_uri` is no address that MLflow knows, `close_timeout` is negative, or
-            `system_metrics_interval` not above 0.
+        ValueError: `tracking_uri` is not an address that MLflow knows, `close_timeout` is negative, or
+            `system_metrics_interval` is not above 0.
         ImportError: the package orjson is missing.
 
     Logs:
-        system/*: as MLflow names them; steps are samples.
+        system/*: system metrics with MLflow's names, in the units that they state; steps are samples.
     """
 
     def __init__(
@@ -72,17 +80,17 @@ class MLflowLogger(LoggerDestination):
 
     @classmethod
     def warm_up(cls) -> None:
-        """Start the process that imports MLflow, which takes a second or two; without a run it leaves no trace."""
+        """Start the process that imports MLflow, which takes a second or two. Without a run it leaves no trace."""
         shared_writer()
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id of the run; None until it is known, which takes MLflow a second or more."""
+        """MLflow's id of the run, or None until it is known, which takes a second or more."""
         return self._session and self._session.run_id
 
     @property
     def ui_command(self) -> str:
-        """The command that opens the MLflow UI, or the address of the run on its server; without a password."""
+        """The command that opens the MLflow UI, or the run's address on its server, without the password."""
         return ui_command(self.tracking_uri, self._session and self._session.experiment_id, self.run_id)
 
     def init(self, state: State, logger: Logger) -> None:
@@ -90,7 +98,7 @@ class MLflowLogger(LoggerDestination):
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
         nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
-        tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # resume=<id> finds it
+        tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # lets resume=<id> find the folder
         self._append({"tags": tags}, {"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -140,6 +148,7 @@ class MLflowLogger(LoggerDestination):
         log_sweep(self._session, summary, self._nested, self._close_timeout)
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
+        set_environment()  # before MLflow is imported
         from runner.callbacks._mlflow.store import find_run
 
         return find_run(run_id, self.tracking_uri, downloads)

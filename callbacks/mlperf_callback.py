@@ -1,4 +1,4 @@
-"""A run as MLPerf's rules want it recorded."""
+"""Records a run in the form that MLPerf's rules require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.callbacks._metric_choice import MetricChoice, choose_metric
 if TYPE_CHECKING:
     from runner import Logger, State
 
-# Their rules for the open division want no key that a trainer cannot know.
+# The benchmarks whose rules for the open division require no key that a trainer cannot know.
 BENCHMARKS = ("bert", "dlrm_dcnv2", "gnn", "resnet", "ssd", "unet3d")
 
 
@@ -23,31 +23,33 @@ class MLPerfCallback(Callback):
     """Writes the result of a run and a description of the system in the form of MLPerf Training 4.0, open division.
 
     The result is `results/{system}/{benchmark}/result_{index}.txt` under `root_folder`, which the compliance checker of
-    mlperf_logging accepts (`--ruleset 4.0.0`: later ones have no resnet); the description is `systems/{system}.json`.
-    An epoch is a block. The run stops when an evaluation reaches the target, or else is aborted when it ends. What only
-    people know, such as the cooling, is empty in the description. Needs the package mlperf-logging. Rank 0 writes. A
-    resumed run goes on with its result, and its clock has run all the while.
+    mlperf_logging accepts (`--ruleset 4.0.0`, because later ones have no resnet). The description is
+    `systems/{system}.json`; fields that only people can fill in, such as the cooling, are empty. An epoch is a block.
+    The MLPerf run ends with success when an evaluation reaches the target, and is marked as aborted if training ends
+    before. It needs the package mlperf-logging. Rank 0 writes. A resumed run continues its result, and the time in
+    between counts.
 
     Args:
-        root_folder: relative to the run's folder; those of several runs may be copied into one.
-        index: of this run among those of a submission, from 0.
+        root_folder: folder for the files, relative to the run's folder; those of several runs can be merged.
+        index: index of this run within a submission, from 0.
         benchmark: 'bert', 'dlrm_dcnv2', 'gnn', 'resnet', 'ssd' or 'unet3d'.
-        target: value of the metric to reach.
-        division: only 'open' is known.
-        metric_name: what is reported as accuracy; where less of it is better, the target is reached from above, and
-            the checker accepts only a result in which it falls below 1.0.
-        metric_label: label of the evaluator.
-        submitter: who submits the result.
-        system_name: None: made of nodes and devices.
-        status: of the system, 'onprem', 'cloud', 'preview' or 'research'.
-        cache_clear_cmd: command that clears the system's caches, run at INIT on the first rank of each machine; None:
-            they are not cleared, and the result says so.
-        host_processors_per_node: sockets; None: as the system says.
+        target: value that the metric has to reach.
+        division: division of the submission; only 'open' is supported.
+        metric_name: metric to report as accuracy. If lower values are better, the target is reached from above, and
+            the checker accepts only a result in which the metric falls below 1.0.
+        metric_label: label of the evaluator that has the metric.
+        submitter: name of the organization that submits the result.
+        system_name: name of the system; None derives it from the nodes and devices.
+        status: status of the system: 'onprem', 'cloud', 'preview' or 'research'.
+        cache_clear_cmd: command that clears the system's caches, run at INIT on the first rank of each machine; None
+            means that they are not cleared, and the result says so.
+        host_processors_per_node: number of processor sockets per node; None takes what the system reports.
         exit_at_target: whether training stops when the target is reached.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the command failed; at FIT_START, there is no such metric.
-        ImportError: the package is missing.
+        ValueError: an argument is out of range, or, at INIT, the command failed, or, at FIT_START, the run has no such
+            metric.
+        ImportError: the package mlperf-logging is missing.
     """
 
     def __init__(
@@ -76,15 +78,21 @@ class MLPerfCallback(Callback):
         if metric_label == "train":
             raise ValueError(f"metric_label={metric_label!r}: must be the label of an evaluator, such as 'eval'")
         require("MLPerfCallback", "mlperf", "mlperf_logging")
-        self.folder, self.index, self.benchmark = Path(root_folder), index, benchmark
-        self.target, self.metric_label, self.metric_name = target, metric_label, metric_name
-        self.cache_clear_cmd, self.exit_at_target, self._status = cache_clear_cmd, exit_at_target, status
+        self.folder = Path(root_folder)
+        self.index = index
+        self.benchmark = benchmark
+        self.target = target
+        self.metric_label = metric_label
+        self.metric_name = metric_name
+        self.cache_clear_cmd = cache_clear_cmd
+        self.exit_at_target = exit_at_target
+        self._status = status
         self._system = {"submitter": submitter, "division": division, "status": _mlperf.STATUSES[status]}
         self._system |= {"system_name": system_name} if system_name is not None else {}
         if host_processors_per_node is not None:
             self._system["host_processors_per_node"] = str(host_processors_per_node)
         self._metric = MetricChoice(metric_label, metric_name)
-        self._result = _mlperf.Result()  # on all ranks; rank 0's becomes a file
+        self._result = _mlperf.Result()  # on all ranks; rank 0 writes it to a file
         self._training = False
 
     def init(self, state: State, logger: Logger) -> None:
@@ -113,7 +121,8 @@ class MLPerfCallback(Callback):
             self._result.end("init")
             self._result.start("run")
         if get_global_rank() == 0:
-            folder, name = state.run_dir / self.folder, self._system["system_name"]
+            folder = state.run_dir / self.folder
+            name = self._system["system_name"]
             with disk_errors_reported(self.config_key):
                 _mlperf.write_json(folder / "systems" / f"{name}.json", self._system)
                 results = folder / "results" / name / self.benchmark
@@ -143,7 +152,7 @@ class MLPerfCallback(Callback):
         if value <= self.target if self._metric.lower_is_better(state) else value >= self.target:
             self._result.end("run", status="success")
             if self.exit_at_target:
-                state.stop_training()  # on all ranks, for the value is over all of them
+                state.stop_training()  # on all ranks alike, because the value is over all ranks
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._training = False
@@ -151,7 +160,7 @@ class MLPerfCallback(Callback):
     def close(self, state: State, logger: Logger) -> None:
         before = self._result.state_dict()
         self._result.end("run", status="aborted")
-        self._result.load_state_dict(before)  # a checkpoint that is written later still goes on from the run
+        self._result.load_state_dict(before)  # so that a checkpoint written later can still continue the run
 
     def state_dict(self) -> dict[str, Any]:
         return self._result.state_dict()

@@ -1,4 +1,4 @@
-"""An end to runs whose loss is no number any more."""
+"""Ends runs whose loss is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from runner import Logger, State
 
-SLOTS = 64  # losses that may be on their way to the host at one time
+SLOTS = 64  # number of losses that may be in transfer to the host at one time
 
 
 class NaNMonitor(Callback):
     """Ends the run with an error when the training loss of a batch is NaN or infinite.
 
-    Each rank looks at its own loss, so that the one where it began says so. On a CPU that is at once, before a
-    checkpoint is written. A GPU sends each loss to the host without being waited for, and it is looked at when it has
-    arrived, as a rule one batch later; at the end of an epoch and of training the last ones are waited for.
+    Each rank checks its own loss, so that the error names the rank where it began. On a CPU the check is immediate,
+    before a checkpoint is written. A GPU copies each loss to the host in the background, and it is checked when it has
+    arrived, usually one batch later. At the end of an epoch and of training the monitor waits for the last losses.
 
     Raises:
-        FloatingPointError: in training, the loss is not finite; epoch, batch and rank are named.
+        FloatingPointError: in training, a loss is not finite; the message names the epoch, the batch and the rank.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class NaNMonitor(Callback):
         self._look(wait=True)
 
     def _send(self, state: State) -> None:
-        """Have a GPU copy the loss to the host."""
+        """Start copying the loss from the GPU to the host."""
         if len(self._sent) == SLOTS:
             self._look(wait=True)
         now = state.timestamp
@@ -65,7 +65,7 @@ class NaNMonitor(Callback):
         self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
 
     def _look(self, wait: bool = False) -> None:
-        """Check the losses that have arrived, or with `wait` all: the intended host-device sync."""
+        """Check the losses that have arrived or, with `wait`, all of them: the intended host-device sync."""
         while self._sent:
             epoch, batch, arrival = self._sent[0]
             if not arrival.query():
@@ -90,7 +90,7 @@ class _Sent(NamedTuple):
     epoch: int
     batch: int
     arrival: torch.cuda.Event
-    """Passed by the GPU when the loss is on the host."""
+    """Completed by the GPU when the loss is on the host."""
 
 
 def _mark(device: torch.device) -> torch.cuda.Event:

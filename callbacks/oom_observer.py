@@ -1,4 +1,4 @@
-"""What lay in the GPU's memory when it did not suffice."""
+"""Records what was in GPU memory when it ran out."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger("runner")
 
 
 class OOMObserver(Callback):
-    """Writes torch's snapshot of CUDA memory when a rank runs out of it, to look at on pytorch.org/memory_viz.
+    """Writes torch's snapshot of CUDA memory when a rank runs out of memory, for pytorch.org/memory_viz.
 
-    From FIT_START on, torch notes each allocation and free with the Python stack that asked for it, and calls this when
-    an allocation fails, before anything is freed. The snapshot is `oom_observer/rank{rank}-ba{batch}.pickle` in the
-    run's folder, `batch` being the batches trained before; rank 0's is logged as an artifact in the folder
-    'oom_observer'. Where microbatches are then halved, training goes on, and a later failure at the same batch replaces
-    the file. On any other device than CUDA this does nothing, and says so.
+    From FIT_START on, torch records each allocation and free with its Python stack, and calls this callback when an
+    allocation fails, before anything is freed. The snapshot is `oom_observer/rank{rank}-ba{batch}.pickle` in the run's
+    folder, where `batch` is the number of batches trained before; rank 0's is logged as an artifact in the folder
+    'oom_observer'. If training goes on with halved microbatches, a later failure at the same batch replaces the file.
+    If the model is not on CUDA, this warns and does nothing.
 
     Args:
-        max_entries: allocations and frees that are remembered, at least 1.
+        max_entries: number of allocations and frees to remember, at least 1.
 
     Raises:
         ValueError: `max_entries` is out of range.
@@ -53,7 +53,7 @@ class OOMObserver(Callback):
         try:
             if (path := _memory_history.write(self, state)) is not None:
                 logger.log_artifact(path, self.config_key)
-        except Exception as error:  # which must not take the place of what torch is about to raise
+        except Exception as error:  # must not replace the error that torch is about to raise
             log.warning("%s wrote no snapshot: %s", self.config_key, error)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -62,12 +62,12 @@ class OOMObserver(Callback):
 
 
 def _attach(observer: OOMObserver) -> None:
-    """Have torch call an observer. It cannot be told to stop, so what it calls lets go of a run that is over."""
+    """Attach an observer to torch, which cannot detach it; a weak reference keeps it from outliving its run."""
     import torch
 
     found = weakref.ref(observer)
 
-    def call(device: int, asked: int, total: int, free: int) -> None:
+    def call(device: int, requested: int, total: int, free: int) -> None:
         if (one := found()) is not None:
             one.observe()
 

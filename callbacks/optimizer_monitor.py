@@ -1,4 +1,4 @@
-"""Norms of gradients, and of what an optimizer makes of them."""
+"""Logs norms of gradients, weights, updates and momenta."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.callbacks._thinning import next_look
+from runner.callbacks._thinning import next_measurement
 from runner.checks import check_whole
 
 if TYPE_CHECKING:
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
-"""What torch's optimizers call their mean of past gradients."""
+"""Names that torch's optimizers give to their mean of past gradients."""
 
 
 class OptimizerMonitor(Callback):
     """Logs the norm of each parameter's gradient at an interval, and of its weights, last change and momentum.
 
-    Gradients are as the optimizer used them: averaged over all ranks, unscaled, clipped. A norm is computed on the
-    device for all parameters at once, and read back in the background; other batches cost nothing. All ranks compute,
-    so that sharded tensors give the norm of the whole; rank 0 logs. Parameters without a gradient are left out.
+    Gradients are those that the optimizer used: averaged over all ranks, unscaled and clipped. Norms are computed on
+    the device for all parameters at once, and read back in the background; other batches cost nothing. All ranks
+    compute them, so that the norm of a sharded tensor is that of the whole, and rank 0 logs. Parameters without a
+    gradient are left out.
 
     Args:
-        log_optimizer_metrics: also log momenta, weights and changes, with optimizers that keep momenta. The change is
-            measured, not derived from a formula, which takes a copy of the weights while such a batch is trained.
-        batch_log_interval: batches from one time to the next, at least 1; None: 10 up to batch 1000, and 100 from then
-            on.
+        log_optimizer_metrics: whether to log momenta, weights and updates too, for optimizers that keep momenta. An
+            update is measured, not derived from a formula, which takes a copy of the weights during such a batch.
+        batch_log_interval: batches between two measurements, at least 1; None means every 10 batches up to batch 1000,
+            and every 100 after that.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: `batch_log_interval` is below 1.
 
     Logs:
-        l2_norm/grad/{parameter}: of its gradient.
-        l2_norm/grad/global: of all gradients together, the root of the sum of squares.
-        l2_norm/moment/{parameter}: of the mean of past gradients after the step.
-        l2_norm/param/{parameter}: of the weights after the step.
-        l2_norm/update/{parameter}: of what the step added to them, weight decay included.
+        l2_norm/grad/{parameter}: norm of the gradient of a parameter; no unit.
+        l2_norm/grad/global: norm of all gradients together; no unit.
+        l2_norm/moment/{parameter}: norm of the mean of past gradients after the step; no unit.
+        l2_norm/param/{parameter}: norm of the weights after the step; no unit.
+        l2_norm/update/{parameter}: norm of the change of the weights in the step, including weight decay; no unit.
     """
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int | None = None) -> None:
@@ -48,9 +49,9 @@ class OptimizerMonitor(Callback):
             check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
-        self._due = 0  # the next batch that is looked at, from 1
+        self._due = 0  # the next batch to measure, counted from 1
         self._named: list[tuple[str, nn.Parameter]] = []
-        self._parameters: dict[str, nn.Parameter] = {}  # with a gradient
+        self._parameters: dict[str, nn.Parameter] = {}  # those with a gradient
         self._changes: tuple[Tensor, ...] = ()
         self._metrics: dict[str, Any] = {}
 
@@ -70,9 +71,9 @@ class OptimizerMonitor(Callback):
         norms = l2_norms([_gradient(parameter) for parameter in self._parameters.values()])
         self._metrics = {f"l2_norm/grad/{name}": norm for name, norm in zip(self._parameters, norms, strict=True)}
         self._metrics["l2_norm/grad/global"] = torch.linalg.vector_norm(torch.stack([*norms]))
-        is_first = state.timestamp.batch == 0  # the first step makes what is kept
+        is_first = state.timestamp.batch == 0  # the first step creates the momenta
         if self.log_optimizer_metrics and (is_first or any(one is not None for one in self._moments(state))):
-            # Negated, so that one fused operation copies them, and another makes the change of it.
+            # One fused operation makes a negated copy, to which another later adds the new weights.
             self._changes = torch._foreach_neg(self._weights())  # pyright: ignore[reportPrivateImportUsage]
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -81,11 +82,12 @@ class OptimizerMonitor(Callback):
         if self._changes:
             self._add_optimizer_metrics(state)
         logger.hand_over(self._metrics)
-        self._metrics, self._changes = {}, ()
+        self._metrics = {}
+        self._changes = ()
 
     def _due_after(self, batch: int) -> int:
         interval = self.batch_log_interval
-        return next_look(10, batch) if interval is None else (batch // interval + 1) * interval
+        return next_measurement(10, batch) if interval is None else (batch // interval + 1) * interval
 
     def _add_optimizer_metrics(self, state: State) -> None:
         import torch
@@ -111,9 +113,9 @@ class OptimizerMonitor(Callback):
 
 
 def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the root of the sum of squares of each tensor, in 32 bits or more; of a sharded one the whole's.
+    """Return the Euclidean norm of each tensor, in 32 bits or more; for a sharded tensor that of the whole.
 
-    All ranks where tensors are sharded.
+    Call it on all ranks if tensors are sharded.
     """
     import torch
 
@@ -121,7 +123,7 @@ def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return []
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
-    # A DTensor is known by what it can do: importing its class takes a second.
+    # Recognize a DTensor by its method, because importing its class takes a second.
     sharded: list[Any] = [norm for norm in norms if hasattr(norm, "full_tensor")]
     return [norm.full_tensor() for norm in sharded] or norms
 

@@ -1,4 +1,4 @@
-"""How training goes, on the console: a bar for the epoch in flight, a line for each that is finished."""
+"""Shows the progress of training on the console: a bar for the current epoch, a line for each finished one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SHOWN = ("loss/", "metrics/")
 class ProgressBar(LoggerDestination):
     """Shows training on the console of rank 0.
 
-    On a terminal, the last line is a bar with the epoch's mean loss so far, batches per second and the time left in
-    the run. A finished epoch becomes a plain line with its metrics, which is all that there is without a terminal.
-    Nothing is done per batch: a thread looks at the state from time to time, metrics come from the logger's.
+    On a terminal, the last line is a bar with the mean loss of the epoch so far, batches per second and the time left
+    in the run. A finished epoch becomes a plain line with its metrics, which is the only output without a terminal.
+    Nothing is done per batch: a thread reads the state at intervals, and metrics arrive on the logger's thread.
 
     Args:
-        refresh_interval: seconds between two drawings of the bar.
+        refresh_interval: seconds between two updates of the bar.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: `refresh_interval` is not above 0.
     """
 
     def __init__(self, refresh_interval: float = 0.25) -> None:
@@ -41,19 +41,20 @@ class ProgressBar(LoggerDestination):
         self._state: State
         self._logger: Logger | None = None  # while training
         self._console: Any
-        self._live = ExitStack()  # the bar, where there is a terminal
+        self._live = ExitStack()  # the bar, on a terminal
         self._values: dict[str, float] = {}
-        self._losses = (0, 0.0)  # how many, and their sum
+        self._losses = (0, 0.0)  # the number of losses in this epoch, and their sum
         self._finished: deque[FinishedEpoch] = deque()
-        self._epoch_began = (1, 0, 0.0)  # its number, counted from 1; batches and seconds of training before it
-        self._fit_began = (0.0, 0.0)  # seconds of the clock, fraction of the run
-        self._paused = self._pause_began = 0.0  # seconds in evaluations, and when the last one began
-        self._resumed_after: float | None = None  # seconds of training before a checkpoint in the middle of an epoch
+        self._epoch_began = (1, 0, 0.0)  # number from 1; batches and seconds trained before it
+        self._fit_began = (0.0, 0.0)  # seconds on the clock, fraction of the run done
+        self._paused = self._pause_began = 0.0  # seconds spent in evaluations; when the last began
+        self._resumed_after: float | None = None  # seconds of the epoch trained before a resume
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from rich.console import Console
 
-        self._state, self._logger = state, logger
+        self._state = state
+        self._logger = logger
         self._console = Console(highlight=False, soft_wrap=True)
         self._fit_began = (time.perf_counter(), state.progress.elapsed_in(TimeUnit.DURATION))
         self.epoch_start(state, logger)
@@ -91,13 +92,15 @@ class ProgressBar(LoggerDestination):
     def state_dict(self) -> dict[str, Any]:
         if self._logger is None or not self._state.timestamp.batch_in_epoch:
             return {}
-        self._logger.flush()  # what was logged before a checkpoint belongs into it
+        self._logger.flush()  # the checkpoint includes everything logged before it
         shown = {key: value for key, value in self._values.items() if key.startswith(SHOWN)}
         return {"losses": list(self._losses), "values": shown, "seconds": self._clock() - self._epoch_began[2]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            self._losses, self._values, self._resumed_after = tuple(state["losses"]), state["values"], state["seconds"]
+            self._losses = tuple(state["losses"])
+            self._values = state["values"]
+            self._resumed_after = state["seconds"]
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -116,11 +119,11 @@ class ProgressBar(LoggerDestination):
         )
 
     def _clock(self) -> float:
-        """Return seconds, evaluations left out."""
+        """Return a clock reading in seconds that excludes evaluations."""
         return time.perf_counter() - self._paused
 
     def _print_finished(self, before: int | None = None) -> None:
-        """Print finished epochs: all, or those whose last metrics have come because later ones do."""
+        """Print finished epochs: all of them, or those whose metrics are complete because a later step has arrived."""
         while self._finished and (before is None or self._finished[0].last_step < before):
             epoch = self._finished.popleft()
             rate = f"{epoch.batches / epoch.seconds:.4g} ba/s"

@@ -1,4 +1,4 @@
-"""An end to runs whose ranks do not train the same model any more."""
+"""Ends runs whose ranks no longer train the same model."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-CHUNK = 1 << 20  # elements that are summed at a time: what it takes beside them is 16 MB
-# By bytes of an element. Of 64 bits, a product modulo 2^64 would keep too little of the upper ones: they are halved.
+CHUNK = 1 << 20  # elements summed at a time, which takes 16 MB of extra memory
+# Integer type by bytes per element. Wider elements are split: a product modulo 2^64 would lose the upper bits of 64.
 INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int32", 16: "int32"}
 
 
 class ReplicaMonitor(Callback):
-    """Ends the run with an error when the parameters of its ranks are not equal to the bit.
+    """Ends the run with an error when the parameters of its ranks are no longer bitwise equal.
 
-    Replicas are equal by construction: faulty memory, code that runs on some ranks only, or operations that differ
-    between machines make them drift apart, and nothing else tells. Each rank sums the bits of each parameter on its
-    device, and the hosts exchange the sums: 8 bytes a parameter, one wait for the device at each comparison and none in
-    between. Buffers are not compared: the running statistics of batch norm are each rank's own until an evaluation.
+    Replicas are equal by construction. Faulty memory, code that runs on some ranks only, or operations that differ
+    between machines make them drift apart without any other sign. Each rank computes a checksum of each parameter on
+    its device, and the hosts exchange them: 8 bytes per parameter, with one wait for the device per comparison and none
+    in between. Buffers are not compared, because each rank has its own running statistics of batch norm until an
+    evaluation.
 
     Args:
-        interval: from one comparison to the next: a time, or epochs as an int; 0: never.
+        interval: time between two comparisons, as a time string or a number of epochs; 0 never compares.
 
     Raises:
-        ValueError: `interval` is no time.
-        RuntimeError: in training, on all ranks: parameters differ; the ranks, the first parameter and the batch are
-            named.
+        ValueError: `interval` is not a valid time.
+        RuntimeError: in training, on all ranks, parameters differ; the message names the ranks, the first parameter and
+            the batch.
     """
 
     def __init__(self, interval: str | int | Time = "100ba") -> None:
         self.interval = Interval(interval)
-        self._multipliers: Tensor | None = None  # None: there is nothing to compare
+        self._multipliers: Tensor | None = None  # None if there is nothing to compare
         self._equal_at = 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -49,7 +50,7 @@ class ReplicaMonitor(Callback):
             log.info("ReplicaMonitor: one process has no replicas to compare")
         elif self._multipliers is None:
             self._multipliers = make_multipliers().to(state.device)
-            self._equal_at = state.timestamp.batch  # rank 0's parameters were given to all
+            self._equal_at = state.timestamp.batch  # all ranks have just received the parameters of rank 0
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._multipliers is not None and state.is_due(self.interval):
@@ -81,7 +82,7 @@ class ReplicaMonitor(Callback):
 
 
 def make_multipliers() -> Tensor:
-    """Return the odd numbers `(CHUNK,)`, int64, that `checksums` multiplies by, the same in every process."""
+    """Return the odd multipliers `(CHUNK,)`, int64, for `checksums`, which are the same in every process."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -89,15 +90,15 @@ def make_multipliers() -> Tensor:
 
 
 def checksums(tensors: Iterable[Tensor], multipliers: Tensor) -> Tensor:
-    """Return a number `(tensors,)`, int64, for the bits of each tensor, on its device and without waiting for it.
+    """Return a checksum of the bits of each tensor, as int64 of shape `(tensors,)`, without waiting for the device.
 
-    Each element's bits, as integers, are multiplied by a number of their own and summed, modulo 2^64; long tensors in
-    chunks, whose sums are summed alike. As the numbers are odd, a change of one element always shows; changes of many
-    cancel by chance only, once in 2^32 at the most.
+    The bits of each element, as integers, are multiplied by a number for its position and summed modulo 2^64. Long
+    tensors are summed in chunks, and the sums of the chunks in the same way. Because the multipliers are odd, a change
+    of one element always changes the sum; changes of several cancel with a probability of at most 2^-32.
 
     Args:
-        tensors: of any dtype.
-        multipliers: from `make_multipliers`, on the tensors' device.
+        tensors: tensors of any dtype.
+        multipliers: numbers from `make_multipliers`, on the device of the tensors.
     """
     import torch
 
@@ -105,6 +106,6 @@ def checksums(tensors: Iterable[Tensor], multipliers: Tensor) -> Tensor:
     for tensor in tensors:
         bits = tensor.detach().reshape(-1).view(getattr(torch, INTEGERS[tensor.element_size()]))
         chunks = torch.stack([(chunk * multipliers[: len(chunk)]).sum() for chunk in bits.split(CHUNK)])
-        # Squares: with the same numbers, element i of chunk j would weigh what element j of chunk i does.
+        # Squared, because otherwise element i of chunk j would have the weight of element j of chunk i.
         found.append((chunks * multipliers[: len(chunks)] ** 2).sum())
     return torch.stack(found)

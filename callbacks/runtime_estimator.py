@@ -1,4 +1,4 @@
-"""How long a run will still take."""
+"""Estimates how long a run will still take."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from runner.time import Progress
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State
 
-TINY = 1e-6  # for quotients that would be whole numbers
+TINY = 1e-6  # tolerance for rounding errors in quotients that should be whole numbers
 
 
 class RuntimeEstimator(Callback):
-    """Logs the time that is left: what training still takes, and the evaluations still to come.
+    """Logs an estimate of the remaining time, for the rest of training and the evaluations still to come.
 
-    That is at each batch, or at some where batches are shorter than 50 ms. Training goes on at the mean rate so far, in
-    which waiting for data and writing checkpoints count. An evaluator takes as long as it did on average; one that has
-    not run yet is left out. On a GPU the clock waits for the device where an evaluation begins and ends, and nowhere
-    else. The clock is that of rank 0.
+    The estimate is logged at most every 50 ms. It assumes that training continues at the mean rate so far, including
+    the time spent waiting for data and writing checkpoints, and that each evaluator takes its mean time so far; one
+    that has not run yet is left out. On a GPU it waits for the device only where an evaluation begins or ends. Rank 0
+    measures the time.
 
     Args:
-        skip_batches: batches at the start of each fit, at least 0, that do not count: they warm up.
+        skip_batches: number of warm-up batches at the start of each fit that are not measured, at least 0.
         time_unit: 'seconds', 'minutes', 'hours' or 'days'.
 
     Raises:
         ValueError: an argument is out of range.
 
     Logs:
-        time/remaining_estimate: in `time_unit`; 0 at FIT_END. From the first batch at which a rate is known: where
-            max_duration is in epochs and the loader has no length, from the second epoch on.
+        time/remaining_estimate: estimated time left, in `time_unit`; 0 at FIT_END. It starts at the first batch with a
+            known rate, which is in the second epoch if max_duration is in epochs and the loader has no length.
     """
 
     def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
@@ -43,8 +43,9 @@ class RuntimeEstimator(Callback):
         self.time_unit = time_unit
         self._unit = seconds_in(time_unit)
         self._to_skip = 0
-        self._batches, self._seconds = 0, 0.0  # of training, without those skipped
-        self._evaluations: dict[str, list[float]] = {}  # how many were measured, and their seconds, by label
+        self._batches = 0  # number of measured training batches
+        self._seconds = 0.0  # time they took
+        self._evaluations: dict[str, list[float]] = {}  # number and total seconds of evaluations, by label
         self._since = self._evaluating_since = self._evaluator_since = 0.0
         self._next = 0.0
         self._logged: float | None = None
@@ -93,7 +94,8 @@ class RuntimeEstimator(Callback):
         return {"batches": self._batches, "seconds": self._seconds, "evaluations": self._evaluations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches, self._seconds = state["batches"], state["seconds"]
+        self._batches = state["batches"]
+        self._seconds = state["seconds"]
         self._evaluations = {label: list(measured) for label, measured in state["evaluations"].items()}
 
     def _log(self, seconds: float, logger: Logger) -> None:
@@ -110,7 +112,7 @@ class RuntimeEstimator(Callback):
 
 
 def _progress(state: State) -> Progress:
-    """Return where training stands; where the loader has no length, with that of the epochs before."""
+    """Return the progress of training; if the loader has no length, with the mean length of earlier epochs."""
     progress = state.progress
     now = progress.timestamp
     if progress.batches_per_epoch or not now.epoch:
@@ -119,26 +121,31 @@ def _progress(state: State) -> Progress:
 
 
 def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
-    """Return how often an evaluator still runs, at BATCH_END, in a run of so many batches."""
+    """Return how often an evaluator will still run, seen from BATCH_END, in a run of a given number of batches."""
     interval = evaluator.eval_interval
     if interval is None or not interval.time.value:
         return 0
-    period, unit = interval.time.value, interval.time.unit
+    period = interval.time.value
+    unit = interval.time.unit
     counts_whole_epochs = unit is TimeUnit.EPOCH
     if unit is TimeUnit.DURATION:
-        period, unit = period * state.max_duration.value, state.max_duration.unit
+        period *= state.max_duration.value
+        unit = state.max_duration.unit
         counts_whole_epochs = unit is TimeUnit.EPOCH and not state.train_dataloader_len
     step = _progress(state).elapsed_in(unit) / state.timestamp.batch
-    end, last_before_end = step * batches, step * (batches - 1)
+    end = step * batches
+    last_before_end = step * (batches - 1)
     per_epoch = None if counts_whole_epochs else state.train_dataloader_len
     before = Progress(state.previous_timestamp, state.max_duration, per_epoch).elapsed_in(unit)
     if counts_whole_epochs:
-        end, step, last_before_end = math.floor(end + TINY), 1.0, math.ceil(end - TINY) - 1
-    period = max(period, step)  # it runs at most once a step
+        last_before_end = math.ceil(end - TINY) - 1
+        end = math.floor(end + TINY)
+        step = 1.0
+    period = max(period, step)  # it runs at most once per step
 
     def runs(count: float) -> int:
         return math.floor(count / period + TINY)
 
     at_the_end = runs(end) == runs(last_before_end)
-    # What is due at this very batch, or at the end of its epoch, comes after BATCH_END.
+    # Evaluations that are due at this batch, or at the end of its epoch, come after BATCH_END.
     return runs(end) - runs(before) + at_the_end

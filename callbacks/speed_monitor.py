@@ -1,4 +1,4 @@
-"""How fast training goes: throughput over a window, share of the device's peak, time spent."""
+"""Logs the speed of training: throughput over a window, utilization of the device's peak, and time spent."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ log = logging.getLogger("runner")
 class SpeedMonitor(Callback):
     """Logs the throughput over the last batches, and how much time was spent.
 
-    That is at each batch, or at some and the last where batches are shorter than 50 ms; time once more at FIT_END.
-    Time counts from the moment a batch is asked for until its BATCH_END, so waiting for data does, and evaluations,
-    checkpoints and what lies between epochs do not. Until the window is full, what there is of it is used. On a GPU
-    the host runs ahead: what is still queued when an evaluation starts is waited for there and counted as training.
+    Values are logged at most every 50 ms and for the last batch, and the times once more at FIT_END. The time of a
+    batch runs from its request to its BATCH_END: it includes waiting for data, but no evaluations, checkpoints or gaps
+    between epochs. Until the window is full, rates are over the batches so far. On a GPU the host runs ahead; work
+    still queued when an evaluation starts is waited for there and counts as training.
 
     Args:
-        window_size: batches that a rate is taken over, at least 1.
-        gpu_flops_available: peak of one device in floating-point operations per second, for `mfu`; None: from a table
-            of GPUs, by the run's precision. Where it is not known there is no `mfu`, with a warning on CUDA.
-        time_unit: of `time/*`: 'seconds', 'minutes', 'hours' or 'days'.
+        window_size: number of batches that a rate is taken over, at least 1.
+        gpu_flops_available: peak of one device in floating-point operations per second, for `mfu`. None looks it up in
+            a table of GPUs by the run's precision; if the table lacks it, `mfu` is not logged, with a warning on CUDA.
+        time_unit: unit of `time/*`: 'seconds', 'minutes', 'hours' or 'days'.
 
     Raises:
         ValueError: an argument is out of range.
 
     Logs:
-        throughput/batches_per_sec, throughput/samples_per_sec: over all ranks.
-        throughput/tokens_per_sec: likewise, where the model counts tokens.
-        throughput/flops_per_sec: likewise, where the model has `flops_per_batch`; every rank's taken for equal.
-        throughput/device/...: each of these divided by the number of ranks.
-        throughput/device/mfu: the share of the device's peak that is used, in [0, 1].
-        time/train, time/val: time in batches, and in evaluations, in `time_unit`.
-        time/total: time since FIT_START, everything included, in `time_unit`; with that before a resume.
+        throughput/batches_per_sec: batches over all ranks, per second.
+        throughput/samples_per_sec: samples over all ranks, per second.
+        throughput/tokens_per_sec: tokens over all ranks if the model counts them, per second.
+        throughput/flops_per_sec: floating-point operations over all ranks if the model has `flops_per_batch`, per
+            second; every rank is assumed to do the same number.
+        throughput/device/...: each of these divided by the number of ranks, per second.
+        throughput/device/mfu: fraction of the device's peak that is used, in [0, 1].
+        time/train: time spent in training batches, in `time_unit`.
+        time/val: time spent in evaluations, in `time_unit`.
+        time/total: time since FIT_START, including everything and the time before a resume, in `time_unit`.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class SpeedMonitor(Callback):
         self._unit = seconds_in(time_unit)
         self._peak: float | None = None
         self._ranks = 1
-        # Seconds trained, batches, samples, tokens, operations: after each batch, and before the window's first.
+        # Seconds trained, batches, samples, tokens and operations, before the window's first batch and after each.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
         self._fit_started: float | None = None
@@ -92,17 +95,19 @@ class SpeedMonitor(Callback):
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         queued = time.perf_counter()
-        self._evaluation_started = wait_and_read_clock(state.device)  # the intended sync, once per group of evaluations
+        # The intended host-device sync, once per group of evaluations.
+        self._evaluation_started = wait_and_read_clock(state.device)
         self._train += self._evaluation_started - queued
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         self._val += time.perf_counter() - self._evaluation_started
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if self._logged is not None:  # what came after the last batch, its evaluation as a rule, counts too
+        if self._logged is not None:  # include what came after the last batch, such as an evaluation
             rates = {} if self._logged == state.timestamp.batch else self._rates()
             logger.hand_over(rates | self._times())
-        self._total, self._fit_started = self._seconds_in_total(), None
+        self._total = self._seconds_in_total()
+        self._fit_started = None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -114,7 +119,9 @@ class SpeedMonitor(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._train, self._val, self._total = state["train"], state["val"], state["total"]
+        self._train = state["train"]
+        self._val = state["val"]
+        self._total = state["total"]
         self._flops = state["flops"]
         self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
 

@@ -1,4 +1,4 @@
-"""Short hashes of the state after a batch, to find where two runs part."""
+"""Writes short hashes of the state after a batch, to find where two runs diverge."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ log = logging.getLogger("runner")
 class StateDigest(Callback):
     """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared to the bit.
 
-    `runner.first_difference("outputs/a", "outputs/b")` names the first batch after which two runs differ, and in what;
-    with an interval of 1ba it is the very batch. The batch that completes `max_duration` has a line at any interval,
-    unless that is in epochs and the loader has no length. A resumed run writes the file of the run that did not stop,
-    with one line more where `max_duration` was shorter before. In the end the file is logged as an artifact; a run that
-    ends early without a line in it warns.
+    `runner.first_difference("outputs/a", "outputs/b")` names the first recorded batch after which two runs differ, and
+    what differs; with an interval of 1ba it is the first batch that differs at all. The batch that completes
+    `max_duration` has a line at any interval, unless `max_duration` is in epochs and the loader has no length. A
+    resumed run writes the same file as an uninterrupted one, with one more line if `max_duration` was shorter before.
+    The file is logged as an artifact when the run closes. If training ends before the first line, there is a warning.
 
-    A line has `epoch` (from 0), `batch` (from 1), and digests of what rank 0 had when that batch was trained:
+    A line has `epoch` (from 0), `batch` (from 1), and digests of rank 0's state after that batch was trained:
 
-    - `samples`: the numbers of the samples of all batches so far, of all ranks and in order: the same on any number of
-      ranks. Only with a loader that has an order of its own (`runner.data`), from the first epoch with this callback.
+    - `samples`: indices of the samples in all batches so far, on all ranks and in order, so that it does not depend on
+      the number of ranks. Only for loaders with an order of their own (`runner.data`), from the first epoch with this
+      callback.
     - `content`: rank 0's share of this batch, as algorithms left it.
-    - `randomness`: torch's generators, of the CPU and of the device. What other libraries draw is not restored by a
-      resume, and no part of it.
+    - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
+      because a resume does not restore them.
     - `weights`: the model's `state_dict`.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
-    - `algorithms`: what they keep, such as EMA's average.
+    - `algorithms`: state of the algorithms, such as EMA's average.
 
-    A due batch copies all this to the host and hashes it, in one to two seconds per GB. When the disk is full a warning
-    says so, and training goes on.
+    Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a
+    warning, and training goes on.
 
     Args:
-        interval: batches from one line to the next, such as '1000ba'; 0: never, nor for the last.
+        interval: number of batches between two lines, such as '1000ba'; 0 writes no lines, not even for the last batch.
 
     Raises:
         ValueError: `interval` is not in batches.
-        TypeError: in training, the state holds something that has no digest, and could be in no checkpoint either.
+        TypeError: in training, the state holds a value that can neither be digested nor saved in a checkpoint.
     """
 
     def __init__(self, interval: str | int | Time = "1000ba") -> None:
@@ -56,8 +57,8 @@ class StateDigest(Callback):
             )
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
-        self._epochs = ""  # digest of the samples of those that ended
-        self._hashed = (-1, 0)  # the epoch, and how many of its batches are in the hash
+        self._epochs = ""  # digest of the samples of completed epochs
+        self._hashed = (-1, 0)  # the epoch, and the number of its batches in the hash
         self._hash = blake2b(digest_size=16)
         self._warned = False
 
@@ -68,7 +69,7 @@ class StateDigest(Callback):
         if get_global_rank() != 0 or not self.interval.time.value:
             return
         self._path = state.run_dir / FILE
-        if self._path.exists():  # resumed: batches past this one are trained again
+        if self._path.exists():  # after a resume, later batches are trained again
             truncate_digests(self._path, state.timestamp.batch)
         order = getattr(state.train_dataloader, "order", None)
         self._order = order if isinstance(order, SampleOrder) else None
@@ -104,12 +105,13 @@ class StateDigest(Callback):
         self._epochs = state["epochs"]
 
     def _digest_samples(self, epoch: int, batches: int) -> str:
-        """Return a digest of the samples of earlier epochs and of this one's first batches; empty without an order."""
+        """Return a digest of the samples in earlier epochs and the first batches of this one; '' without an order."""
         if self._order is None:
             return ""
         begun, done = self._hashed
         if epoch != begun or batches < done:
-            self._hash, done = blake2b(self._epochs.encode(), digest_size=16), 0
+            self._hash = blake2b(self._epochs.encode(), digest_size=16)
+            done = 0
         size = self._order.batch_size
         self._hash.update(self._order.permutation(epoch)[done * size : batches * size].numpy().tobytes())
         self._hashed = epoch, batches
@@ -126,8 +128,9 @@ class StateDigest(Callback):
 
 
 def _is_last(state: State) -> bool:
-    """Whether the batch that was just trained completes `max_duration`, at little cost: it is asked each time."""
-    now, end = state.timestamp, state.max_duration
-    if end.unit is TimeUnit.EPOCH:  # which is counted later
+    """Return whether the batch just trained completes `max_duration`; cheap, because it is called per batch."""
+    now = state.timestamp
+    end = state.max_duration
+    if end.unit is TimeUnit.EPOCH:  # the epoch is counted only after BATCH_END
         return now.epoch + 1 == end.value and now.batch_in_epoch == state.train_dataloader_len
     return now.count(end.unit) >= end.value

@@ -1,4 +1,4 @@
-"""The load of the machines that train: processor, memory, disk, network and GPUs."""
+"""Logs the load of the machines in the run: CPU, memory, disk, network and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-# What the first rank of a machine reads, and what each rank reads of its GPU, in this order.
+# Readings of a machine, taken by its first rank, and readings of a GPU, taken by its rank, in this order.
 MACHINE = (
     *("cpu_percent", "memory_percent", "memory_gb", "disk_percent"),
     *("disk_read_mb_per_sec", "disk_write_mb_per_sec", "network_sent_mb_per_sec", "network_received_mb_per_sec"),
@@ -27,34 +27,40 @@ GPU = ("percent", "memory_gb", "temperature_celsius", "power_watts")
 class SystemMetricsMonitor(Callback):
     """Logs the load of every machine and GPU that takes part, at an interval.
 
-    `MLflowLogger` does so by itself for the machine of rank 0; this is for the other machines and other destinations.
-    What is read is gathered on the host, without waiting for a GPU, and rank 0 logs it. Rates are means since the
-    reading before. Readings of GPUs need the package nvidia-ml-py; where it is missing that is said once. What a GPU
-    does not tell, such as a virtual one or a part of one, is left out. Nothing is held over a resume.
+    `MLflowLogger` already does this for the machine of rank 0; this callback is for more machines and other
+    destinations. Readings are gathered on the host, without waiting for a GPU, and rank 0 logs them. Rates are means
+    since the previous reading. GPU readings need the package nvidia-ml-py; if it is missing there is one warning.
+    Readings that a GPU does not offer, such as a virtual or partitioned one, are left out. Nothing is kept across a
+    resume.
 
     Args:
-        interval: how often, a time; in seconds it counts training, not evaluation.
+        interval: how often to log, as a time string or a number of epochs; an interval in seconds counts training, not
+            evaluation.
 
     Raises:
-        ValueError: `interval` is no time above 0.
+        ValueError: `interval` is not a time above 0.
 
     Logs:
-        system/node{n}/cpu_percent: of all cores.
-        system/node{n}/memory_percent, system/node{n}/memory_gb: in use, in 1e9 bytes.
-        system/node{n}/disk_percent: in use of the file system with the run's folder.
-        system/node{n}/disk_read_mb_per_sec, .../disk_write_mb_per_sec: of all disks, in 1e6 bytes.
-        system/node{n}/network_sent_mb_per_sec, .../network_received_mb_per_sec: of all interfaces, in 1e6 bytes.
-        system/node{n}/gpu{i}_percent, .../gpu{i}_memory_gb, .../gpu{i}_temperature_celsius, .../gpu{i}_power_watts: of
-            the GPU of the machine's i-th rank.
+        system/node{n}/cpu_percent: utilization of all cores, percent.
+        system/node{n}/memory_percent: memory in use, percent.
+        system/node{n}/memory_gb: memory in use, GB (1e9 bytes).
+        system/node{n}/disk_percent: space in use on the file system of the run's folder, percent.
+        system/node{n}/disk_read_mb_per_sec, .../disk_write_mb_per_sec: traffic of all disks, MB (1e6 bytes) per second.
+        system/node{n}/network_sent_mb_per_sec, .../network_received_mb_per_sec: traffic of all interfaces, MB (1e6
+            bytes) per second.
+        system/node{n}/gpu{i}_percent: utilization of the GPU of the machine's i-th rank, percent.
+        system/node{n}/gpu{i}_memory_gb: memory in use on that GPU, GB (1e9 bytes).
+        system/node{n}/gpu{i}_temperature_celsius: temperature of that GPU, degrees Celsius.
+        system/node{n}/gpu{i}_power_watts: power drawn by that GPU, watts.
     """
 
     def __init__(self, interval: str | int | Time = "10s") -> None:
         self.interval = Interval(interval)
         if not self.interval.time.value:
             raise ValueError(f"interval={interval!r}: must be a time above 0, such as '10s' or '100ba'")
-        self._keys: list[tuple[list[str], list[str]]] = []  # of each rank: its machine's, and its GPU's
+        self._keys: list[tuple[list[str], list[str]]] = []  # for each rank: keys of its machine, and of its GPU
         self._reads_gpu = False
-        self._before: tuple[float, list[float]] = (0.0, [])  # seconds, and bytes read, written, sent, received
+        self._before: tuple[float, list[float]] = (0.0, [])  # clock in seconds; bytes read, written, sent, received
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import psutil
@@ -71,9 +77,9 @@ class SystemMetricsMonitor(Callback):
         self._reads_gpu = state.device.type == "cuda"
         if self._reads_gpu and importlib.util.find_spec("pynvml") is None:
             self._reads_gpu = False
-            if get_local_rank() == 0:  # machines may differ
+            if get_local_rank() == 0:  # one rank per machine, because machines may differ
                 log.warning("system_metrics_monitor reads no GPU: it needs nvidia-ml-py: pip install -e '.[gpu]'")
-        psutil.cpu_percent()  # counts from here
+        psutil.cpu_percent()  # later calls measure from here
         self._before = time.perf_counter(), _count_bytes()
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -88,7 +94,7 @@ class SystemMetricsMonitor(Callback):
     epoch_end = batch_end
 
     def _read(self, state: State) -> list[float]:
-        """Return this rank's readings, `MACHINE` and `GPU`; NaN for what there is not."""
+        """Return this rank's readings in the order of `MACHINE` and `GPU`, NaN for those that do not exist."""
         import psutil
 
         memory = psutil.virtual_memory()
@@ -110,7 +116,7 @@ class SystemMetricsMonitor(Callback):
         def read(gauge: Callable[[Any], int]) -> float:
             try:
                 return float(gauge(device))
-            except (pynvml.NVMLError, RuntimeError):  # the latter is torch's own, as for a part of a GPU
+            except (pynvml.NVMLError, RuntimeError):  # torch raises the latter, for example for a part of a GPU
                 return math.nan
 
         free, total = cuda.mem_get_info(device)
@@ -123,10 +129,11 @@ class SystemMetricsMonitor(Callback):
 
 
 def _count_bytes() -> list[float]:
-    """Return the bytes read from and written to disks, sent and received, so far; NaN where the system does not say."""
+    """Return the bytes read, written, sent and received so far, NaN where the system does not say."""
     import psutil
 
-    disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    disk = psutil.disk_io_counters()
+    network = psutil.net_io_counters()
     return [
         *((disk.read_bytes, disk.write_bytes) if disk else (math.nan, math.nan)),
         *((network.bytes_sent, network.bytes_recv) if network else (math.nan, math.nan)),
@@ -134,7 +141,7 @@ def _count_bytes() -> list[float]:
 
 
 def _gather(values: list[float]) -> list[list[float]]:
-    """Return every rank's values. All ranks, with equally many each; through the host's memory."""
+    """Return the values of every rank, gathered on the host. Call it on all ranks with equally many values."""
     from runner import get_world_size
 
     if get_world_size() == 1:

@@ -1,4 +1,4 @@
-"""Writes what is logged for TensorBoard."""
+"""Writes event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(LoggerDestination):
-    """Metrics, images, tables and parameters in a folder that `tensorboard --logdir` shows; needs that package.
+    """Writes metrics, images, tables and parameters to a folder for `tensorboard --logdir`; needs that package.
 
-    Tables and parameters are texts, captions of images too. Metrics of one moment are one entry. Rank 0 writes. A
-    resumed run appends, and hides what was written past the batch that it resumes from.
+    Tables, parameters and captions of images are written as texts. Metrics logged together share one event. Rank 0
+    writes. A resumed run adds a file, which hides what was written after the batch that it resumes from.
 
     Args:
-        folder: relative to the run's folder.
+        folder: path of the folder, relative to the run's folder.
 
     Raises:
-        ValueError: `folder` is absolute, or leads out of the run's folder.
+        ValueError: `folder` is absolute or leads out of the run's folder.
         ImportError: the package tensorboard or google-crc32c is missing.
     """
 
@@ -85,7 +85,7 @@ class TensorBoardLogger(LoggerDestination):
         self._open().write([{"wall_time": time.time(), "step": step, "summary": summary}])
 
     def _open(self) -> EventFile:
-        """Return the file, made when something is first written, so that a run that is refused leaves no folder."""
+        """Return the file, creating it on first use, so that a run that never starts leaves no folder."""
         with self._opening:
             if self._file is None:
                 assert self.path is not None
@@ -98,6 +98,6 @@ def _scalars(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as it stands in a cell of a Markdown table."""
+    """Return a value as the text of a cell in a Markdown table."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text.replace("|", "\\|").replace("\n", " ")

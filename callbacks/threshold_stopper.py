@@ -1,4 +1,4 @@
-"""Stopping at a goal: training ends when a metric passes a threshold."""
+"""Stops training when a metric passes a threshold."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ log = logging.getLogger("runner")
 
 
 class ThresholdStopper(MetricStopper):
-    """Stops training when a metric has passed a threshold; a value equal to it has not.
+    """Stops training when a metric has passed a threshold; a value equal to the threshold has not passed it.
 
-    The metric is read after each evaluation inside training, or at each EPOCH_END for metrics of training. It is over
-    all ranks, so that they stop together. Nothing is kept from one value to the next: a resumed run stops where the
-    whole one would have, and stays stopped where that has passed the threshold.
+    The metric is read after each evaluation inside training or, for training metrics, at each EPOCH_END. It is computed
+    over all ranks, so that they stop together. The callback keeps no state: a resumed run stops where an uninterrupted
+    one would have stopped, and stays stopped if the metric had already passed the threshold.
 
     Args:
-        monitor: name of the metric; 'loss' is an evaluator's mean loss.
-        threshold: to be passed, in the metric's unit.
-        dataloader_label: whose metric: an evaluator's label, or 'train'.
-        comp: 'gt' to stop above the threshold, 'lt' below it; None: below for names with loss, error or perplexity and
-            for metrics that say so themselves, otherwise above.
-        stop_on_batch: look at a metric of training after each batch too, as it is over the epoch so far. Each look
-            waits for the device and for the other ranks.
+        monitor: name of the metric; 'loss' is the mean loss of an evaluator.
+        threshold: value that the metric has to pass, in the metric's unit.
+        dataloader_label: label of the evaluator that has the metric, or 'train'.
+        comp: 'gt' to stop above the threshold, 'lt' to stop below it; None means below for names with loss, error or
+            perplexity and for metrics that declare it, and above otherwise.
+        stop_on_batch: whether to check a training metric over the epoch so far after each batch too. Each check waits
+            for the device and for the other ranks.
 
     Raises:
-        ValueError: an argument is out of range; at FIT_START, there is no such metric.
+        ValueError: an argument is out of range, or, at FIT_START, the run has no such metric.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ThresholdStopper(MetricStopper):
         if self._metric.label != "train" and self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))
 
-    def _ask_again(self, state: State) -> None:
+    def _check_resumed(self, state: State) -> None:
         if self._metric.is_fresh(state):
             self._judge(state, self._metric.read(state))
         elif state.timestamp.batch_in_epoch and self.stop_on_batch:

@@ -1,4 +1,4 @@
-"""Torch's profiler over some batches, with the engine's events as named ranges."""
+"""Runs torch's profiler over some batches, with the engine's events as named ranges."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-_TURNING = (Event.FIT_START, Event.BATCH_CHECKPOINT, Event.FIT_END)  # where the profiler is turned on and off
+_TURNING = (Event.FIT_START, Event.BATCH_CHECKPOINT, Event.FIT_END)  # events at which the profiler may start or stop
 
 
 class TorchProfiler(Callback):
-    """Records what torch does on the host and on the GPU in a few batches, for ui.perfetto.dev.
+    """Records what torch does on the host and the GPU during a few batches, for ui.perfetto.dev.
 
-    After `skip_first` batches come `repeat` cycles of `wait`, `warmup` and `active` batches. Those that are active are
-    recorded in a file per cycle and rank, `torch_profiler/rank{rank}-ba{first}-ba{last}.json` in the run's folder, in
-    Chrome's trace format; rank 0's are logged as artifacts in the folder 'torch_profiler'. Beside torch's operations it
-    has as ranges what happens between events ('forward', 'backward', ...) and each handler ('batch_end: ema').
+    After `skip_first` batches there are `repeat` cycles of `wait`, `warmup` and `active` batches. The active batches of
+    each cycle are recorded in one file per rank, `torch_profiler/rank{rank}-ba{first}-ba{last}.json` in the run's
+    folder, in Chrome's trace format; rank 0's files are logged as artifacts in the folder 'torch_profiler'. Besides
+    torch's operations, a file has ranges for what happens between events ('forward', 'backward', ...) and for each
+    handler ('batch_end: ema').
 
-    Batches count from where this process began: a resumed run is profiled anew. Where training ends within a cycle,
-    what was recorded is written. torch runs one profiler at a time: a cycle is left out while another one records.
+    Batches are counted from the start of this process, so a resumed run is profiled again. If training ends within a
+    cycle, the recorded batches are written. A cycle is skipped while another profiler records, because torch supports
+    only one at a time.
 
     Args:
-        skip_first: batches before the first cycle, which are not typical, at least 0.
-        wait: batches of a cycle in which the profiler is off, at least 0.
-        warmup: batches in which it is on and records nothing, at least 1, because its start is slow.
-        active: batches that are recorded, at least 1.
-        repeat: cycles, at least 1.
+        skip_first: number of batches before the first cycle, which are not typical, at least 0.
+        wait: number of batches at the start of a cycle during which the profiler is off, at least 0.
+        warmup: number of batches during which it is on but records nothing, because its start is slow; at least 1.
+        active: number of batches to record in a cycle, at least 1.
+        repeat: number of cycles, at least 1.
         record_shapes: whether to record the shapes of inputs.
         profile_memory: whether to record allocations.
         with_stack: whether to record source lines, which is slow.
-        with_flops: whether to estimate floating-point operations of matrix products and convolutions.
+        with_flops: whether to estimate the floating-point operations of matrix products and convolutions.
 
     Raises:
-        ValueError: a number of batches is out of range; at FIT_START, there is a second TorchProfiler.
+        ValueError: a number is out of range, or, at FIT_START, the run has a second TorchProfiler.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class TorchProfiler(Callback):
         self.skip_first, self.wait, self.warmup, self.active, self.repeat = given.values()
         what = {"record_shapes": record_shapes, "profile_memory": profile_memory}
         self._options: dict[str, Any] = what | {"with_stack": with_stack, "with_flops": with_flops}
-        self._trained = 0  # batches, by this process
+        self._trained = 0  # number of batches trained by this process
         self._profile: TorchProfile | None = None
         self._given_up = False
 
@@ -84,7 +86,8 @@ class TorchProfiler(Callback):
             if self._profile is not None:
                 handler(state, logger)
 
-        # Its own handlers open ranges that others of them close; most do nothing without a profiler.
+        # Its own handlers get no range, because they open ranges that other handlers close. Most of them do nothing
+        # while there is no profile.
         return ranged if owner is not self else handler if event in _TURNING else delimits
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
@@ -132,14 +135,14 @@ class TorchProfiler(Callback):
         def write(profile: Any) -> None:
             if (last := state.timestamp.batch) < first:
                 return
-            self._given_up = True  # where the disk refuses one file, no other is tried
+            self._given_up = True  # after a failed write no other is tried
             with disk_errors_reported(self.config_key):
                 path = state.run_dir / "torch_profiler" / f"rank{get_global_rank()}-ba{first}-ba{last}.json"
                 write_profile(profile, path)
                 logger.log_artifact(path, "torch_profiler")
                 self._given_up = False
 
-        # A profile for each cycle: one that is used again warns that it forgets the cycle before.
+        # Each cycle has its own profile: a reused one warns that it discards the previous cycle.
         self._profile = TorchProfile(state.device, self.warmup, self.active, self._options, write)
 
     def _stop(self) -> None:

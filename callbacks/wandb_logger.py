@@ -20,27 +20,27 @@ MODES = ("offline", "online")
 
 
 class WandBLogger(LoggerDestination):
-    """Parameters, metrics, tables, images and artifacts of a run in Weights & Biases; needs the package wandb.
+    """Logs parameters, metrics, tables, images and artifacts to Weights & Biases; needs the package wandb.
 
-    Offline, nothing leaves the machine: `wandb sync` sends the folder `wandb` of the run's folder later. Training
-    neither waits for wandb nor fails because of it: it works in a thread of its own, what it cannot do is said once,
-    and online it never asks for a key. The metrics' x-axis is `batch`. A resumed run keeps its id, and values of
-    batches that are trained again are there twice; `kill -9` loses what wandb had not written yet. Files are copied; of
-    tables wandb keeps a copy in `$WANDB_DATA_DIR` until it has sent them. A run that is refused before training begins
-    leaves nothing. Rank 0 logs.
+    Offline, nothing leaves the machine, and `wandb sync` can send the folder `wandb` in the run's folder later. wandb
+    works on a separate thread, so training neither waits for it nor fails because of it: a failure gives one warning,
+    and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and batches that
+    are trained again have their values twice; `kill -9` loses what wandb has not written yet. Files are copied, and
+    wandb keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run that ends before training begins leaves
+    nothing. Rank 0 logs.
 
     Args:
-        project: None: `$WANDB_PROJECT`, or else 'runner'.
-        name: of the run; None: the run's own.
-        entity: user or team; None: wandb's default.
-        group: under which wandb shows runs together; None: none.
-        tags: of the run.
-        mode: 'offline' or 'online'; None: `$WANDB_MODE`, or else 'offline'.
-        close_timeout: seconds to wait at the end for what is not written or sent yet.
+        project: name of the project; None means `$WANDB_PROJECT`, or 'runner' if that is not set.
+        name: name of the run in wandb; None takes the run's own name.
+        entity: user or team that owns the run; None means wandb's default.
+        group: name under which wandb groups runs; None means no group.
+        tags: tags of the run.
+        mode: 'offline' or 'online'; None means `$WANDB_MODE`, or 'offline' if that is not set.
+        close_timeout: seconds to wait at the end for data that is not written or sent yet.
 
     Raises:
-        ValueError: `mode` is another one, or `close_timeout` not above 0.
-        ImportError: the package is missing.
+        ValueError: `mode` is neither 'offline' nor 'online', `close_timeout` is not above 0, or `tags` is a string.
+        ImportError: the package wandb is missing.
     """
 
     def __init__(

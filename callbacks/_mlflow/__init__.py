@@ -1,1 +1,1 @@
-"""MLflow, as a process of its own writes to it: what a run leaves for it, and how that is delivered."""
+"""Logs to MLflow through a separate process: what a run logs goes to a spool, which the process delivers."""

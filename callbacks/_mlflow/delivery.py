@@ -1,4 +1,7 @@
-"""The delivery of one run's spool to its MLflow store: in order, resumable at any line, each value exactly once."""
+"""Delivers one run's spool to its MLflow store: in order, resumable at any line, each value exactly once.
+
+It imports MLflow only when it opens the run.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +36,30 @@ if TYPE_CHECKING:
     from runner.callbacks._mlflow.sink import RunSink
     from runner.callbacks._mlflow.system_metrics import LoadMonitor
 
-SEND_INTERVAL = 2.0  # seconds between two sends while the run trains: MLflow takes the CPU, the trainer wants it
-LAST_ATTEMPTS = 3  # before a finished run's spool is left to the next run
-LONGEST_PAUSE = 60.0  # seconds between two attempts while the run trains
-FILES = {"artifact", "text", "table", "images"}  # entries that go to the store of artifacts, which is another one
+SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow takes CPU time from the trainer
+LAST_ATTEMPTS = 3  # attempts before the spool of a finished run is left to the next run
+LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
+FILES = {"artifact", "text", "table", "images"}  # entries that go to the artifact store, a separate store
 
 Report = Callable[[dict[str, Any]], None]
 
 
 def print_trace(tracking_uri: str = "") -> None:
-    """Print the trace of the exception that is being handled, without credentials, those of an address above all."""
+    """Print the trace of the current exception to stderr, without credentials such as those of the address."""
     print(without_those_of(tracking_uri, traceback.format_exc()), file=sys.stderr, flush=True)
 
 
 class Deleted(Exception):
-    """A run or an experiment that was deleted takes nothing until it is restored."""
+    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored."""
 
 
 def run_deleted(run_id: str) -> Deleted:
-    """The error of a run that was deleted."""
+    """Return the error for a run that was deleted."""
     return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
 
 
 def explain(error: Exception, tracking_uri: str) -> str:
-    """What went wrong, in one line: without a HTTP client's layers where the server was not reached at all."""
+    """Return what went wrong in one line, without the HTTP client's layers if the server was not reached."""
     chain: list[BaseException] = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
@@ -72,27 +75,32 @@ def explain(error: Exception, tracking_uri: str) -> str:
 
 
 class Delivery:
-    """Sends what a spool holds, step by step, and the run's final status.
+    """Sends the entries of a spool step by step, and finally the status of the run.
 
     Args:
         run_dir: the run's folder.
-        order: where it goes; an address with its credentials.
-        report: takes what the trainer is to know.
-        live: whether its trainer is this process's parent; otherwise the spool was left by an earlier one.
-        wanted: whether the run is restored where it was deleted; otherwise it is then left alone.
+        target: where to send the spool, with credentials in the address; see `make_target`.
+        report: called with news for the trainer.
+        live: whether the trainer is the parent of this process; otherwise an earlier trainer left the spool.
+        wanted: whether to restore the run in MLflow if it was deleted there; otherwise it is left alone.
+
+    Attributes:
+        finished: whether nothing is left to do, because everything is sent or it was given up.
+        complete: whether the store has the whole run.
+        unsent: the entry in the store's register for runs that are not sent completely.
     """
 
     def __init__(
-        self, run_dir: Path, order: Mapping[str, Any], report: Report, live: bool, wanted: bool = True
+        self, run_dir: Path, target: Mapping[str, Any], report: Report, live: bool, wanted: bool = True
     ) -> None:
         self.finished = False
         self.complete = False
         self._run_dir = run_dir
         self._folder = run_dir / "mlflow"
         self._spool = self._folder / SPOOL
-        self._order = order
+        self._target = target
         self._report: Report = lambda news: report({"run": str(run_dir), **news})
-        self.unsent = Path(self._order["unsent"])
+        self.unsent = Path(self._target["unsent"])
         self._live = live
         self._wanted = wanted
         self._attempts = LAST_ATTEMPTS if live else 1
@@ -105,18 +113,18 @@ class Delivery:
         self._monitor: LoadMonitor | None = None
 
     def finish(self) -> None:
-        """Nothing more will come from the trainer, or there is no trainer any more: send the rest and stop."""
+        """Send the rest and stop, because the trainer will add nothing more or has ended."""
         if self._live:
             self._live = False
             self._next_step = 0.0
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a step."""
+        """Whether it is time for the next step."""
         return time.monotonic() >= self._next_step
 
     def step(self) -> None:
-        """Send some of what there is, unless it is too early; never raises, but reports."""
+        """Send some of the spool, unless it is too early. Errors are reported, not raised."""
         if not self.due:
             return
         try:
@@ -124,17 +132,17 @@ class Delivery:
             self._failures = 0
             self._next_step = time.monotonic() + (0.0 if more else SEND_INTERVAL)
         except Exception as error:
-            print_trace(self._order["tracking_uri"])
+            print_trace(self._target["tracking_uri"])
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
-            self._report({"error": explain(error, self._order["tracking_uri"])})
-            if isinstance(error, Deleted) and not self._wanted:  # on purpose, it seems: resume= still brings it back
+            self._report({"error": explain(error, self._target["tracking_uri"])})
+            if isinstance(error, Deleted) and not self._wanted:  # probably on purpose; resume= can still bring it back
                 self.unsent.unlink(missing_ok=True)
             if not self._live and self._failures >= self._attempts:
                 self.stop()
 
     def stop(self) -> None:
-        """Leave what is not sent yet to another writer."""
+        """Stop, leaving what is not sent yet to another writer."""
         self._stop_watching()
         if self._lock is not None:
             self._lock.close()
@@ -142,11 +150,11 @@ class Delivery:
         self._report({"stopped": True, "complete": self.complete})
 
     def _send(self) -> bool:
-        """Send a chunk; whether there may be more."""
+        """Send a chunk, and return whether there may be more."""
         self._lock = self._lock or try_lock(self._folder / "writer.lock")
         if self._lock is None:
             if self._live:
-                return False  # another run's writer sends what this one's earlier session left: wait
+                return False  # wait: another writer is still sending what an earlier session of this run left
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink, sent = self._open()
         entries = list(read_entries(self._spool, sent.offset))
@@ -175,21 +183,21 @@ class Delivery:
         return False
 
     def _open(self) -> tuple[RunSink, Sent]:
-        """The run, and how much of it is there."""
+        """Return the run in MLflow and how much of the spool it holds, opening it on the first call."""
         from runner.callbacks._mlflow.sink import RunSink
         from runner.callbacks._mlflow.store import open_run
 
         if self._sink is None or self._sent is None:
-            order = self._order
-            sent = read_sent(self._folder, order["tracking_uri"])
+            target = self._target
+            sent = read_sent(self._folder, target["tracking_uri"])
             client, run = open_run(
-                order,
+                target,
                 sent.run_id,
-                lambda: origin_tags(order["command"], order["cwd"], self._folder.parent),
+                lambda: origin_tags(target["command"], target["cwd"], self._folder.parent),
                 self._wanted,
             )
-            if sent.run_id != run.info.run_id:  # made just now, also where the former one is gone from the store
-                sent = Sent(order["tracking_uri"], run.info.run_id)
+            if sent.run_id != run.info.run_id:  # newly created, or created again after it was removed
+                sent = Sent(target["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)
             renamed = partial(self._tell, "renamed")
             self._sent, self._sink = sent, RunSink(client, run, self._refuse, renamed, self._run_dir)
@@ -208,7 +216,7 @@ class Delivery:
             self._watch(sink.run)
 
     def _send_files(self, sink: RunSink, sent: Sent, entry: dict[str, Any]) -> None:
-        """Send an entry with files; where they cannot be stored, what comes after them goes on nevertheless."""
+        """Send an entry with files, or postpone it if they cannot be stored, so that later entries are not held up."""
         if not sent.postponed:
             try:
                 self._send_entry(sink, entry)
@@ -216,13 +224,13 @@ class Delivery:
             except Deleted:
                 raise
             except Exception as error:
-                print_trace(self._order["tracking_uri"])
-                self._report({"error": f"files: {explain(error, self._order['tracking_uri'])}"})
+                print_trace(self._target["tracking_uri"])
+                self._report({"error": f"files: {explain(error, self._target['tracking_uri'])}"})
                 self._next_files = time.monotonic() + LONGEST_PAUSE
-        sent.postponed.append(sent.offset)  # in their order: a later table replaces an earlier one
+        sent.postponed.append(sent.offset)  # kept in order, because a later table replaces an earlier one
 
     def _send_postponed(self, sink: RunSink, sent: Sent) -> None:
-        """Try again to send files, now and then while the run trains."""
+        """Try to send postponed files, from time to time during training."""
         if self._live and time.monotonic() < self._next_files:
             return
         self._next_files = time.monotonic() + LONGEST_PAUSE
@@ -233,33 +241,35 @@ class Delivery:
             write_sent(self._folder, sent)
 
     def _mark(self, sent: Sent, lines: int, offset: int, ended: bool) -> None:
-        sent.lines, sent.offset, sent.ended = sent.lines + lines, offset, ended
+        sent.lines += lines
+        sent.offset = offset
+        sent.ended = ended
         write_sent(self._folder, sent)
-        self._failures = 0  # pauses grow only while nothing gets through
+        self._failures = 0  # pauses grow only while nothing is accepted
         self._report({"lines": sent.lines})
 
     def _mark_failed(self) -> bool:
-        """Write the status of a trainer that ended without a word; whether there was such a one."""
+        """Record the status of a trainer that ended without recording it, and return whether that was done."""
         spool = Spool(self._folder)
-        gone = spool.exclusive
-        if gone:
+        is_gone = spool.exclusive
+        if is_gone:
             spool.append({"status": "FAILED", "t": now_ms()})
-        else:  # the run was resumed elsewhere: the writer of that trainer goes on
+        else:  # the run was resumed: the new trainer's writer continues
             self.stop()
         spool.close()
-        return gone
+        return is_gone
 
     def _watch(self, run: Run) -> None:
-        """Have the machine's load sampled, until the run ends."""
-        interval = self._order["system_metrics_interval"]
+        """Start sampling system metrics, until the run ends."""
+        interval = self._target["system_metrics_interval"]
         if self._monitor is not None or not interval:
             return
         try:
             from runner.callbacks._mlflow.system_metrics import LoadMonitor
 
-            self._monitor = LoadMonitor(run, interval, self._order["tracking_uri"])
+            self._monitor = LoadMonitor(run, interval, self._target["tracking_uri"])
             self._monitor.start()
-        except Exception as error:  # a driver that MLflow's probes do not expect must not keep the metrics away
+        except Exception as error:  # an unexpected driver must not hold up the metrics
             self._refuse(f"system metrics are left out: {error}")
 
     def _stop_watching(self) -> None:
@@ -276,6 +286,6 @@ class Delivery:
         self._tell("refused", text)
 
     def _tell(self, kind: str, text: str) -> None:
-        text = without_those_of(self._order["tracking_uri"], text)
+        text = without_those_of(self._target["tracking_uri"], text)
         print(text, file=sys.stderr, flush=True)
         self._report({kind: text})

@@ -1,4 +1,4 @@
-"""What a run says of itself in MLflow: its parameters, flat, and its data sets. Standard library only."""
+"""Describes a run for MLflow: its parameters, its data sets, and where it comes from. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from runner import State
 
 
-# How a run was asked for: runs that differ in nothing else are the same experiment.
-ASKED = (
+# Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
+START_KEYS = (
     *("run_name", "resume", "rerun", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
     *("explain", "predict", "prove", "compare"),
 )
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a run's parameters: what defines it, so that comparing runs shows only how they differ."""
-    return flatten({key: value for key, value in config.items() if key not in ASKED})
+    """Return the parameters that define a run, so that a comparison of runs shows only how they differ."""
+    return flatten({key: value for key, value in config.items() if key not in START_KEYS})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as `{"optimizer.lr": "0.1"}`, spelled as on the command line: null, true, [1, 2].
+    """Return nested values as `{"optimizer.lr": "0.1"}`, spelled as on the command line: null, true, [1, 2].
 
-    Lists with mappings in them are flattened by index; other lists are one value.
+    Lists that contain mappings are flattened by index; other lists are one value.
     """
     flat: dict[str, str] = {}
     for key, value in values.items():
@@ -47,18 +47,18 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def describe_inputs(state: State) -> list[dict[str, Any]]:
-    """The data sets of a run, as inputs of it."""
+    """Return descriptions of the run's data sets, as MLflow inputs."""
     loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
     return [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
 
 
 def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
-    """A data set as an input of a run, as far as its loader tells.
+    """Return a description of a data set as an MLflow input, as far as its loader tells.
 
     Args:
-        loader: yields its batches.
-        label: 'train', or the evaluator's.
-        data_config: the run's config of its data, or None.
+        loader: iterable of its batches.
+        label: 'train', or the label of the evaluator.
+        data_config: the part of the run's config that describes the data, or None.
     """
     dataset = getattr(loader, "dataset", loader)
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
@@ -73,11 +73,11 @@ def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any
 
 
 def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, str]:
-    """Return tags that MLflow's own `create_run` leaves out.
+    """Return tags for where a run comes from, which `MlflowClient.create_run` does not set itself.
 
     Args:
-        command: what the user typed, the interpreter first.
-        cwd: where it was typed; the commit is that of the repository around it.
+        command: command that the user typed, interpreter first.
+        cwd: folder in which it was typed; the commit is that of the enclosing repository.
         run_dir: the run's folder.
     """
     command = [Path(command[0]).name, *command[1:]] if command else []
@@ -88,17 +88,17 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
         "host": platform.node(),
         "python": platform.python_version(),
     }
-    with contextlib.suppress(KeyError, OSError):  # a container may run under a number without a name
+    with contextlib.suppress(KeyError, OSError):  # a container's user id may have no name
         tags["mlflow.user"] = getpass.getuser()
-    with contextlib.suppress(PackageNotFoundError):  # a build from source may leave no metadata
+    with contextlib.suppress(PackageNotFoundError):  # a build from source may have no metadata
         tags["torch"] = version("torch")
     return tags | git_tags(cwd, run_dir)
 
 
 def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
-    """Return commit, branch and whether the run's code differs from the commit; empty outside of a repository.
+    """Return tags for the commit, the branch and whether the run's code differs; empty outside a repository.
 
-    It does where tracked files do, and where the run keeps modules in `code/`, which no commit holds.
+    The code differs if tracked files are modified, or if the run keeps modules in `code/`, which are in no commit.
     """
     try:
         status = subprocess.run(

@@ -31,16 +31,16 @@ KEY_LENGTH = 250
 PARAM_LENGTH = 6000
 TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
-PREVIEW = 256  # pixels of the longer side of what the UI shows first
-CAPTION_WIDTH = 160  # pixels: MLflow's grid shows about this, and a dozen words fit
+PREVIEW = 256  # pixels of the longer side of the preview that the UI shows first
+CAPTION_WIDTH = 160  # pixels; about the width in MLflow's grid, and a dozen words fit
 LINE_HEIGHT = 14
 LINE_LENGTH = 26  # characters of the default font in CAPTION_WIDTH
 
 
 def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
-    """A key that MLflow accepts: what it does not becomes `_`, and a hash of the whole tells it from others.
+    """Return a key that MLflow accepts, with `_` for foreign characters and a hash that keeps keys distinct.
 
-    The hash depends on the key alone, so that a resumed run goes on under the same one.
+    The hash depends only on the key, so that a resumed run uses the same one.
     """
     parts = re.sub(foreign, "_", key).split("/")
     cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
@@ -50,15 +50,15 @@ def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
 
 
 def clean_path(name: str) -> str:
-    """A name that MLflow accepts for images and tables."""
+    """Return a name that MLflow accepts for images and tables."""
     return clean_key(name, r"[^/\w.\- ]")
 
 
 def checked_path(path: str) -> str:
-    """Return where a file is to lie among a run's artifacts.
+    """Return a path within a run's artifacts after checking it.
 
     Raises:
-        ValueError: it leads out of them.
+        ValueError: `path` leads out of the artifacts.
     """
     try:
         verify_artifact_path(path)
@@ -68,22 +68,22 @@ def checked_path(path: str) -> str:
 
 
 def shorten(value: str, length: int) -> str:
-    """The text, or its beginning and `...` where it is too long."""
+    """Return a text of at most `length` characters, ending in `...` if it had to be cut."""
     return value if len(value) <= length else value[: length - 3] + "..."
 
 
 class RunSink:
     """Sends the entries of a spool to one run.
 
-    SQL stores know a metric by (key, time, step, value): sent twice it is there once. A store that keeps no such key
-    may show the metrics of one call twice, when the writer was killed in that moment.
+    SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
+    such a key may hold the metrics of one call twice if the writer was killed during that call.
 
     Args:
-        client: of the run's store.
-        run: the run.
-        refused: told about an entry that MLflow will never take, and that is therefore left out.
-        renamed: told about a name that MLflow does not take, and what it is there.
-        run_dir: the run's folder, resolved; no file from anywhere else is read, sent or removed.
+        client: client of the run's store.
+        run: the run in MLflow.
+        refused: called with a message about an entry that MLflow will never accept and that is left out.
+        renamed: called with a message about a name that MLflow does not accept and what replaces it.
+        run_dir: the run's folder; files elsewhere are never read, sent or removed.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RunSink:
                     )
 
     def send(self, entry: dict[str, Any]) -> None:
-        """Send an entry that is no metric.
+        """Send an entry that is not a metric.
 
         Raises:
             Exception: the store cannot be reached or written.
@@ -143,7 +143,7 @@ class RunSink:
             self._attempt(kind, lambda: self._handlers[kind](entry))
 
     def _key(self, name: str, clean: Callable[[str], str] = clean_key) -> str:
-        """Return what a name is in MLflow, and say so where that is another one."""
+        """Return the name to use in MLflow, reporting it if it differs from the given one."""
         key = self._keys.get((name, clean))
         if key is None:
             key = self._keys[name, clean] = clean(name)
@@ -160,10 +160,10 @@ class RunSink:
             self._refused(f"{what} was left out: {error}")
 
     def _is_final(self, error: Exception) -> bool:
-        """Whether MLflow will never take this; a run that was deleted takes nothing, until it is restored.
+        """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.
 
         Raises:
-            Deleted: it was.
+            Deleted: the run was deleted.
         """
         if not is_refusal(error):
             return False
@@ -185,7 +185,7 @@ class RunSink:
             key, value = self._key(key), shorten(value, PARAM_LENGTH)
             if self._params.setdefault(key, value) == value:
                 new[key] = value
-            else:  # a parameter cannot change in MLflow
+            else:  # parameters are immutable in MLflow
                 changed[f"param_changed.{key}"] = value
         pairs = [Param(key, value) for key, value in new.items()]
         for start in range(0, len(pairs), PAIRS_PER_CALL):
@@ -200,7 +200,7 @@ class RunSink:
 
     def _log_table(self, entry: dict[str, Any]) -> None:
         file = f"tables/{self._key(entry['table'], clean_path)}.json"
-        # Not log_table, which appends to what an earlier call left, and imports pandas.
+        # Not log_table, which appends to an earlier table and imports pandas.
         rows = [[_to_cell(value) for value in row] for row in entry["rows"]]
         self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": rows}), file)
         if {"path": file, "type": "table"} not in self._tables:
@@ -214,13 +214,13 @@ class RunSink:
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 
     def _own_file(self, name: str) -> Path:
-        """Return a file or folder of the run's folder; the spool that names it may be somebody else's.
+        """Return a file or folder within the run's folder; it is checked, because someone else may have made the spool.
 
         Raises:
-            ValueError: it leads out of the folder, or is nothing that can be sent.
+            ValueError: `name` leads out of the run's folder, or is neither a file nor a folder.
         """
         path = self._run_dir / name
-        for one in chain((path,), path.rglob("*")):  # the path first: one that leads out is not walked
+        for one in chain((path,), path.rglob("*")):  # check the path itself before walking it
             if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:
                 raise ValueError(f"{one} is not in the run's folder {self._run_dir}")
             if one.exists() and not (one.is_file() or one.is_dir()):
@@ -253,24 +253,24 @@ class RunSink:
 
 
 def _to_cell(value: Any) -> Any:
-    """The value, as text where it is a number that JSON does not know: the UI could not read the table."""
+    """Return a value for a table, as text if JSON cannot represent it, because the UI could not read the table."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether MLflow was reached and will never take this."""
+    """Return whether an error means that MLflow was reached and will never accept the data."""
     if isinstance(error, mlflow.exceptions.MlflowException):
         return error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-    if isinstance(error, requests.HTTPError):  # of an artifact
+    if isinstance(error, requests.HTTPError):  # from an artifact store
         return error.response is not None and error.response.status_code in (400, 413, 422)
-    if isinstance(error, requests.RequestException):  # some of which are ValueErrors
+    if isinstance(error, requests.RequestException):  # before ValueError, which some of these are
         return False
-    # Of an entry that is shaped otherwise than the trainer's.
+    # Raised for an entry whose structure is not the trainer's.
     return isinstance(error, ValueError | TypeError | LookupError | AttributeError | FileNotFoundError)
 
 
 def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
-    """The images of an array file of shape (N, H, W, C), C 1 or 3, uint8, with their captions, if any."""
+    """Return the images in an array file (N, H, W, C), C 1 or 3, uint8, with their captions drawn beneath them."""
     import numpy as np
     from PIL.Image import fromarray
 
@@ -281,17 +281,17 @@ def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
 
 
 def save_image(image: Image, folder: Path, key: str, step: int, time_ms: int, identity: str) -> None:
-    """Save an image and its preview under the names by which MLflow's UI knows key, step and time.
+    """Save an image and its preview under names from which MLflow's UI reads the key, step and time.
 
-    MLflow's `log_image` gives each call a name of its own: an image that is sent again would be there twice.
+    MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice.
 
     Args:
-        image: to save.
-        folder: exists.
-        key: cleaned for paths; a `/` groups images.
-        step: the batch.
-        time_ms: milliseconds since 1970.
-        identity: the same for the same image, and for no other.
+        image: the image to save.
+        folder: an existing folder.
+        key: name of the image, valid in a path; a `/` groups images.
+        step: batch at which it was logged.
+        time_ms: time at which it was logged, in milliseconds since 1970.
+        identity: unique id of the image, which stays the same when it is sent again.
     """
     stem = f"{key.replace('/', '~')}+step+{step}+timestamp+{time_ms}+{identity}"
     image.save(folder / f"{stem}.png")
@@ -301,7 +301,7 @@ def save_image(image: Image, folder: Path, key: str, step: int, time_ms: int, id
 
 
 def add_caption(image: Image, caption: str) -> Image:
-    """The image with a strip of text beneath, enlarged by a whole factor until the text fits."""
+    """Return the image with its caption beneath, enlarged by a whole factor so that the text fits."""
     from PIL import ImageDraw
     from PIL.Image import Resampling, new
 

@@ -1,9 +1,9 @@
 """The spool of a run: JSON lines that the trainer appends and the writer process sends.
 
-Standard library only, but for what the trainer logs in every batch.
+It imports only the standard library, except for encoding metrics in the trainer.
 
-`<run folder>/mlflow/` holds `spool.jsonl` (the truth), `run.json` (where it goes), `sent.json` (how much of it is
-there), `writer.log`, and the images that were not sent yet.
+`<run folder>/mlflow/` holds `spool.jsonl` (the data), `run.json` (where it goes), `sent.json` (how much has been sent),
+`writer.log`, and images and files that are not sent yet.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from runner.addresses import without_credentials
 from runner.files.whole import read_object, write_whole
 
 SPOOL = "spool.jsonl"
-IMAGES, FILES = "images", "files"  # folders of what is sent, and removed then
-CHUNK = 1 << 20  # bytes of spool that are read, sent and marked as sent together
-LOSS = "loss/train/total"  # by which a batch that is trained again is compared
-SAME_LOSS = 1e-3  # as a share of it: on a GPU, or on other ranks, the same batch gives another rounding
+IMAGES = "images"  # folder of images that are removed once they are sent
+FILES = "files"  # folder of copied artifacts, which are removed likewise
+CHUNK = 1 << 20  # bytes of the spool to read, send and mark as sent at a time
+LOSS = "loss/train/total"  # metric by which a batch that is trained again is compared
+SAME_LOSS = 1e-3  # relative tolerance; on a GPU or on other ranks, rounding differs
 
 
 @dataclass
@@ -41,34 +42,36 @@ class Sent:
     ended: bool = False
     """Whether the last entry sent was a final status."""
     postponed: list[int] = field(default_factory=list)
-    """Offsets before it of entries with files, which the store of artifacts did not take."""
+    """Offsets of earlier entries with files that the artifact store did not accept."""
 
 
 def is_id(value: object) -> TypeGuard[str]:
-    """Whether something is the id of a run or of a spool, and nothing that could mean more."""
+    """Return whether a value has exactly the form of an id of a run or spool."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970, as MLflow counts."""
+    """Return the milliseconds since 1970, the unit of time in MLflow."""
     return time.time_ns() // 1_000_000
 
 
 def open_log(run_dir: Path) -> IO[str]:
-    """Where the traces of a run's deliveries go, for its owner only: libraries may name an address in full."""
+    """Open the log of a run's deliveries, readable by its owner only, because traces may contain full addresses."""
     path = run_dir / "mlflow" / "writer.log"
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a")
 
 
 def read_sent(folder: Path, tracking_uri: str) -> Sent:
-    """How much of the spool in `folder` the store at `tracking_uri` holds: nothing, where it is another store.
+    """Return how much of the spool in `folder` the store at `tracking_uri` holds.
 
-    Nothing either where `sent.json` is torn: the run is found again by its spool, and a store knows what it has.
+    For another store, or if `sent.json` is damaged, that is nothing: the run is then found by the id of its spool, and
+    values that the store already has are not stored twice.
     """
     saved = read_object(folder / "sent.json")
     is_same = saved.get("tracking_uri") == without_credentials(tracking_uri)
     try:
-        sent, size = Sent(**{**saved, "tracking_uri": tracking_uri}), (folder / SPOOL).stat().st_size
+        sent = Sent(**{**saved, "tracking_uri": tracking_uri})
+        size = (folder / SPOOL).stat().st_size
         numbers = [sent.lines, sent.offset, *sent.postponed]
         is_whole = all(type(one) is int and 0 <= one <= size for one in numbers)
     except (OSError, TypeError):
@@ -76,12 +79,12 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
     return sent if is_same and is_whole else Sent(tracking_uri)
 
 
-# Made once: json.dumps makes an encoder at each call that asks for other separators.
+# Created once, because json.dumps with other separators creates an encoder at each call.
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 def write_sent(folder: Path, sent: Sent) -> None:
-    """Keep what was sent, so that another writer can go on from there, and that others find the run by its id."""
+    """Save how much was sent, so that another writer can continue and the run can be found by its id."""
     shown = {"tracking_uri": without_credentials(sent.tracking_uri)}
     write_whole(folder / "sent.json", json.dumps(asdict(sent) | shown))
 
@@ -89,7 +92,7 @@ def write_sent(folder: Path, sent: Sent) -> None:
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:
     """Yield the complete lines after `offset`, about `limit` bytes of them, each with the offset of its end.
 
-    A line that is no JSON object (a write that was cut off) comes as None.
+    A line that is not a JSON object, because a write was cut off, is yielded as None.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -104,14 +107,14 @@ def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iter
 
 
 def is_metrics(entry: dict[str, Any] | None) -> bool:
-    """Whether an entry of a spool is of metrics, and shaped as they are written here."""
+    """Return whether a spool entry holds metrics in the form written here."""
     return entry is not None and isinstance(entry.get("m"), dict) and {type(entry.get(key)) for key in "st"} == {int}
 
 
 def try_lock(path: Path) -> IO[bytes] | None:
-    """A file that is locked until it is closed or this process ends; None when another process holds the lock.
+    """Return a file that is locked until it is closed or this process ends; None if another process holds the lock.
 
-    The lock is POSIX's, which forked data loader workers do not inherit.
+    It is a POSIX lock, which forked data loader workers do not inherit.
     """
     file = path.open("ab")
     try:
@@ -120,7 +123,7 @@ def try_lock(path: Path) -> IO[bytes] | None:
         file.close()
         return None
     except OSError:
-        pass  # a file system without locks: two writers of one run are then kept apart by nothing but habit
+        pass  # on a file system without locks, nothing keeps two writers of one run apart
     return file
 
 
@@ -128,13 +131,14 @@ class Spool:
     """The trainer's end of a spool, safe to use from several threads.
 
     Args:
-        folder: made when it does not exist.
+        folder: folder of the spool, created if it does not exist.
 
     Attributes:
-        departed: the first batch that was trained again with another loss than an earlier session's; None: none was.
+        departed: first batch that was trained again with another loss than in an earlier session, or None.
+        lines: number of complete lines in the spool.
 
     Raises:
-        OSError: the folder or the file cannot be made.
+        OSError: the folder or the file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,16 +156,16 @@ class Spool:
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other trainer writes to it."""
+        """Whether no other trainer writes to the spool."""
         return self._alive is not None
 
     @property
     def resumed(self) -> bool:
-        """Whether an earlier session wrote to it."""
+        """Whether an earlier session wrote to the spool."""
         return self._inherited > 0
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Add entries with one write.
+        """Append entries in one write.
 
         Raises:
             OSError: the disk is full, or the spool is closed.
@@ -178,10 +182,10 @@ class Spool:
             raise OSError(f"only {written} of {len(data)} bytes could be written to {self.path}")
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
-        """Add metrics, each with its step and its time in seconds, without those that an earlier session wrote.
+        """Append metrics, each with its step and its time in seconds, except those that an earlier session wrote.
 
-        A resumed run trains the batches since its checkpoint again: their keys and steps are here already. Where they
-        come out otherwise, because something was changed, all that follow are added.
+        A resumed run trains the batches after its checkpoint again, and their keys and steps are in the spool already.
+        If their loss differs, because something was changed, all metrics from then on are appended.
         """
         from runner.callbacks._json_lines import encode_line
 
@@ -190,22 +194,22 @@ class Spool:
             if self._inherited and self.departed is None:
                 metrics = self._not_written(metrics, step)
             if entries and entries[-1]["s"] == step and entries[-1]["m"].keys().isdisjoint(metrics):
-                entries[-1]["m"] = entries[-1]["m"] | metrics  # a batch's metrics come from several callbacks
+                entries[-1]["m"] = entries[-1]["m"] | metrics  # several callbacks log metrics of the same batch
             elif metrics:
                 entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
         if entries:
             self._write(b"".join([encode_line(entry, _encode) for entry in entries]))
 
     def sync(self) -> None:
-        """Have what was added so far survive a power cut.
+        """Sync the spool to disk, so that it survives a power cut.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk refused the write.
         """
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close it and say so to other processes."""
+        """Close the spool and release its lock."""
         with self._lock:
             os.close(self._fd)
             self._fd = -1
@@ -213,7 +217,7 @@ class Spool:
                 self._alive.close()
 
     def _not_written(self, metrics: dict[str, float], step: int) -> dict[str, float]:
-        """Return those of a step that no earlier session wrote; all, where this one departs from it."""
+        """Return the metrics of a step that no earlier session wrote, or all if this session departs from it."""
         if self._written is None:
             self._written = self._read_written(step)
         keys, loss = self._written.get(step, (frozenset(), None))
@@ -223,9 +227,9 @@ class Spool:
         return {key: value for key, value in metrics.items() if key not in keys}
 
     def _read_written(self, first_step: int) -> dict[int, tuple[frozenset[str], float | None]]:
-        """Return the keys that earlier sessions wrote and the last one's loss, by step, from a step on."""
+        """Return the keys that earlier sessions wrote and the last loss, for each step from `first_step` on."""
         written: dict[int, tuple[frozenset[str], float | None]] = {}
-        shared: dict[frozenset[str], frozenset[str]] = {}  # most steps have the same keys: one set serves them all
+        shared: dict[frozenset[str], frozenset[str]] = {}  # most steps have the same keys and share one set
         for entry, end in read_entries(self.path, limit=None):
             if end > self._inherited:
                 break

@@ -1,4 +1,4 @@
-"""Opens MLflow stores, experiments and runs, so that several processes may do it at once."""
+"""Opens MLflow stores, experiments and runs, safely for several processes at once, and finds runs by id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlflow.entities import Experiment, Run
 from runner.callbacks._mlflow.delivery import Deleted, explain, run_deleted
 from runner.callbacks._mlflow.sink import TAG_LENGTH, shorten
 from runner.callbacks._mlflow.spool import is_id
-from runner.callbacks._mlflow.target import SQLITE, set_environment
+from runner.callbacks._mlflow.target import SQLITE
 from runner.files.whole import read_object
 
 LOCK_TIMEOUT = 60.0  # seconds
@@ -28,10 +28,10 @@ _clients: dict[str, MlflowClient] = {}
 
 @contextmanager
 def store_lock(tracking_uri: str) -> Iterator[None]:
-    """Keeps other writers from making the same SQLite store at the same time, which breaks its schema migration.
+    """Lock a SQLite store, because creating it in two processes at once breaks its schema migration.
 
     Raises:
-        TimeoutError: another process holds it for a minute.
+        TimeoutError: another process held the lock for a minute.
     """
     if not tracking_uri.startswith(SQLITE):
         yield
@@ -52,9 +52,9 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
 
 
 def make_store(path: Path) -> None:
-    """Make an empty SQLite store aside and put it in place whole, where there is none.
+    """Create an empty SQLite store under another name and rename it, unless one exists already.
 
-    MLflow makes one in dozens of steps that take seconds; a store that was left between two of them never opens again.
+    MLflow creates a store in dozens of steps that take seconds; one left between two steps can never be opened again.
     """
     from mlflow.store.db import utils
 
@@ -65,19 +65,19 @@ def make_store(path: Path) -> None:
     engine.dispose()
     try:
         os.link(aside, path)
-    except FileExistsError:  # made by a server that was started a moment ago: it does not know our lock
+    except FileExistsError:  # made meanwhile by a server, which does not use our lock
         aside.unlink()
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         aside.replace(path)
     else:
         aside.unlink()
 
 
 def open_early(tracking_uri: str) -> None:
-    """Connect to a SQLite store that exists, so that a run that comes later need not wait for it; nothing is written.
+    """Connect to an existing SQLite store before the first run needs it, without writing anything.
 
     Raises:
-        Exception: what MLflow says to it.
+        Exception: MLflow cannot open the store.
     """
     path = Path(tracking_uri.removeprefix(SQLITE))
     if tracking_uri.startswith(SQLITE) and path.is_file():
@@ -88,34 +88,34 @@ def open_early(tracking_uri: str) -> None:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """A client of a store, which is made where it does not exist."""
+    """Return a client for a store, which is created if it does not exist."""
     with store_lock(uri):
         if uri.startswith(SQLITE) and not (path := Path(uri.removeprefix(SQLITE))).exists():
             make_store(path)
         if uri not in _clients:
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
-            _clients[uri] = client  # only once it has worked
+            _clients[uri] = client  # only after the first call has succeeded
     return _clients[uri]
 
 
-def open_experiment(client: MlflowClient, order: Mapping[str, Any]) -> str:
-    """The id of a run's experiment, which is made where it does not exist.
+def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
+    """Return the id of a run's experiment, which is created if it does not exist.
 
     Raises:
-        Deleted: it was.
+        Deleted: the experiment was deleted.
     """
-    name = order["experiment_name"]
-    with store_lock(order["tracking_uri"]):
+    name = target["experiment_name"]
+    with store_lock(target["tracking_uri"]):
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                tags = {"mlflow.experimentKind": "custom_model_development"}  # opens in the view for training
-                return client.create_experiment(name, order["artifact_location"], tags)
+                tags = {"mlflow.experimentKind": "custom_model_development"}  # the UI then opens the view for training
+                return client.create_experiment(name, target["artifact_location"], tags)
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                experiment = client.get_experiment_by_name(name)  # of another machine, a moment ago
+                experiment = client.get_experiment_by_name(name)  # created meanwhile by another machine
                 if experiment is None:
                     raise
     refuse_deleted(experiment)
@@ -123,10 +123,10 @@ def open_experiment(client: MlflowClient, order: Mapping[str, Any]) -> str:
 
 
 def refuse_deleted(experiment: Experiment) -> None:
-    """Raise where nobody would see the runs of an experiment.
+    """Check that an experiment is not deleted, because nobody would see its runs.
 
     Raises:
-        Deleted: it was.
+        Deleted: the experiment was deleted.
     """
     if experiment.lifecycle_stage == "deleted":
         number = experiment.experiment_id
@@ -135,23 +135,23 @@ def refuse_deleted(experiment: Experiment) -> None:
 
 
 def open_run(
-    order: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]], restore: bool
+    target: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]], restore: bool
 ) -> tuple[MlflowClient, Run]:
-    """A client, and the run of a spool, made when it does not exist.
+    """Return a client and the run of a spool, which is created if it does not exist.
 
-    A run that this spool has is found again by its `runner.spool` tag, so that a writer killed right after making it
-    leaves no second one.
+    An existing run is found by its `runner.spool` tag, so that a writer killed right after creating it does not lead to
+    a second one.
 
     Args:
-        order: where the run goes.
-        run_id: the run's id, when it is known.
-        tags: computes the tags of a new run.
-        restore: whether one that was deleted is wanted again.
+        target: where the run goes.
+        run_id: id of the run, if it is known.
+        tags: function that returns the tags of a new run.
+        restore: whether to restore a run that was deleted.
 
     Raises:
-        Deleted: it was, and is not; or its experiment was.
+        Deleted: the run was deleted and is not to be restored, or its experiment was deleted.
     """
-    client = open_store(order["tracking_uri"])
+    client = open_store(target["tracking_uri"])
     run = None
     if is_id(run_id):
         try:
@@ -159,19 +159,19 @@ def open_run(
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-    if run is None or run.data.tags.get("runner.spool") != order["spool"]:  # of which somebody else has the id
-        experiment_id = open_experiment(client, order)
-        found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{order['spool']}'", max_results=1)
+    if run is None or run.data.tags.get("runner.spool") != target["spool"]:  # the id may be from someone else's file
+        experiment_id = open_experiment(client, target)
+        found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{target['spool']}'", max_results=1)
         if not found:
-            marked = {**tags(), "runner.spool": order["spool"]}
+            marked = {**tags(), "runner.spool": target["spool"]}
             return client, client.create_run(
                 experiment_id,
-                start_time=order["start_time"],
-                run_name=order["run_name"],
+                start_time=target["start_time"],
+                run_name=target["run_name"],
                 tags={key: shorten(value, TAG_LENGTH) for key, value in marked.items()},
             )
         run = found[0]
-    refuse_deleted(client.get_experiment(run.info.experiment_id))  # which may bear another name by now
+    refuse_deleted(client.get_experiment(run.info.experiment_id))  # it may have been renamed
     if run.info.lifecycle_stage == "deleted":
         if not restore:
             raise run_deleted(run.info.run_id)
@@ -180,19 +180,18 @@ def open_run(
 
 
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
-    """Return the folder of a run, or `downloads` with its record in it; None where the store has no such run.
+    """Return the folder of a run, or `downloads` with its record in it; None if the store has no such run.
 
     Args:
-        run_id: MLflow's.
-        tracking_uri: of the store; a SQLite store that does not exist is not made.
+        run_id: MLflow's id of the run.
+        tracking_uri: address of the store; a SQLite store is not created.
         downloads: see `LoggerDestination.find_run`.
 
     Raises:
-        ValueError: the store cannot be read, the run is deleted, or what is asked of it is not there.
+        ValueError: the store cannot be read, the run is deleted, or its folder or record is not available.
     """
     if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
         return None
-    set_environment()
     client = MlflowClient(tracking_uri)
     try:
         run = client.get_run(run_id)

@@ -1,4 +1,4 @@
-"""What runs left unsent, sent by hand: `python -m runner mode=sync`."""
+"""Sends by hand what runs have left unsent: `python -m runner mode=sync`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
 from runner.callbacks._mlflow.target import (
     FILE,
     known_before,
-    make_order,
-    read_order,
+    make_target,
+    read_target,
     register_of,
     set_environment,
     with_credentials,
@@ -23,20 +23,20 @@ from runner.callbacks._mlflow.target import (
 from runner.files.whole import read_object
 from runner.terminal import show_path
 
-INTERVAL = 10.0  # seconds between two words on how far a long run is
+INTERVAL = 10.0  # seconds between two progress messages for a long run
 
 
 def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
-    """Send what runs left unsent, and print how it went; whether nothing is left.
+    """Send what runs have left unsent, print the outcome, and return whether everything is sent.
 
     Args:
-        tracking_uri: of the store whose runs are sent.
-        experiment_name: for a run that does not say itself where it goes.
-        run_dir: a run's folder, in place of all that are not in the store as a whole; it goes where it was meant to,
-            and one that somebody else made only to that very store.
+        tracking_uri: address of the store whose runs are sent.
+        experiment_name: experiment for a run that has no target of its own.
+        run_dir: folder of a single run to send instead of all unsent runs. It is sent to its own target; if someone
+            else made it, that must be the store at `tracking_uri`.
 
     Raises:
-        ValueError: nothing was ever logged to MLflow there, or it may not be sent unasked.
+        ValueError: nothing was logged to MLflow in `run_dir`, or the run may not be sent to its target.
     """
     if run_dir is not None and not _is_run(run_dir):
         raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
@@ -45,11 +45,11 @@ def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
         print("MLflow: nothing is left to send")
     set_environment()
     if run_dir is not None:
-        return _send(run_dir, _order_of(run_dir, tracking_uri, experiment_name), wanted=True)
+        return _send(run_dir, _target_of(run_dir, tracking_uri, experiment_name), wanted=True)
     results = []
     for one in run_dirs:
         try:
-            results.append(_send(one, _order_of(one, tracking_uri, experiment_name), wanted=False))
+            results.append(_send(one, _target_of(one, tracking_uri, experiment_name), wanted=False))
         except ValueError as error:
             print(error, file=sys.stderr)
             results.append(False)
@@ -60,34 +60,34 @@ def _is_run(run_dir: Path) -> bool:
     return (run_dir / "mlflow" / SPOOL).is_file()
 
 
-def _order_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[str, Any]:
-    """Return where a run is sent: where this user's own order says, otherwise the store that was given, if any.
+def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[str, Any]:
+    """Return the target of a run: its own if this user wrote it, otherwise one in the given store.
 
     Raises:
-        ValueError: the order is somebody else's and names another store, or credentials are missing.
+        ValueError: someone else wrote the target and it names another store, or credentials are missing.
     """
     folder = run_dir / "mlflow"
-    order = read_order(folder)
-    if order is None:
+    target = read_target(folder)
+    if target is None:
         asked = read_object(folder / FILE).get("tracking_uri")
         if asked is not None and asked != without_credentials(tracking_uri):
             raise ValueError(
                 f"{folder / FILE}: this run was made by someone else, or on another machine, and would be sent to "
                 f"{asked!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={asked}'"
             )
-        target = {"tracking_uri": tracking_uri, "experiment_name": experiment_name, "run_name": run_dir.name}
-        return make_order(run_dir.resolve(), known_before(folder), **target, system_metrics_interval=None)
-    whole = with_credentials(order, [tracking_uri])
+        fields = {"tracking_uri": tracking_uri, "experiment_name": experiment_name, "run_name": run_dir.name}
+        return make_target(run_dir.resolve(), known_before(folder), **fields, system_metrics_interval=None)
+    whole = with_credentials(target, [tracking_uri])
     if whole is None:
         raise ValueError(
-            f"{folder / FILE}: this run goes to {order['tracking_uri']}, and credentials are not kept: give "
+            f"{folder / FILE}: this run goes to {target['tracking_uri']}, and credentials are not kept: give "
             "callbacks.mlflow_logger.tracking_uri=<the whole address>"
         )
     return whole
 
 
 def _unsent_runs(tracking_uri: str) -> list[Path]:
-    """Return folders of runs by the store's register, from which runs that are gone are removed."""
+    """Return the folders of unsent runs from the store's register, removing runs that no longer exist."""
     entries = {entry: Path(entry.read_text()) for entry in sorted(register_of(tracking_uri).glob("*"))}
     for entry, run_dir in entries.items():
         if not _is_run(run_dir):
@@ -95,7 +95,7 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
     return [run_dir for run_dir in entries.values() if _is_run(run_dir)]
 
 
-def _send(run_dir: Path, order: dict[str, Any], wanted: bool) -> bool:
+def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
     shown = show_path(run_dir)
     alive = try_lock(run_dir / "mlflow" / "trainer.lock")
     if alive is None:
@@ -103,21 +103,22 @@ def _send(run_dir: Path, order: dict[str, Any], wanted: bool) -> bool:
         return False
     alive.close()
 
-    terminal, said = sys.stderr, time.monotonic()
+    terminal = sys.stderr
+    printed_at = time.monotonic()
     with (run_dir / "mlflow" / SPOOL).open("rb") as spool:
         lines = sum(1 for _ in spool)
 
     def report(news: dict[str, Any]) -> None:
-        nonlocal said
-        if "lines" in news and time.monotonic() - said > INTERVAL:
-            said = time.monotonic()
+        nonlocal printed_at
+        if "lines" in news and time.monotonic() - printed_at > INTERVAL:
+            printed_at = time.monotonic()
             print(f"{shown}: {news['lines']} of {lines} lines are sent", file=terminal, flush=True)
         for name in ("error", "refused", "renamed"):
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)
 
-    with open_log(run_dir) as log, redirect_stderr(log):  # traces, as the writer does
-        delivery = Delivery(run_dir.resolve(), order, report, live=False, wanted=wanted)
+    with open_log(run_dir) as log, redirect_stderr(log):  # traces go to the log, as they do in the writer
+        delivery = Delivery(run_dir.resolve(), target, report, live=False, wanted=wanted)
         while not delivery.finished:
             delivery.step()
     print(f"{shown}: MLflow has {'all' if delivery.complete else 'not all'} of it")

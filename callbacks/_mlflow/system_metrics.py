@@ -1,4 +1,4 @@
-"""The machine's load while a run trains, sampled by MLflow's own probes and kept here until it is sent."""
+"""Samples system metrics during training with MLflow's monitors, and keeps them until they are sent."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from runner.callbacks._mlflow.spool import now_ms
 
-KEPT = 20_000  # samples, about a day of them: a server that is away for longer misses those that follow
+MAX_SAMPLES = 20_000  # about a day; while a server is away for longer, further samples are dropped
 PREFIX = "system/"
 
 
 class LoadMonitor(SystemMetricsMonitor):
-    """Samples CPU, memory, disk, network and GPUs in a thread that asks no server.
+    """Samples CPU, memory, disk, network and GPUs on a thread that never calls the server.
 
-    MLflow's own gives up for good at the first call that fails, and waits for the server when it is finished.
+    MLflow's own monitor gives up after the first call that fails, and waits for the server when it finishes.
 
     Args:
-        run: samples are numbered on from those that it has.
+        run: the run in MLflow; samples are numbered from the last one that it has.
         interval: seconds between two samples.
-        tracking_uri: the run's store.
+        tracking_uri: address of the run's store.
     """
 
     def __init__(self, run: Run, interval: float, tracking_uri: str) -> None:
@@ -29,10 +29,10 @@ class LoadMonitor(SystemMetricsMonitor):
         known = [metric.step for metric in run.data._metric_objs if metric.key.startswith(PREFIX)]
         self._logging_step = max(known, default=-1) + 1
         self.samples: list[dict[str, Any]] = []
-        """Entries as in a spool; whoever sends them takes them out."""
+        """Samples as spool entries; the sender removes them."""
 
     def monitor(self) -> None:
-        """Sample until `finish` is called; runs in the thread that `start` makes."""
+        """Take samples until `finish` is called, on the thread that `start` creates."""
         while True:
             for _ in range(self.samples_before_logging):
                 self.collect_metrics()
@@ -41,14 +41,14 @@ class LoadMonitor(SystemMetricsMonitor):
             self.publish_metrics(self.aggregate_metrics())
 
     def finish(self) -> None:
-        """Stop sampling; what was sampled stays to be sent."""
+        """Stop sampling. Samples that are not sent yet stay available."""
         self._shutdown_event.set()
         if self._process is not None:
             self._process.join(1.0)
 
     def publish_metrics(self, metrics: dict[str, float]) -> None:
-        """Keep what was measured, by MLflow's names, and begin the next sample."""
-        if len(self.samples) < KEPT:
+        """Store the measured values under MLflow's names, and begin the next sample."""
+        if len(self.samples) < MAX_SAMPLES:
             named = {f"{PREFIX}{key}": value for key, value in metrics.items()}
             self.samples.append({"m": named, "s": self._logging_step, "t": now_ms()})
         self._logging_step += 1

@@ -1,7 +1,7 @@
-"""Where a run's spool goes: written beside it, signed, and believed only where this user wrote it.
+"""Where a run's spool goes: the address of its store, and the signed file `run.json` beside the spool.
 
-Standard library only. Of an order that somebody else wrote nothing is taken but what tells one run from another: no
-address, no path. Credentials in an address reach the writer process through its pipe, and no file.
+Standard library only. From a target that someone else wrote, only ids and names are taken, never an address or a path.
+Credentials reach the writer process through a pipe and are never written to a file.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from runner.files.whole import read_object, write_whole
 FILE = "run.json"
 SQLITE = "sqlite:///"
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
-"""What MLflow's addresses begin with, before a `+driver`; plugins of its have others."""
+"""Schemes of MLflow's addresses, before a `+driver`; its plugins add others."""
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it shows the password in an address
-    # The writer itself tries again: it first looks whether the server has made a run of which it could not tell any
-    # more. And a call that waits for minutes would hold up the others.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the printed address would contain the password
+    # The writer retries by itself, after checking whether a call whose answer was lost has created the run. A call that
+    # waits for minutes would also hold up the others.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 
 
 def resolve_uri(tracking_uri: str | None) -> str:
-    """The address of the store, absolute; None: `$MLFLOW_TRACKING_URI`, or `outputs/mlflow.db` where we are."""
+    """Return the absolute address of the store; None means `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db`."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}outputs/mlflow.db"
     return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
 
 
 def check_address(uri: str) -> None:
-    """Raise where an address is none that MLflow knows, which would else be found when it is too late.
+    """Check that MLflow knows an address, before training rather than after.
 
     Args:
-        uri: as given, or as the environment has it; without a scheme it is a folder.
+        uri: address from the argument or the environment; without a scheme it is a folder.
 
     Raises:
-        ValueError: it is of another scheme, or names no server.
+        ValueError: the scheme is unknown, or the address names no server.
     """
     shown = f"tracking_uri={without_credentials(uri)!r}"
     try:
@@ -70,7 +70,7 @@ def check_address(uri: str) -> None:
 
 
 def check_arguments(close_timeout: float, system_metrics_interval: float) -> None:
-    """Raise where times are out of range, or the package is missing that encodes metrics.
+    """Check the ranges of times, and that the package that encodes metrics is installed.
 
     Raises:
         ValueError: a time is out of range.
@@ -84,18 +84,18 @@ def check_arguments(close_timeout: float, system_metrics_interval: float) -> Non
 
 
 def uri_of_run(uri: str, run_dir: Path) -> str:
-    """The address of the store that a run goes to: in place of the default one, that which a resumed run is in."""
-    order = read_order(run_dir / "mlflow")  # nobody else's
-    before = "" if order is None else order["tracking_uri"]
+    """Return the address of a run's store: if `uri` is the default, a resumed run stays in the store it is in."""
+    target = read_target(run_dir / "mlflow")  # only one that this user wrote
+    before = "" if target is None else target["tracking_uri"]
     exists = before.startswith(SQLITE) and Path(before.removeprefix(SQLITE)).is_file()
     is_default = "MLFLOW_TRACKING_URI" not in os.environ and uri == resolve_uri(None)
     return before if exists and is_default else uri
 
 
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
-    """The command that opens the MLflow UI, or the address of the run on its server; without the store's password."""
+    """Return the command that opens the MLflow UI, or the run's address on its server, without the password."""
     if uri.startswith(("http://", "https://")):
-        uri = re.sub(rf"{re.escape(HIDDEN)}@|\?.*", "", without_credentials(uri))  # a browser asks by itself
+        uri = re.sub(rf"{re.escape(HIDDEN)}@|\?.*", "", without_credentials(uri))  # the browser asks for the password
         known = experiment_id is not None and run_id is not None
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
     uri = without_credentials(uri)
@@ -106,7 +106,7 @@ def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
 
 
 def set_environment() -> None:
-    """Set what MLflow reads from the environment, where the user has not."""
+    """Set the environment variables that MLflow reads, unless the user has. Call it before importing MLflow."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -120,13 +120,13 @@ def typed_command() -> list[str]:
 
 
 def register_of(tracking_uri: str) -> Path:
-    """The folder with an entry for each run that the store does not hold as a whole."""
+    """Return the folder that has an entry for each run that is not sent completely to the store."""
     if tracking_uri.startswith(SQLITE):
         return Path(tracking_uri.removeprefix(SQLITE)).parent / ".mlflow_unsent"
     return Path.cwd() / "outputs" / ".mlflow_unsent"
 
 
-def make_order(
+def make_target(
     run_dir: Path,
     before: Mapping[str, Any],
     *,
@@ -135,15 +135,15 @@ def make_order(
     run_name: str,
     system_metrics_interval: float | None,
 ) -> dict[str, Any]:
-    """What the writer needs to know to send a run's spool, also without the trainer.
+    """Return what a writer needs to know to send a run's spool, even without the trainer.
 
     Args:
         run_dir: the run's folder.
-        before: from `known_before`, of an earlier session of the same run; empty for a new one.
-        tracking_uri: the store's address.
-        experiment_name: the experiment's name.
-        run_name: of the run, when it is made.
-        system_metrics_interval: seconds between two samples of the machine's load; None: no samples.
+        before: what `known_before` returned for an earlier session of the run; empty for a new run.
+        tracking_uri: address of the store.
+        experiment_name: name of the experiment.
+        run_name: name for a new run.
+        system_metrics_interval: seconds between two samples of system metrics; None takes no samples.
     """
     database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
     return {
@@ -160,39 +160,37 @@ def make_order(
     }
 
 
-def write_order(folder: Path, order: Mapping[str, Any]) -> None:
-    """Write an order beside its spool, without credentials, for writers that come after this process.
+def write_target(folder: Path, target: Mapping[str, Any]) -> None:
+    """Write a target beside its spool, without credentials, for writers in later processes.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    kept = hidden_everywhere(order)
+    kept = hidden_everywhere(target)
     write_whole(folder / FILE, json.dumps(kept | {"signature": sign(_signed(kept))}))
 
 
-def read_order(folder: Path) -> dict[str, Any] | None:
-    """Return the order beside a spool as this user wrote it; None where it is torn, missing, or somebody else's."""
-    order = read_object(folder / FILE)
-    signature = order.pop("signature", None)
-    is_own = isinstance(signature, str) and is_signed(signature.encode(), _signed(order))
-    return order if is_own else None
+def read_target(folder: Path) -> dict[str, Any] | None:
+    """Return the target beside a spool, or None if it is missing, damaged or written by someone else."""
+    target = read_object(folder / FILE)
+    signature = target.pop("signature", None)
+    is_own = isinstance(signature, str) and is_signed(signature.encode(), _signed(target))
+    return target if is_own else None
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return what tells a run from others, whoever wrote it, for `make_order`; empty where it has no spool.
+    """Return what identifies a run, whoever wrote it, as `before` of `make_target`; empty if there is no spool.
 
-    The spool says it too: it is the truth where `run.json` was torn.
+    The first entry of the spool has it too, in case `run.json` is damaged.
     """
     try:
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
     except OSError:
         first = {}
-    order = read_object(folder / FILE)
-    spool, start, name = (
-        order.get("spool", first.get("spool")),
-        order.get("start_time", first.get("start")),
-        order.get("run_name"),
-    )
+    target = read_object(folder / FILE)
+    spool = target.get("spool", first.get("spool"))
+    start = target.get("start_time", first.get("start"))
+    name = target.get("run_name")
     found: dict[str, Any] = {}
     if is_id(spool):
         found["spool"] = spool
@@ -203,12 +201,12 @@ def known_before(folder: Path) -> dict[str, Any]:
     return found
 
 
-def with_credentials(order: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
-    """Return an order with its whole address, where that is among known ones; None where its credentials are not."""
-    kept = order["tracking_uri"]
+def with_credentials(target: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
+    """Return a target with credentials in its address, or None if it needs some and no known address has them."""
+    kept = target["tracking_uri"]
     found = next((one for one in known if without_credentials(one) == kept), kept)
-    return None if has_hidden(found) else {**order, "tracking_uri": found}
+    return None if has_hidden(found) else {**target, "tracking_uri": found}
 
 
-def _signed(order: Mapping[str, Any]) -> list[bytes]:
-    return [b"mlflow/run.json", json.dumps(order, sort_keys=True).encode()]
+def _signed(target: Mapping[str, Any]) -> list[bytes]:
+    return [b"mlflow/run.json", json.dumps(target, sort_keys=True).encode()]

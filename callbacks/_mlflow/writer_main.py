@@ -1,4 +1,7 @@
-"""The writer process: imports MLflow, takes the names of runs on its standard input, and sends their spools."""
+"""The writer process: reads commands from its standard input and sends the spools of runs to MLflow.
+
+MLflow is imported only after `serve` has set its environment.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +20,41 @@ from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
 from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
-from runner.callbacks._mlflow.target import read_order, resolve_uri, set_environment, with_credentials
+from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
 
-Orders = queue.SimpleQueue[dict[str, Any] | None]
+Commands = queue.SimpleQueue[dict[str, Any] | None]
 
-POLL = 0.2  # seconds between two looks at the spools
-LINGER = 6.0  # seconds to finish in when the trainer has ended; a process that stays longer looks like one forgotten
-GRACE = 1.0  # seconds after these until a call that does not return is left where it is
+POLL = 0.2  # seconds between two checks of the spools
+LINGER = 6.0  # seconds to finish after the trainer has ended; users may take a longer-lived process for a leftover
+GRACE = 1.0  # further seconds before the process exits in the middle of a call
 
 
 def serve() -> None:
-    """Serve the trainer that started this process, until it ends and everything is sent."""
+    """Serve the trainer that started this process until it has ended and everything is sent."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # a scheduler ends all processes of a job: this one must say so in MLflow
+        signal.signal(name, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
     os.nice(15)
     set_environment()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no report
-    orders: Orders = queue.SimpleQueue()
+    os.dup2(2, 1)  # so that output of libraries does not mix with reports
+    commands: Commands = queue.SimpleQueue()
     ended = threading.Event()
-    threading.Thread(target=_read_orders, args=(orders, ended), daemon=True).start()
+    threading.Thread(target=_read_commands, args=(commands, ended), daemon=True).start()
     threading.Thread(target=_leave_in_time, args=(trainer, ended), daemon=True).start()
 
     def report(news: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the trainer may have ended
             reports.write(json.dumps(news) + "\n")
 
-    Service(report).run(orders, trainer)
+    Service(report).run(commands, trainer)
 
 
 class Service:
-    """The deliveries of one trainer, and of runs that earlier ones left unsent.
+    """The deliveries for one trainer, and for runs that earlier trainers left unsent.
 
     Args:
-        report: takes what the trainer is to know.
+        report: called with news for the trainer.
     """
 
     def __init__(self, report: Report) -> None:
@@ -61,19 +64,19 @@ class Service:
         self._known: set[str] = set()
         self._addresses: list[str] = []
 
-    def run(self, orders: Orders, trainer: int) -> None:
-        """Work until the trainer has ended and nothing is left to do, or time is up.
+    def run(self, commands: Commands, trainer: int) -> None:
+        """Work until the trainer has ended and nothing is left to do, or the time is up.
 
         Args:
-            orders: what the trainer wants; None when it has ended.
-            trainer: its process id.
+            commands: commands of the trainer; None says that it has ended.
+            trainer: process id of the trainer.
         """
-        with contextlib.suppress(Exception):  # said when there is a run to say it of
+        with contextlib.suppress(Exception):  # reported once there is a run
             importlib.import_module("runner.callbacks._mlflow.sink")
             importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
         deadline = None
         while deadline is None or (time.monotonic() < deadline and (self._active or self._backlog)):
-            gone = not self._take(orders) or os.getppid() != trainer
+            gone = not self._take(commands) or os.getppid() != trainer
             if gone and deadline is None:
                 deadline = time.monotonic() + LINGER
                 for delivery in self._active.values():
@@ -82,33 +85,33 @@ class Service:
         for delivery in self._active.values():
             delivery.stop()
 
-    def _take(self, orders: Orders) -> bool:
-        """Take an order, if there is one; False when it is that the trainer has ended."""
+    def _take(self, commands: Commands) -> bool:
+        """Execute the next command, if there is one, and return False if it says that the trainer has ended."""
         busy = any(delivery.due for delivery in self._active.values()) or (self._backlog and not self._active)
         try:
-            order = orders.get(timeout=0.0 if busy else POLL)
+            command = commands.get(timeout=0.0 if busy else POLL)
         except queue.Empty:
             return True
-        if order is None:
+        if command is None:
             return False
-        if "deliver" in order:
-            self._deliver(order["deliver"], order["order"])
-        elif order["finish"] in self._active:
-            self._active[order["finish"]].finish()
+        if "deliver" in command:
+            self._deliver(command["deliver"], command["target"])
+        elif command["finish"] in self._active:
+            self._active[command["finish"]].finish()
         else:
-            self._report({"run": order["finish"], "stopped": True})
+            self._report({"run": command["finish"], "stopped": True})
         return True
 
-    def _deliver(self, run_dir: str, order: dict[str, Any]) -> None:
+    def _deliver(self, run_dir: str, target: dict[str, Any]) -> None:
         try:
             with open_log(Path(run_dir)) as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            delivery = self._active[run_dir] = Delivery(Path(run_dir), order, self._report, live=True)
+            delivery = self._active[run_dir] = Delivery(Path(run_dir), target, self._report, live=True)
         except (OSError, ValueError) as error:
             self._report({"run": run_dir, "error": str(error), "stopped": True})
             return
-        self._addresses.append(order["tracking_uri"])
+        self._addresses.append(target["tracking_uri"])
         left = sorted(entry for entry in delivery.unsent.parent.glob("*") if entry.name not in self._known)
         self._known.update(entry.name for entry in (delivery.unsent, *left))
         self._backlog.extend(entry for entry in left if entry != delivery.unsent)
@@ -121,31 +124,31 @@ class Service:
             self._send_leftover(self._backlog.popleft())
 
     def _send_leftover(self, entry: Path) -> None:
-        """Take on a run of this user's that an earlier writer could not finish, unless its trainer lives."""
+        """Start delivering a run of this user that an earlier writer left unsent, unless its trainer is alive."""
         try:
             run_dir = Path(entry.read_text())
             if not (run_dir / "mlflow" / SPOOL).exists():  # the run was deleted
                 entry.unlink()
                 return
-            order = read_order(run_dir / "mlflow")
-            order = order and with_credentials(order, self._addresses)
-            if order and (alive := try_lock(run_dir / "mlflow" / "trainer.lock")):
+            target = read_target(run_dir / "mlflow")
+            target = target and with_credentials(target, self._addresses)
+            if target and (alive := try_lock(run_dir / "mlflow" / "trainer.lock")):
                 alive.close()
-                self._active[str(run_dir)] = Delivery(run_dir, order, lambda _: None, live=False, wanted=False)
+                self._active[str(run_dir)] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
         except (OSError, ValueError):
             print_trace()
 
 
-def _read_orders(orders: Orders, ended: threading.Event) -> None:
+def _read_commands(commands: Commands, ended: threading.Event) -> None:
     for line in sys.stdin:
-        orders.put(json.loads(line))
-    orders.put(None)
+        commands.put(json.loads(line))
+    commands.put(None)
     ended.set()
 
 
 def _leave_in_time(trainer: int, ended: threading.Event) -> None:
-    """End this process when its trainer has ended, also out of a call to a server that does not answer."""
+    """Exit some time after the trainer has ended, even in the middle of a call to a server that does not answer."""
     while os.getppid() == trainer and not ended.wait(POLL):
         pass
     time.sleep(LINGER + GRACE)
-    os._exit(1)  # what is sent is marked as sent: the next writer goes on from there
+    os._exit(1)  # the next writer continues after what is marked as sent

@@ -22,7 +22,7 @@ from torch import nn
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
 from runner.callbacks._mlflow.description import flatten
-from runner.callbacks._mlflow.target import read_order, typed_command, ui_command
+from runner.callbacks._mlflow.target import read_target, typed_command, ui_command
 from runner.callbacks._mlflow.writer_process import shared_writer
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
@@ -121,7 +121,7 @@ def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> 
     for run_dir in ("r", "new"):
         with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), run_dir, config={"lr": 1}):
             raise ValueError("refused")
-    order = read_order(Path("r/mlflow"))
+    order = read_target(Path("r/mlflow"))
     assert order is not None
     shared_writer().finish(shared_writer().deliver(Path("r"), order))  # has it take up whatever there might be
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)

@@ -16,7 +16,7 @@ from python_process import wait_until
 from runner import Timestamp
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow.spool import Sent, read_sent, write_sent
-from runner.callbacks._mlflow.target import write_order
+from runner.callbacks._mlflow.target import write_target
 from runner.files.whole import read_object
 
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store, run = tmp_path / "first.db", tmp_path / "run"
-    write_order(run / "mlflow", {"tracking_uri": f"sqlite:///{store}"})
+    write_target(run / "mlflow", {"tracking_uri": f"sqlite:///{store}"})
     default = resolve_uri(None)
     assert uri_of_run(default, run) == default  # that store is gone
     store.touch()

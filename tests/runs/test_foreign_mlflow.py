@@ -10,7 +10,7 @@ from typing import Any
 from kept_runs import SHORT
 from main_runs import query
 
-from runner.callbacks._mlflow.target import read_order
+from runner.callbacks._mlflow.target import read_target
 
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 
@@ -50,7 +50,7 @@ def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
     attack(run, address, secret, victim)
     signature = (run / "signature").read_text()
     (run / "signature").write_text("of somebody else")
-    assert read_order(run / "mlflow") is None
+    assert read_target(run / "mlflow") is None
     own = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
     (folder / "outputs").mkdir(exist_ok=True)
     (folder / "store.db").rename(folder / "outputs" / "mlflow.db")

@@ -69,7 +69,7 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
     named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
-        problem = "is the name of several metrics" if named else "is no metric of this run"
+        problem = "is the name of several metrics" if named else "is not a metric of this run"
         listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
         asked_for = f"{argument}={monitor!r}" + ("" if label is None else f" of {label!r}")
         raise ValueError(f"{asked_for} {problem}; there are {listed}")

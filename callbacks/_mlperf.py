@@ -156,7 +156,8 @@ class Result(logging.Handler):
         Raises:
             OSError: the disk refused the write. For later lines this is only reported, once.
         """
-        self._owner, self._path = owner, None
+        self._owner = owner
+        self._path = None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in self.lines))
         self._path = path
@@ -164,7 +165,8 @@ class Result(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Add one line. MLPerf's library calls this."""
         self.lines.append(record.getMessage())
-        path, self._path = self._path, None  # after a failed write no other is tried
+        path = self._path
+        self._path = None  # after a failed write no other is tried
         if path is not None:
             with disk_errors_reported(self._owner):
                 with path.open("a") as file:

@@ -36,7 +36,8 @@ def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
 
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for event, ran in _firings(calls):
-        began, ended = ran[0].began, ran[-1].ended
+        began = ran[0].began
+        ended = ran[-1].ended
         zero = began if zero < 0 else zero
         closed = CLOSED_AT.get(event, "")
         if closed in opened:

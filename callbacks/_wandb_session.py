@@ -76,7 +76,7 @@ class Session:
     def _fail(self, what: str) -> None:
         if not self._failed:
             self._failed = True
-            log.warning("wandb %s: training is not affected; what it wrote so far lies in %s", what, self._folder)
+            log.warning("wandb %s: training is not affected; what it has written so far is in %s", what, self._folder)
 
 
 class _Run:

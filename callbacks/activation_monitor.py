@@ -159,7 +159,7 @@ def _in_batches(interval: Time, state: State) -> tuple[int, int]:
     except ValueError:
         given = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
         raise ValueError(
-            f"interval='{interval}': is no known number of batches here ({given}); give it in 'ba'"
+            f"interval='{interval}': cannot be converted to batches here ({given}); give it in 'ba'"
         ) from None
     return batches.as_integer_ratio()
 

@@ -97,7 +97,8 @@ class ConsoleSummary(LoggerDestination):
             return
         series.final = value
         if value < series.best if series.lower_is_better else value > series.best:
-            series.best, series.best_at = value, timestamp
+            series.best = value
+            series.best_at = timestamp
 
     def _watch(self, loss: float, timestamp: Timestamp) -> None:
         if math.isfinite(loss):

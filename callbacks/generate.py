@@ -78,7 +78,7 @@ class Generate(Callback):
         self._works = isinstance(state.unwrapped_model, LanguageModel)
         if not self._works:
             if get_global_rank() == 0:
-                log.warning("generate does nothing: %s is no LanguageModel", type(state.unwrapped_model).__name__)
+                log.warning("generate does nothing: %s is not a LanguageModel", type(state.unwrapped_model).__name__)
             return
         import torch
 

@@ -128,7 +128,7 @@ class MLPerfCallback(Callback):
                 results = folder / "results" / name / self.benchmark
                 self._result.open(results / f"result_{self.index}.txt", self.config_key)
             if self._metric.lower_is_better(state):
-                self._result.doubt(f"less of metric_name={self.metric_name!r} is better, so it is no accuracy")
+                self._result.doubt(f"less of metric_name={self.metric_name!r} is better, so it is not an accuracy")
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         if self._result.is_in("run"):

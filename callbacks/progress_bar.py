@@ -131,14 +131,15 @@ class ProgressBar(LoggerDestination):
             self._console.print("  |  ".join(parts), markup=False)
 
     def _take_values(self) -> dict[str, float]:
-        values, self._values = self._values, {}
+        values = self._values
+        self._values = {}
         if self._losses[0]:
             values[TRAIN_LOSS] = self._losses[1] / self._losses[0]
         self._losses = (0, 0.0)
         return values
 
     def _draw(self) -> Any:
-        """Return the line for the epoch in flight; called by the thread that refreshes it."""
+        """Return the line for the current epoch. Called on the thread that refreshes it."""
         state = self._state
         now = state.timestamp
         began, fraction_before = self._fit_began

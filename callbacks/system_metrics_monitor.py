@@ -71,7 +71,8 @@ class SystemMetricsMonitor(Callback):
         node = -1
         for (local_rank,) in _gather([float(get_local_rank())]):
             node += local_rank == 0
-            prefix, gpu = f"system/node{node}/", f"gpu{int(local_rank)}_"
+            prefix = f"system/node{node}/"
+            gpu = f"gpu{int(local_rank)}_"
             machine = [prefix + name for name in MACHINE] if local_rank == 0 else []
             self._keys.append((machine, [prefix + gpu + name for name in GPU]))
         self._reads_gpu = state.device.type == "cuda"
@@ -99,7 +100,9 @@ class SystemMetricsMonitor(Callback):
 
         memory = psutil.virtual_memory()
         then, before = self._before
-        now, counts = self._before = time.perf_counter(), _count_bytes()
+        now = time.perf_counter()
+        counts = _count_bytes()
+        self._before = (now, counts)
         rates = [(count - earlier) / 1e6 / (now - then) for count, earlier in zip(counts, before, strict=True)]
         # The run's folder may not have been made yet.
         folder = next(one for one in (state.run_dir.absolute(), *state.run_dir.absolute().parents) if one.exists())

@@ -55,7 +55,7 @@ class Deleted(Exception):
 
 def run_deleted(run_id: str) -> Deleted:
     """Return the error for a run that was deleted."""
-    return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or go on with it by resume=")
+    return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or continue it with resume=")
 
 
 def explain(error: Exception, tracking_uri: str) -> str:
@@ -200,7 +200,8 @@ class Delivery:
                 sent = Sent(target["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)
             renamed = partial(self._tell, "renamed")
-            self._sent, self._sink = sent, RunSink(client, run, self._refuse, renamed, self._run_dir)
+            self._sent = sent
+            self._sink = RunSink(client, run, self._refuse, renamed, self._run_dir)
             self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "lines": sent.lines})
         return self._sink, self._sent
 

@@ -148,7 +148,7 @@ class RunSink:
         if key is None:
             key = self._keys[name, clean] = clean(name)
             if key != name:
-                self._renamed(f"{name!r} is no name that it takes: {key!r} stands for it")
+                self._renamed(f"{name!r} is not a valid name there: it is logged as {key!r}")
         return key
 
     def _attempt(self, what: str, send: Callable[[], object]) -> None:
@@ -176,13 +176,15 @@ class RunSink:
 
     def _end(self, entry: dict[str, Any]) -> None:
         if entry["status"] not in ("FINISHED", "FAILED", "KILLED"):
-            raise ValueError(f"status={entry['status']!r}: no run of the runner's ends so")
+            raise ValueError(f"status={entry['status']!r}: must be FINISHED, FAILED or KILLED")
         self._client.set_terminated(self.run_id, entry["status"], entry["t"])
 
     def _log_params(self, entry: dict[str, Any]) -> None:
-        new, changed = {}, {}
+        new: dict[str, str] = {}
+        changed: dict[str, str] = {}
         for key, value in entry["params"].items():
-            key, value = self._key(key), shorten(value, PARAM_LENGTH)
+            key = self._key(key)
+            value = shorten(value, PARAM_LENGTH)
             if self._params.setdefault(key, value) == value:
                 new[key] = value
             else:  # parameters are immutable in MLflow
@@ -224,7 +226,7 @@ class RunSink:
             if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:
                 raise ValueError(f"{one} is not in the run's folder {self._run_dir}")
             if one.exists() and not (one.is_file() or one.is_dir()):
-                raise ValueError(f"{one} is no file")
+                raise ValueError(f"{one} is neither a file nor a folder")
         return path
 
     def _log_images(self, entry: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
     if run.info.lifecycle_stage == "deleted":
         raise ValueError(f"MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` brings it back")
     name = run.data.tags.get("runner.run_dir")
-    with suppress(OSError):  # the folder may be in somebody else's home
+    with suppress(OSError):  # the folder may be in another user's home
         if name is not None and read_object(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
             return Path(name)
     if downloads is None:

@@ -57,12 +57,15 @@ def check_address(uri: str) -> None:
     shown = f"tracking_uri={without_credentials(uri)!r}"
     try:
         parts = urlsplit(uri)
-        host, _ = parts.hostname, parts.port
+        host = parts.hostname
+        _ = parts.port  # raises ValueError where it is not a number
     except ValueError as error:
         raise ValueError(f"{shown}: {error}; give an address such as http://127.0.0.1:5000") from None
     kind = parts.scheme.partition("+")[0]
     if kind and kind not in STORES and kind not in entry_points(group="mlflow.tracking_store").names:
-        raise ValueError(f"{shown}: MLflow knows no such address; give one that begins with {', '.join(STORES)}")
+        raise ValueError(
+            f"{shown}: MLflow does not know this scheme; give an address that begins with {', '.join(STORES)}"
+        )
     if kind in ("http", "https") and not host:
         raise ValueError(f"{shown}: names no server; give one such as http://127.0.0.1:5000")
     if kind == "sqlite" and host:

@@ -155,7 +155,7 @@ def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str, label: str):
     ],
 )
 def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
-    with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):
+    with pytest.raises(ValueError, match=r"is not a metric of this run; there are .*'eval/loss', 'eval/Mean'"):
         epochs_run([1.0] * 12, EarlyStopper(**arguments))
 
 
@@ -179,7 +179,7 @@ def test_arguments_are_checked(arguments: dict):
 def test_a_metric_that_was_never_a_number_is_said(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "runner")
     assert epochs_run([float("nan")] * 12, EarlyStopper("loss")) == 2
-    assert caplog.messages == ["stopped early: eval/loss has been no number so far"]
+    assert caplog.messages == ["stopped early: eval/loss has not been a number so far"]
 
 
 def test_a_metric_that_nobody_measures_is_said(caplog: pytest.LogCaptureFixture):

@@ -200,7 +200,7 @@ def test_it_says_once_that_another_model_writes_nothing(caplog):
     arguments = {"model": model, "train_dataloader": batches, "loggers": [memory]}
     with make_trainer(Successor(), Generate(["a"], "1ba"), **arguments) as trainer:
         trainer.fit()
-    assert caplog.messages == ["generate does nothing: ClassificationModel is no LanguageModel"]
+    assert caplog.messages == ["generate does nothing: ClassificationModel is not a LanguageModel"]
     assert memory.tables == {}
 
 

@@ -187,7 +187,7 @@ def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
     ]
     told = [record.getMessage() for record in caplog.records if "is no name" in record.getMessage()]
     assert len(told) == 2, "once in each session"
-    assert re.fullmatch(rf"MLflow: '\S+' is no name that it takes: 'a[_/]b{HASH}' stands for it \(any .*", told[0])
+    assert re.fullmatch(rf"MLflow: '\S+' is not a valid name there: it is logged as 'a[_/]b{HASH}' \(any .*", told[0])
 
 
 def test_the_address_comes_from_the_argument_then_the_environment_then_the_default(
@@ -212,8 +212,8 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("ftp://x", "MLflow knows no such address; give one that begins with sqlite, postgresql"),
-        ("localhost:5000", "MLflow knows no such address"),
+        ("ftp://x", "MLflow does not know this scheme; give an address that begins with sqlite, postgresql"),
+        ("localhost:5000", "MLflow does not know this scheme"),
         ("http://", "names no server"),
         ("http://host:port/", "Port could not be cast"),
         ("https://[::1", "Invalid IPv6 URL"),

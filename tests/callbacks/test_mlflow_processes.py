@@ -121,6 +121,15 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_mlflow_is_imported_only_when_its_environment_is_set() -> None:
+    program = (
+        "import sys; from runner.callbacks._mlflow import session, sync, writer_main, writer_process;"
+        "print(*{'torch', 'mlflow'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_a_runner_file_of_the_user_is_not_the_writers(folder: Path) -> None:
     (folder / "runner.py").write_text("raise RuntimeError('the wrong package')")
     finish_child(start_child("r", real=True), 0)

@@ -160,7 +160,7 @@ def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path, ca
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name=name)) as trainer:
         trainer.fit()
     assert read(tmp_path)[-1]["metadata"] == {"status": status}
-    doubt = f"mlperf_callback: less of metric_name={name!r} is better, so it is no accuracy; {REFUSAL}"
+    doubt = f"mlperf_callback: less of metric_name={name!r} is better, so it is not an accuracy; {REFUSAL}"
     assert caplog.messages == [doubt]
 
 
@@ -361,7 +361,8 @@ def test_ranks_stop_together_and_write_one_result(run_ranks, tmp_path: Path):
 
 
 def test_a_metric_that_does_not_exist_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="metric_name='F1' of 'eval' is no metric of this run; there are .*Accuracy"):
+    message = "metric_name='F1' of 'eval' is not a metric of this run; there are .*Accuracy"
+    with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, MLPerfCallback("mlperf", 0, metric_name="F1")).fit()
 
 

@@ -187,7 +187,7 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
 
 @pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"dataloader_label": "test"}])
 def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
-    with pytest.raises(ValueError, match=r"no metric of this run; there are .*'eval/loss', 'eval/Mean'"):
+    with pytest.raises(ValueError, match=r"is not a metric of this run; there are .*'eval/loss', 'eval/Mean'"):
         batches_run(Scripted([1.0] * 8), ThresholdStopper(**{"monitor": "loss", "threshold": 0.5} | arguments))
 
 

@@ -185,7 +185,7 @@ def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
         "tables/a_b#.json",
         "tables/a_b.json",
     ]
-    told = [record.getMessage() for record in caplog.records if "is no name" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "is not a valid name" in record.getMessage()]
     assert len(told) == 2, "once in each session"
     assert re.fullmatch(rf"MLflow: '\S+' is not a valid name there: it is logged as 'a[_/]b{HASH}' \(any .*", told[0])
 

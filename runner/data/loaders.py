@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
@@ -138,8 +138,8 @@ class TensorLoader(OrderedLoader):
 class DatasetLoader(OrderedLoader):
     """Batches of a map-style data set that is read sample by sample, by worker processes if asked.
 
-    The reading is done by torchdata's ``StatefulDataLoader``; which samples, and when, is said by a
-    :class:`SampleOrder`. Reading starts exactly where :meth:`seek` points, for any number of workers.
+    Torch's ``DataLoader`` reads; a :class:`SampleOrder` says which samples, and in what order. Reading starts exactly
+    where :meth:`seek` points, for any number of workers.
 
     Random augmentation is exact: before each sample is read, the generators of ``random``, ``numpy.random`` and torch's
     CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
@@ -158,11 +158,11 @@ class DatasetLoader(OrderedLoader):
         collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: for ``StatefulDataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
+        **loader_options: for torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
 
     Raises:
         TypeError: an iterable-style data set, or an option that the order decides.
-        ValueError: what :class:`SampleOrder` or ``StatefulDataLoader`` refuses.
+        ValueError: what :class:`SampleOrder` or torch's ``DataLoader`` refuses.
     """
 
     def __init__(
@@ -178,9 +178,6 @@ class DatasetLoader(OrderedLoader):
         world_size: int | None = None,
         **loader_options: Any,
     ) -> None:
-        # Here, so that data that lies in memory works where torchdata is not installed.
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
@@ -197,11 +194,9 @@ class DatasetLoader(OrderedLoader):
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
         with warnings.catch_warnings():
-            # torchdata 0.11 calls it whenever a loader is made, and users can do nothing about it.
-            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
             # Said for each loader on each rank, and below at each epoch: once is enough, and done above.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self._loader = StatefulDataLoader(
+            self._loader = DataLoader(
                 _SeededBatches(dataset, collate_fn or default_collate, seed),
                 batch_size=None,  # one item of _SeededBatches is a whole batch
                 sampler=self._keys,

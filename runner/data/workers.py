@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing.connection
 import os
 import signal
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from torch._C import _remove_worker_pids, _set_worker_pids
-
 from runner.data.order import SampleOrder
+from runner.data.torch_workers import deaths_raise, discard, end_with, find_unfinished, hide, kept_iterator, workers_of
 
 log = logging.getLogger("runner")
 
@@ -30,7 +26,6 @@ _REMEDIES = {
     -signal.SIGKILL: f"; memory was likely short: {_LESS}",
     -signal.SIGBUS: f"; shared memory was likely full: enlarge /dev/shm, or {_LESS}",
 }
-_keys = itertools.count()
 
 
 class BatchKeys:
@@ -61,7 +56,7 @@ class BatchReader(Iterator[Any]):
     is waited for: a death at any other time is found at the next batch.
 
     Args:
-        loader: a ``StatefulDataLoader`` whose sampler is ``keys``.
+        loader: a ``DataLoader`` whose sampler is ``keys``.
         keys: says which batches are read.
         epoch: at least 0.
         batch: number of the first batch within the epoch.
@@ -75,7 +70,8 @@ class BatchReader(Iterator[Any]):
         self._keys = keys
         self._epoch = epoch
         self._batch = batch
-        self._deaths = self._deaths_in_a_row = 0
+        self._deaths = 0
+        self._deaths_in_a_row = 0
         self._source: Any = None
         """The loader's iterator, from the first batch on; None again after a death."""
 
@@ -84,12 +80,13 @@ class BatchReader(Iterator[Any]):
             try:
                 batch = self._read()
             except StopIteration:
-                self._source = None
                 if self._batch < len(self._keys):
+                    self._abandon(self._source)
                     raise RuntimeError(
                         f"the data set raised StopIteration at batch {self._batch + 1} of epoch {self._epoch + 1}, "
                         f"which has {len(self._keys)}: dataset[i] must return a sample for every i below len(dataset)"
                     ) from None
+                self._source = None
             except Exception as error:
                 self._recover(error)
             else:
@@ -100,32 +97,34 @@ class BatchReader(Iterator[Any]):
 
     def _read(self) -> Any:
         if self._source is None:
-            if any(not worker.is_alive() for worker in _workers(self._kept())):
-                self._abandon(self._kept())  # one died after its last batch
-            self._keys.start = (self._epoch, self._batch)
-            self._source = iter(self._loader)
-            if _hide(self._source):  # so its workers were only started now
-                owner = self._loader if self._loader.persistent_workers else self
-                # Where a Trainer's cycle of references holds the loader, the garbage collector may take the iterator's
-                # queues before the iterator, which then waits 5 s for each worker.
-                weakref.finalize(owner, self._source._shutdown_workers).atexit = False
-        with _deaths_raise(_workers(self._source)):
+            self._source = self._start()
+        with deaths_raise(workers_of(self._source)):
             return next(self._source)
+
+    def _start(self) -> Any:
+        """Return the loader's iterator, which begins at the batch that is due."""
+        kept = kept_iterator(self._loader)
+        if any(not worker.is_alive() for worker in workers_of(kept)):
+            self._abandon(kept)  # a worker died after its last batch
+        self._keys.start = (self._epoch, self._batch)
+        # Workers that persist may die while torch waits for them to be ready again.
+        with deaths_raise(workers_of(kept_iterator(self._loader))):
+            source = iter(self._loader)
+        if hide(source):  # its workers were started just now
+            end_with(self._loader if self._loader.persistent_workers else self, source)
+        return source
 
     def _recover(self, error: Exception) -> None:
         """Make ready to read the batch that is due again; raise `error` when no death explains it, or too many do."""
         # Of these three kinds is what torch raises after a death.
         by_torch = isinstance(error, RuntimeError | OSError | EOFError)
-        source = self._kept() if self._source is None else self._source
-        if source is None:
-            source = _unfinished(error)
-        dead = _find_dead(_workers(source)) if by_torch else {}
+        candidates = self._source, kept_iterator(self._loader), find_unfinished(error)
+        source = next((one for one in candidates if one is not None), None)
+        dead = _find_dead(workers_of(source)) if by_torch else {}
         how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
-        if not how:
-            if self._source is None and source is not None:
-                self._abandon(source)  # its making failed: torch would wait 5 s for each worker
-            raise error
         self._abandon(source)
+        if not how:
+            raise error
         # Its frames hold files that torch opened to see whether any more can be, which new workers would inherit.
         traceback.clear_frames(error.__traceback__)
         if self._batch == len(self._keys):
@@ -145,23 +144,15 @@ class BatchReader(Iterator[Any]):
         remedy = next((_REMEDIES[one.exitcode] for one in dead.values() if one.exitcode in _REMEDIES), "")
         log.warning("%s: all workers are started anew there, and no batch is lost or repeated%s", where, remedy)
 
-    def _kept(self) -> Any:
-        """Return the iterator of earlier epochs where the workers persist, else None."""
-        return self._loader._iterator if self._loader.persistent_workers else None
-
     def _abandon(self, source: Any) -> None:
-        """Kill what is left of an iterator's workers, and make the loader forget it."""
-        # Not by torch's own shutdown: it waits for locks that a killed worker may have held.
-        _hide(source)
-        source._shutdown = True
-        if hasattr(source, "_pin_memory_thread_done_event"):
-            source._pin_memory_thread_done_event.set()
-        for worker in source._workers:
+        """Kill the workers of an iterator that are left, and make the loader forget it."""
+        # Torch's own shutdown would wait for locks that a killed worker may have held.
+        discard(self._loader, source)
+        for worker in workers_of(source):
             worker.kill()
-        for worker in source._workers:
+        for worker in workers_of(source):
             worker.join(timeout=10)
         self._source = None
-        self._loader.load_state_dict({})  # to torchdata that means: start from nothing
 
 
 def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
@@ -178,44 +169,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _workers(source: Any) -> list[Any]:
-    return getattr(source, "_workers", [])  # there are none where this process reads
-
-
-def _unfinished(error: Exception) -> Any:
-    """Return the iterator in whose making an error was raised, if any: its workers run, and nobody else has it."""
-    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((one for one in owners if hasattr(one, "_workers")), None)
-
-
-def _hide(source: Any) -> bool:
-    """Let torch's handler of SIGCHLD know nothing of an iterator's workers; return whether it knew of them."""
-    known = getattr(source, "_worker_pids_set", False)
-    if known:
-        _remove_worker_pids(id(source))
-        source._worker_pids_set = False
-    return known
-
-
-@contextmanager
-def _deaths_raise(workers: list[Any]) -> Iterator[None]:
-    """Inside, the death of a worker raises RuntimeError, as does one before; elsewhere none does."""
-    # The handler raises in the main thread, where it is wanted only if that is who waits; other threads poll.
-    if not workers or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    key = next(_keys)
-    try:
-        _set_worker_pids(key, tuple(worker.pid for worker in workers))
-        for worker in workers:
-            if not worker.is_alive():
-                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")
-        yield
-    finally:
-        # Where the handler raises just before this, it has emptied the list of this key, which is not used again.
-        _remove_worker_pids(key)
 
 
 def _find_dead(workers: list[Any]) -> dict[int, Any]:

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -17,9 +18,8 @@ from python_process import PATIENCE
 from tiers import one_in
 from torch import nn
 from torch._C import _set_worker_pids
-from torch.utils.data import Dataset, _utils
+from torch.utils.data import Dataset, _utils, dataloader
 from torch.utils.data._utils import signal_handling
-from torchdata.stateful_dataloader import stateful_dataloader
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.data import DatasetLoader
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # Where torch raises while a connection to a worker is made, its socket is left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    # So is an empty file, by which torchdata sees then whether any more can be opened, where that is while it is made.
+    # So is an empty file, by which torch sees then whether any more can be opened, where that is while it is made.
     pytest.mark.filterwarnings(r"ignore:unclosed file <_io\.(FileIO|BufferedRandom):ResourceWarning"),
     pytest.mark.usefixtures("no_process_left"),
 ]
@@ -57,9 +57,26 @@ class Noisy(Dataset):
         return torch.randn(8) + index, index % 3
 
 
+class WatchedLoader(DatasetLoader):
+    """Remembers its last iterator, as long as somebody reads from it."""
+
+    _reader: Any = staticmethod(lambda: None)
+
+    def __iter__(self):
+        reader = super().__iter__()
+        self._reader = weakref.ref(reader)
+        return reader
+
+    @property
+    def workers(self) -> Any:
+        """The processes that read for this loader now."""
+        source = getattr(self._reader(), "_source", None) or self._loader._iterator
+        return getattr(source, "_workers", [])
+
+
 def make_loader(dataset=None, **options):
     options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
-    return DatasetLoader(dataset or Noisy(), BATCH, shuffle=True, seed=3, **options)
+    return WatchedLoader(dataset or Noisy(), BATCH, shuffle=True, seed=3, **options)
 
 
 @pytest.fixture
@@ -69,7 +86,7 @@ def patient_torch(monkeypatch):
     Whatever is left to it makes the test time out, on a machine of any speed.
     """
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 600.0)
-    iterator = stateful_dataloader._StatefulMultiProcessingDataLoaderIter
+    iterator = dataloader._MultiProcessingDataLoaderIter
     monkeypatch.setattr(iterator._try_get_data, "__defaults__", (600.0,))
 
 
@@ -81,14 +98,9 @@ def alone():
     return contents(make_loader(num_workers=0, multiprocessing_context=None))
 
 
-def workers_of(loader) -> Any:
-    """The processes that read for a loader now."""
-    return loader._loader._iterator._workers
-
-
 def kill(loader, worker=0, number=signal.SIGKILL):
     """Kill a worker and wait for its end."""
-    victim = workers_of(loader)[worker]
+    victim = loader.workers[worker]
     os.kill(victim.pid, number)
     victim.join(timeout=30)
     assert victim.exitcode == -number
@@ -183,7 +195,7 @@ def test_the_log_says_which_worker_died_when_and_what_to_do(caplog):
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    pid = workers_of(loader)[1].pid
+    pid = loader.workers[1].pid
     kill(loader, worker=1)
     next(batches)
     (message,) = restarts(caplog)
@@ -213,7 +225,7 @@ def test_deaths_at_random_moments_change_nothing(pause):
             for _ in range(3):
                 if done.wait(draw.uniform(0.005, 0.08)):
                     return
-                for worker in getattr(loader._loader._iterator, "_workers", [])[:1]:
+                for worker in loader.workers[:1]:
                     worker.kill()
 
         thread = threading.Thread(target=strike)
@@ -306,7 +318,8 @@ def test_a_worker_killed_while_it_starts_is_started_again(tmp_path, caplog, monk
         monkeypatch.setattr(signal_handling, "_set_worker_pids", tell_torch)
     assert contents(make_loader(worker_init_fn=die_once)) == alone()
     (message,) = restarts(caplog)
-    assert re.match(r"data worker 1 \(pid \d+\) was killed by signal 9 \(Killed\), while batch 1 of", message)
+    # Worker 0 may have read its first batch by then.
+    assert re.match(r"data worker 1 \(pid \d+\) was killed by signal 9 \(Killed\), while batch [12] of", message)
     assert (tmp_path / "told").exists() == unseen
 
 
@@ -346,6 +359,20 @@ def test_a_persistent_worker_killed_between_epochs_is_started_again():
     assert epochs == expected
 
 
+@pytest.mark.usefixtures("patient_torch")
+def test_a_persistent_worker_killed_before_it_is_ready_for_an_epoch_is_noticed_at_once():
+    loader = make_loader(persistent_workers=True)
+    reference = make_loader(num_workers=0, multiprocessing_context=None)
+    expected = [contents(reference) for _ in range(2)]
+    first = contents(loader)
+    worker = loader.workers[1]
+    os.kill(worker.pid, signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL))
+    timer.start()
+    assert [first, contents(loader)] == expected
+    timer.join()
+
+
 @pytest.mark.slow
 def test_deaths_leave_no_process_thread_or_file_open():
     def open_files():
@@ -374,10 +401,10 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     loader = make_loader()
     batches = iter(loader)
     first = next(batches)
-    for worker in workers_of(loader):
+    for worker in loader.workers:
         os.kill(worker.pid, signal.SIGINT)
     time.sleep(0.05)
-    assert all(worker.is_alive() for worker in workers_of(loader))
+    assert all(worker.is_alive() for worker in loader.workers)
     assert contents([first, *batches]) == alone()
 
 
@@ -445,12 +472,16 @@ def test_workers_of_one_rank_killed_change_no_rank(run_ranks, tmp_path):
 
             def before_forward(self, state, logger):
                 if state.timestamp.batch in self.batches and os.environ["RANK"] == "1":
-                    iterator: Any = loader._loader._iterator
-                    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+                    os.kill(loader.reader._source._workers[0].pid, signal.SIGKILL)
                 self.losses.append(state.batch[0].sum().item())
 
+        class WatchedLoader(DatasetLoader):
+            def __iter__(self):
+                self.reader: Any = super().__iter__()
+                return self.reader
+
         for batches in ([], [1, 21]):
-            loader = DatasetLoader(Noisy(), 8, shuffle=True, num_workers=2, multiprocessing_context="fork")
+            loader = WatchedLoader(Noisy(), 8, shuffle=True, num_workers=2, multiprocessing_context="fork")
             torch.manual_seed(0)
             model = ClassificationModel(torch.nn.Linear(8, 3), 3)
             kill = Kill(batches)

@@ -57,15 +57,15 @@ def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, contex
 
 def test_workers_killed_while_they_write_a_batch_block_no_thread():
     loader = DatasetLoader(["x" * 300_000] * SIZE, BATCH, shuffle=True, num_workers=2, multiprocessing_context="fork")
-    batches, read = iter(loader), []
+    batches: Any = iter(loader)
+    read = []
 
     def go_on():
         read.extend(batches)
 
     read.append(next(batches))
     time.sleep(0.5)  # the pipe holds 64 KiB, so that who writes waits in the middle of a batch
-    iterator: Any = loader._loader._iterator
-    for worker in iterator._workers:
+    for worker in batches._source._workers:
         worker.kill()
         worker.join(timeout=30)
         assert worker.exitcode == -signal.SIGKILL

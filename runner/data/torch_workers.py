@@ -1,0 +1,80 @@
+"""What we need of the worker processes of torch's ``DataLoader`` and has no public name there."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._C import _remove_worker_pids, _set_worker_pids
+from torch.utils.data import DataLoader
+
+_keys = itertools.count()
+
+
+def workers_of(source: Any) -> list[Any]:
+    """Return the processes that read for an iterator; none where this process reads, or for None."""
+    return getattr(source, "_workers", [])
+
+
+def kept_iterator(loader: DataLoader[Any]) -> Any:
+    """Return the iterator that a loader with persistent workers keeps from epoch to epoch, or None."""
+    return loader._iterator
+
+
+def find_unfinished(error: Exception) -> Any:
+    """Return the iterator whose constructor raised an error, or None; its workers run, and nobody else refers to it."""
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((one for one in owners if workers_of(one)), None)
+
+
+def discard(loader: DataLoader[Any], source: Any) -> None:
+    """Make a loader forget an iterator, and the iterator wait for nothing when it is deleted; its workers go on."""
+    loader._iterator = None
+    if source is None:
+        return
+    hide(source)
+    source._shutdown = True
+    if hasattr(source, "_pin_memory_thread_done_event"):
+        source._pin_memory_thread_done_event.set()
+
+
+def end_with(owner: Any, source: Any) -> None:
+    """End the workers of an iterator when an object that refers to it is deleted.
+
+    Where a Trainer's cycle of references holds the loader, the garbage collector may take the iterator's queues before
+    the iterator, which would then wait 5 s for each worker.
+    """
+    weakref.finalize(owner, source._shutdown_workers).atexit = False
+
+
+def hide(source: Any) -> bool:
+    """Let torch's handler of SIGCHLD know nothing of an iterator's workers; return whether it knew of them."""
+    known = getattr(source, "_worker_pids_set", False)
+    if known:
+        _remove_worker_pids(id(source))
+        source._worker_pids_set = False
+    return known
+
+
+@contextmanager
+def deaths_raise(workers: list[Any]) -> Iterator[None]:
+    """Inside, the death of a worker raises RuntimeError, as does one before; elsewhere none does."""
+    # The handler raises in the main thread, where it is wanted only if that is who waits; other threads poll.
+    if not workers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    key = next(_keys)
+    try:
+        _set_worker_pids(key, tuple(worker.pid for worker in workers))
+        for worker in workers:
+            if not worker.is_alive():
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")
+        yield
+    finally:
+        # Where the handler raises just before this, it has emptied the list of this key, which is not used again.
+        _remove_worker_pids(key)

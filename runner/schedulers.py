@@ -23,7 +23,10 @@ Curve = Callable[[float], float]
 
 
 def _axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
-    """The exact length of a time on one axis, and a timestamp's position on it; epochs are counted in their batches."""
+    """Return two functions: the exact length of a time on one axis, and a timestamp's position on it.
+
+    Epochs are counted in their batches.
+    """
     per_epoch = batches if unit is TimeUnit.EPOCH else None
 
     def length(time: Time) -> Fraction:
@@ -54,7 +57,8 @@ class Schedule(ABC):
     def __post_init__(self) -> None:
         object.__setattr__(self, "t_warmup", Time.parse(self.t_warmup, "t_warmup"))
         for name in (entry.name for entry in fields(self) if entry.init and entry.name != "t_warmup"):
-            value, minimum = getattr(self, name), 1 if name == "t_mult" else 0
+            value = getattr(self, name)
+            minimum = 1 if name == "t_mult" else 0
             if name in self._lengths:
                 single = name != "milestones" or type(value) in (str, Time)
                 times = tuple(Time.parse(time, name) for time in ([value] if single else value))
@@ -67,14 +71,14 @@ class Schedule(ABC):
                 raise ValueError(f"{name}={value!r} must be a finite number of at least {minimum}")
 
     def __call__(self, progress: Progress) -> float:
-        """The multiplier at this point of training; raises as `bind`."""
+        """Return the multiplier at this point of training; raise ValueError as `bind` does."""
         return self.bind(progress.max_duration, progress.batches_per_epoch)(progress.timestamp)
 
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
-        """The multiplier as a function of the timestamp alone, with every conversion done: also the check at the start.
+        """Return the multiplier as a function of the timestamp alone, with all conversions done; also a check.
 
         Raises:
-            ValueError: The warm-up is longer than the schedule, or its times cannot be put in one unit.
+            ValueError: the warm-up is longer than the schedule, or its times cannot be put in one unit.
         """
         leading: Any = getattr(self, self._lengths[0]) if self._lengths else self.t_warmup
         unit = (leading[0] if isinstance(leading, tuple) else leading).unit
@@ -86,7 +90,8 @@ class Schedule(ABC):
 
         exact_warmup = scaled(self.t_warmup, self._warmup_ratio)  # type: ignore[arg-type]
         curve = self._curve(scaled, exact_warmup)
-        warmup, initial = float(exact_warmup), curve(0)
+        warmup = float(exact_warmup)
+        initial = curve(0)
 
         def multiplier(timestamp: Timestamp) -> float:
             t = position(timestamp)
@@ -95,9 +100,9 @@ class Schedule(ABC):
         return multiplier
 
     def scaled(self, ratio: float, scale_warmup: bool = False) -> Schedule:
-        """Return the schedule with its lengths, the warm-up only with `scale_warmup`, times `ratio`, exactly.
+        """Return the schedule with its lengths multiplied by `ratio`, exactly; the warm-up only with `scale_warmup`.
 
-        Lengths in `dur` follow max_duration.
+        Lengths in `dur` stay, as they follow max_duration.
 
         Raises:
             ValueError: `ratio` is not above 0, or infinite.
@@ -110,7 +115,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
-        """The multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
+        """Return the multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,8 @@ class exponential(Schedule):
     _lengths: ClassVar = ("decay_period",)
 
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
-        start, period = float(warmup), float(length(self.decay_period))
+        start = float(warmup)
+        period = float(length(self.decay_period))
         return lambda t: self.gamma ** (max(0.0, t - start) / period)
 
 
@@ -177,14 +183,17 @@ class cosine_annealing_warm_restarts(Schedule):
     _lengths: ClassVar = ("t_0",)
 
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
-        start, first_cycle = float(warmup), float(length(self.t_0))
+        start = float(warmup)
+        first_cycle = float(length(self.t_0))
 
         def curve(t: float) -> float:
-            since, cycle = max(0.0, t - start), first_cycle
+            since = max(0.0, t - start)
+            cycle = first_cycle
             if self.t_mult == 1:
                 since %= cycle
             while since >= cycle:
-                since, cycle = since - cycle, cycle * self.t_mult
+                since -= cycle
+                cycle *= self.t_mult
             return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * since / cycle)) / 2
 
         return curve
@@ -199,18 +208,21 @@ class _Ending(Schedule):
 
     @abstractmethod
     def _value(self, x: float) -> float:
-        """The multiplier when the fraction x of the way from the warm-up to `t_max` is done."""
+        """Return the multiplier when the fraction x of the way from the warm-up to `t_max` is done."""
 
     def _start(self, length: Length, warmup: Fraction) -> Fraction:
-        """Where the way to the final value starts."""
+        """Return the time at which the way to the final value starts."""
         return warmup
 
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
-        start, end = self._start(length, warmup), length(self.t_max)
+        start = self._start(length, warmup)
+        end = length(self.t_max)
         if not warmup <= start <= end:
             times = " + ".join(f"{name}={str(getattr(self, name))!r}" for name in ("t_warmup", *self._lengths[1:]))
             raise ValueError(f"{times} is longer than t_max={str(self.t_max)!r}: shorten it, or train longer")
-        first, last, way = float(start), float(end), float(end - start) or 1.0
+        first = float(start)
+        last = float(end)
+        way = float(end - start) or 1.0
         return lambda t: self._value(1.0 if t >= last else max(0.0, t - first) / way)
 
 

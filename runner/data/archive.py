@@ -27,24 +27,24 @@ from runner.files.lock import PATIENCE, alone, size_of
 log = logging.getLogger("runner")
 
 SCHEMES = ("https://", "http://", "file://")
-LOCK = ".download.lock"  # in the folder; empty, and locked while one process downloads
-PARTIAL = ".download-"  # begins the names of folders of files that are not whole yet
-CHUNK = 1 << 20  # bytes at most that are read at once
-ANSWER_TIME = 30  # seconds for which a server may be silent
-HEAD_START = 5  # seconds that the first rank of a machine has: it is the one whose lines are shown
+LOCK = ".download.lock"  # empty file in the folder, locked while a process downloads
+PARTIAL = ".download-"  # prefix of folders whose files are not complete yet
+CHUNK = 1 << 20  # bytes read at once, at most
+ANSWER_TIME = 30  # seconds that a server may stay silent
+HEAD_START = 5  # seconds that the first rank of a machine has, as only its messages are shown
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_source(url: str | None, md5: str | None) -> None:
-    """Raises where an address cannot be downloaded from, or a checksum is none; None is allowed for both.
+    """Raise ValueError for an address or a checksum that cannot be used; None is allowed for both.
 
     Args:
-        url: of an archive; None for never.
-        md5: its checksum; None where it is not checked.
+        url: address of an archive; None never downloads one.
+        md5: checksum of the archive; None skips the check.
 
     Raises:
-        ValueError: the address begins with none of https://, http:// and file://, or the checksum has not 32
+        ValueError: the address does not begin with https://, http:// or file://, or the checksum does not have 32
             hexadecimal digits.
     """
     if url is not None and not url.startswith(SCHEMES):
@@ -54,27 +54,28 @@ def check_source(url: str | None, md5: str | None) -> None:
 
 
 def find_missing(path: str, members: Sequence[str]) -> list[str]:
-    """Returns those files, by their paths inside of a folder, that are not there."""
+    """Return which of these files, given by their paths inside a folder, are missing."""
     return [member for member in members if not Path(path, member).is_file()]
 
 
 def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], patience: float = PATIENCE) -> None:
-    """Puts the files of a ``.tar.gz`` into a folder, where one of them is missing; otherwise it does nothing.
+    """Download a ``.tar.gz`` and put its files into a folder, if one of them is missing there.
 
-    Any number of processes may call it for one folder, all ranks and jobs of a sweep among them: one downloads, the
-    others wait until it has. A file gets its name when it is whole, checked and on the disk; what is there already is
-    kept. Only the contents of the files asked for are taken from the archive, no names, links or permissions.
+    Any number of processes may call this for the same folder, such as all ranks of a run or all jobs of a sweep: one of
+    them downloads, and the others wait for it. A file gets its final name once it is complete, checked and synced to
+    disk; files that already exist are kept. From the archive come only the contents of the files asked for, never its
+    names, links or permissions.
 
     Args:
-        url: of the archive.
-        md5: its checksum, in hexadecimal digits; None is not checked.
-        path: the folder, made if need be.
-        members: files that are needed, by their paths both in the archive and in the folder.
+        url: address of the archive.
+        md5: checksum of the archive, 32 hexadecimal digits; None skips the check.
+        path: the folder, created if it does not exist.
+        members: the files that are needed, by their paths, which are the same in the archive and in the folder.
         patience: seconds to wait for another process that makes no progress.
 
     Raises:
-        ConnectionError: the server cannot be reached, refuses, or stops before the end.
-        ValueError: another checksum, no whole archive, or one without a file that is needed.
+        ConnectionError: the server cannot be reached, refuses the request, or stops before the end.
+        ValueError: the checksum differs, the archive is damaged, or a file that is needed is not in it.
         TimeoutError: another process makes no progress.
         OSError: the disk is full, or the folder cannot be written to.
     """
@@ -99,7 +100,8 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
 
 def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_hand: str) -> None:
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
-        archive, scratch = Path(name, "archive"), Path(name)
+        scratch = Path(name)
+        archive = scratch / "archive"
         found = _download(url, archive, folder, by_hand)
         if md5 is not None and found != md5.lower():
             raise ValueError(f"md5={md5!r}: what {url} gave has {found!r}; {by_hand}")
@@ -115,15 +117,16 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
 
 
 def _download(url: str, target: Path, folder: Path, by_hand: str) -> str:
-    """Returns the MD5 checksum of what an address gave; it is in the file `target` then."""
-    digest, received = hashlib.md5(usedforsecurity=False), 0
+    """Download an address into the file `target` and return the MD5 checksum of its content."""
+    digest = hashlib.md5(usedforsecurity=False)
+    received = 0
     with _open(url, by_hand) as answer, target.open("wb") as file:
         expected = int(answer.headers.get("Content-Length") or 0)
         size = f"{expected / 1e6:.3g} MB" if expected else "of unknown size"
         log.info("downloading %s (%s) into %s", url, size, folder)
         while chunk := _read(url, answer, by_hand):
             file.write(chunk)
-            file.flush()  # the others see that it goes on
+            file.flush()  # lets waiting processes see progress
             digest.update(chunk)
             received += len(chunk)
     if expected and received != expected:
@@ -133,7 +136,7 @@ def _download(url: str, target: Path, folder: Path, by_hand: str) -> str:
 
 
 def _open(url: str, by_hand: str) -> Any:
-    """Returns an answer to read from; whatever goes wrong is a ConnectionError."""
+    """Return the server's response, to read from; any failure is raised as a ConnectionError."""
     try:
         return urllib.request.urlopen(url, timeout=ANSWER_TIME)
     except urllib.error.HTTPError as error:
@@ -145,15 +148,15 @@ def _open(url: str, by_hand: str) -> Any:
 
 
 def _read(url: str, answer: Any, by_hand: str) -> bytes:
-    """Returns the next bytes, none at the end; whatever goes wrong is a ConnectionError."""
+    """Return the next bytes, none at the end; any failure is raised as a ConnectionError."""
     try:
-        return answer.read1(CHUNK)  # what has come, be it little
+        return answer.read1(CHUNK)  # whatever has arrived, even if it is little
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(f"url={url!r}: the download broke off ({error}); try again, or {by_hand}") from error
 
 
 def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, Path]:
-    """Returns files with the contents of those members that the archive has, each on the disk under a name of ours."""
+    """Write the members that the archive has to files named by us, and return these by member."""
     files: dict[str, Path] = {}
     with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
         for entry in tar:
@@ -165,7 +168,7 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
             with source, files[member].open("wb") as file:
                 shutil.copyfileobj(source, file, CHUNK)
                 file.flush()
-                os.fsync(file.fileno())  # a name never comes before the contents, not even when the power fails
+                os.fsync(file.fileno())  # so that even after a power cut no name stands for missing content
         while plain.read(CHUNK):  # to the end, where gzip's own checksum is
             pass
     return files
@@ -173,7 +176,7 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
 
 @contextmanager
 def _one_sentence(url: str, path: str, by_hand: str) -> Iterator[None]:
-    """Says what to do about a full disk and a folder that cannot be written to; what is said already passes."""
+    """Explain a full disk or an unwritable folder in one sentence; errors that are explained already pass through."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Stand-ins for data, made up instead of read, with which a run is checked where the data is not.
+"""Stand-ins for data sets, with made-up batches, to check a run on a machine that does not have the data.
 
-A data function, one that returns ``(train_loader, eval_loader)``, says what its batches look like by an attribute
-``fake``: a function of the same arguments that returns loaders of the same lengths without reading anything. The mark
-:func:`faked_by` sets it. What these loaders are is free: anything that yields batches, a list of one too.
+A data function, one that returns ``(train_loader, eval_loader)``, tells what its batches look like by an
+attribute ``fake``: a function of the same arguments that returns loaders of the same lengths without reading anything.
+The decorator :func:`faked_by` sets it. The loaders may be anything that yields batches, even a list of one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 class FakeLoader(OrderedLoader):
-    """As many batches of as many samples as a real loader has, made up.
+    """Made-up batches, as many and as large as those of the loader that it stands in for.
 
     Args:
         make: ``make(n)`` -> a batch of n samples, of the shapes, types and ranges of the real ones.
@@ -26,7 +26,7 @@ class FakeLoader(OrderedLoader):
         batch_size: samples in a global batch, all ranks together.
 
     Raises:
-        TypeError, ValueError: what :class:`SampleOrder` refuses.
+        TypeError, ValueError: :class:`SampleOrder` refuses the sizes.
     """
 
     stands_in = True  # for data of another order
@@ -42,10 +42,10 @@ class FakeLoader(OrderedLoader):
 
 
 def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
-    """Returns a mark for a data function: ``fake`` stands in for it.
+    """Return a decorator for a data function that makes ``fake`` its stand-in.
 
     Args:
-        fake: called with all arguments of the data function by name, defaults filled in; returns what it does.
+        fake: called with all arguments of the data function by name, defaults included; returns loaders as it does.
     """
 
     def mark(load: Load) -> Load:

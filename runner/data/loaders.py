@@ -28,7 +28,7 @@ log = logging.getLogger("runner")
 
 
 class OrderedLoader(ABC):
-    """What the loaders here share: a :class:`SampleOrder`, and the position at which the next iteration starts.
+    """Base of the loaders: a :class:`SampleOrder`, and the position at which the next iteration starts.
 
     Every ``iter()`` runs to the end of one epoch; without a :meth:`seek` in between, the next one starts the epoch
     after it.
@@ -42,22 +42,22 @@ class OrderedLoader(ABC):
         self._next = (0, 0)
 
     def __len__(self) -> int:
-        """Returns the number of batches in an epoch, the same on all ranks."""
+        """Return the number of batches in an epoch, the same on all ranks."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        """Yield this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return self._batches(*self._start())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """Makes the next ``iter()`` start at a batch of an epoch; nothing before it is read.
+        """Make the next ``iter()`` start at a given batch of an epoch, without reading those before it.
 
         Args:
             epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, ``len(loader)``]; the last of these is an empty rest.
+            batch: number of the batch within the epoch, in [0, ``len(loader)``]; the last leaves nothing to read.
 
         Raises:
-            ValueError: an epoch or a batch out of range.
+            ValueError: the epoch or the batch is out of range.
         """
         if epoch < 0:
             raise ValueError(f"epoch={epoch!r} must be at least 0")
@@ -66,42 +66,42 @@ class OrderedLoader(ABC):
         self._next = (epoch, batch)
 
     def first(self, count: int) -> Iterator[Any]:
-        """Yields this rank's first batches of the first epoch, at most ``count``, beside any iteration under way."""
+        """Return an iterator over this rank's first ``count`` batches of epoch 0, apart from other iterations."""
         return islice(self._batches(0, 0), count)
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Yields this rank's batches of an epoch from a given one on, beside any iteration under way."""
+        """Yield this rank's batches of an epoch from a given one on, independently of any other iteration."""
 
     def _start(self) -> tuple[int, int]:
-        """Returns the (epoch, batch) to start at now, and moves on to the next epoch."""
+        """Return the (epoch, batch) to start at, and move on to the next epoch."""
         epoch, batch = self._next
         self._next = (epoch + 1, 0)
         return epoch, batch
 
 
 class TensorLoader(OrderedLoader):
-    """Batches of data that lies in memory as tensors, on one device.
+    """Batches of data that is kept in memory as tensors, on one device.
 
-    A batch is the tuple of what was picked from each tensor, or the bare tensor when there is only one. Without
-    shuffling it is a view of the data, not a copy: do not write into it.
+    A batch is a tuple with a part of each tensor, or the bare part when there is only one tensor. Without shuffling it
+    is a view of the data, not a copy: do not write into it.
 
     Small shuffled batches are copied several at a time, up to 128 KiB, into memory that they share. They may be changed
     in place, but not resized. What is written into the data meanwhile comes with the next copies. Keep or save a
     ``clone()`` of a batch: the rest of that memory would be kept, and saved, with it.
 
     Args:
-        *tensors: at least one, all of the same first dimension, the samples.
+        *tensors: at least one; dimension 0 of each is the samples, of the same number.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
-        seed: of the order, at least 0.
-        transform: ``transform(batch)`` -> what is yielded in its place; None is the batch itself.
+        seed: seed of the order, at least 0.
+        transform: ``transform(batch)`` -> what is yielded in its place; None yields the batch itself.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
 
     Raises:
-        ValueError: no tensor, tensors of different length, and all that :class:`SampleOrder` refuses.
+        ValueError: there is no tensor, their lengths differ, or :class:`SampleOrder` refuses an argument.
     """
 
     def __init__(
@@ -125,13 +125,14 @@ class TensorLoader(OrderedLoader):
         self.transform = transform
 
     def to(self, device: torch.device | str) -> TensorLoader:
-        """Moves the data to a device and returns this loader."""
+        """Move the data to a device and return this loader."""
         self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
         return self
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        batches, transform = pick_batches(self.tensors, self.order, epoch, first), self.transform
-        # No map(): a StopIteration of the transform would end the epoch early, and in silence.
+        batches = pick_batches(self.tensors, self.order, epoch, first)
+        transform = self.transform
+        # Not map(): a StopIteration raised by the transform would silently end the epoch early.
         return batches if transform is None else (transform(batch) for batch in batches)
 
 
@@ -145,24 +146,24 @@ class DatasetLoader(OrderedLoader):
     CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
     for any number of workers and ranks and after any resume, and reading it changes no other random number.
 
-    Workers that are killed are started anew where they were, see :class:`BatchReader`. What the data set itself raises
-    comes through, with a note that names the sample, the batch and the epoch.
+    Workers that are killed are restarted where they were, see :class:`BatchReader`. Errors of the data set itself come
+    through, with a note that names the sample, the batch and the epoch.
 
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
-        seed: of the order and of the augmentation, at least 0.
-        num_workers: processes that read on each rank; 0 reads in this process. More than there are cores are warned of.
+        seed: seed of the order and of the augmentation, at least 0.
+        num_workers: processes that read on each rank; 0 reads in this process. More than there are cores log a warning.
         collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
         **loader_options: for torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
 
     Raises:
-        TypeError: an iterable-style data set, or an option that the order decides.
-        ValueError: what :class:`SampleOrder` or torch's ``DataLoader`` refuses.
+        TypeError: the data set is iterable-style, or an option would change the order.
+        ValueError: :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class DatasetLoader(OrderedLoader):
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
         with warnings.catch_warnings():
-            # Said for each loader on each rank, and below at each epoch: once is enough, and done above.
+            # Torch would warn for each loader on each rank, and again at each epoch; ours above comes once.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = DataLoader(
                 _SeededBatches(dataset, collate_fn or default_collate, seed),
@@ -210,7 +211,7 @@ class DatasetLoader(OrderedLoader):
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return BatchReader(self._loader, self._keys, *self._start())
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:

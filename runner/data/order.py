@@ -1,4 +1,4 @@
-"""The order in which samples are seen, and who sees which: a function of (seed, epoch) alone."""
+"""The order of samples, a function of (seed, epoch) alone, and which rank sees which of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SampleOrder:
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether each epoch has an order of its own; otherwise it is 0, 1, 2, ...
         drop_last: whether an incomplete last batch is left out.
-        seed: at least 0.
+        seed: seed of the order, at least 0.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
 
     Raises:
-        TypeError: a number that is no integer.
-        ValueError: a number out of range, or a data set without a single batch.
+        TypeError: a number is not an integer.
+        ValueError: a number is out of range, or the data set has not a single batch.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class SampleOrder:
         self._permutation = torch.empty(0, dtype=torch.int64)
 
     def __len__(self) -> int:
-        """Returns the number of batches in an epoch, the same on all ranks."""
+        """Return the number of batches in an epoch, the same on all ranks."""
         return self._num_batches
 
     def permutation(self, epoch: int) -> Tensor:
-        """Returns the whole order of an epoch: sample numbers ``(num_samples,)``, int64, on the CPU, all ranks'.
+        """Return the order of an epoch on all ranks together: sample numbers ``(num_samples,)``, int64, on the CPU.
 
         Raises:
-            ValueError: a negative epoch.
+            ValueError: the epoch is negative.
         """
         if epoch != self._epoch:
             _require_int("epoch", epoch, 0)
@@ -96,18 +96,18 @@ class SampleOrder:
         return self._permutation
 
     def read_all_in_sequence(self) -> None:
-        """Makes every epoch all samples as 0, 1, 2, ..., whatever was asked for: prediction leaves none out."""
+        """Make every epoch all samples in the order 0, 1, 2, ..., whatever was asked for, as prediction needs."""
         self.shuffle = self.drop_last = False
         self._num_batches = -(-self.num_samples // self.batch_size)
         self._epoch = None
 
     def span(self, batch: int) -> tuple[int, int]:
-        """Returns where this rank's share of a batch lies in the epoch's order: first position, and one past the last.
+        """Return this rank's share of a batch as positions in the epoch's order: the first, and one past the last.
 
         An empty share gives the batch's first position.
 
         Raises:
-            IndexError: no batch of that number.
+            IndexError: an epoch has no batch of that number.
         """
         first, size = self._global_batch(batch)
         start = first + size * self.rank // self.world_size
@@ -115,26 +115,26 @@ class SampleOrder:
         return (start, stop) if stop > start else (first, first + 1)
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Returns this rank's samples of a batch ``(n,)``, int64, n at least 1.
+        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1.
 
         Args:
             epoch: at least 0.
             batch: number of the batch within the epoch, in [0, ``len(order)``).
 
         Raises:
-            ValueError: a negative epoch.
-            IndexError: no batch of that number.
+            ValueError: the epoch is negative.
+            IndexError: an epoch has no batch of that number.
         """
         start, stop = self.span(batch)
         return self.permutation(epoch)[start:stop]
 
     def counts(self, batch: int, content: Any = None) -> tuple[int, int]:
-        """Returns how many samples of a batch count on this rank, and how many on all ranks together.
+        """Return how many samples of a batch count on this rank, and how many on all ranks together.
 
-        What the batch holds is not needed for that; other loaders have to look.
+        The content of the batch is not needed for that; other loaders have to look at it.
 
         Raises:
-            IndexError: no batch of that number.
+            IndexError: an epoch has no batch of that number.
         """
         if 0 <= batch < self._num_full:
             return self._full_counts

@@ -1,4 +1,4 @@
-"""How batches are picked from tensors: small ones several at a time, as an operation costs more than what it copies."""
+"""Pick batches from tensors; small ones several at a time, as starting an operation costs more than the copy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ALIGNMENT_OF_ACCELERATORS = 512  # bytes; cuBLASLt chooses its algorithm by up t
 
 
 def pick_batches(tensors: Sequence[Tensor], order: SampleOrder, epoch: int, first: int) -> Iterator[Any]:
-    """Yields this rank's batches of an epoch from a given one on.
+    """Yield this rank's batches of an epoch from a given one on.
 
     Args:
-        tensors: at least one, of the same first dimension, the samples.
+        tensors: at least one; dimension 0 of each is the samples, of the same number.
         order: says which samples make up each batch.
         epoch: at least 0.
         first: number of the batch within the epoch to start at.

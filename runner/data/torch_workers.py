@@ -1,4 +1,4 @@
-"""What we need of the worker processes of torch's ``DataLoader`` and has no public name there."""
+"""Access to the worker processes of torch's ``DataLoader``, for which torch has no public names."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def hide(source: Any) -> bool:
 
 @contextmanager
 def deaths_raise(workers: list[Any]) -> Iterator[None]:
-    """Inside, the death of a worker raises RuntimeError, as does one before; elsewhere none does."""
-    # The handler raises in the main thread, where it is wanted only if that is who waits; other threads poll.
+    """Inside the context, the death of a worker raises RuntimeError, also one that came before; outside, none does."""
+    # The handler raises in the main thread, which helps only if that thread waits; other threads poll.
     if not workers or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,5 +76,5 @@ def deaths_raise(workers: list[Any]) -> Iterator[None]:
                 raise RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")
         yield
     finally:
-        # Where the handler raises just before this, it has emptied the list of this key, which is not used again.
+        # If the handler raised just before this, it emptied the list of this key, which is never used again.
         _remove_worker_pids(key)

@@ -1,4 +1,4 @@
-"""What processes that read batches talk through: unlike multiprocessing's own, it blocks nobody when one is killed."""
+"""Queues and events between a process and its workers that block nobody when a worker is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Event:
-    """An event of several processes that is set once, without the lock that guards those of multiprocessing."""
+    """An event shared by processes that is set once; unlike multiprocessing's own, it has no lock."""
 
     def __init__(self, context: Any) -> None:
         self._flag = context.RawValue("b", 0)
@@ -27,13 +27,13 @@ class _Event:
 
 
 class _Queue(multiprocessing.queues.Queue):
-    """A queue of processes whose ``get`` raises ``Empty`` in the middle of a message too, and goes on there next."""
+    """A queue between processes whose ``get`` may raise ``Empty`` inside a message; the next one continues."""
 
     def _reset(self, after_fork: bool = False) -> None:
         reset: Any = super()
         reset._reset(after_fork)
         state = vars(self)
-        state.pop("_recv_bytes", None)  # that of the pipe, which waits without end
+        state.pop("_recv_bytes", None)  # the pipe's own, which would wait forever
         state["_part"] = bytearray()
         os.set_blocking(state["_reader"].fileno(), False)
 
@@ -51,7 +51,7 @@ class _Queue(multiprocessing.queues.Queue):
         return message
 
     def _receive(self, size: int) -> None:
-        """Read until `size` bytes of the message are there, as long as any comes within a second."""
+        """Read until `size` bytes of the message have arrived; raise ``Empty`` if none comes for a second."""
         reader = vars(self)["_reader"]
         while len(self._part) < size:
             try:
@@ -66,12 +66,12 @@ class _Queue(multiprocessing.queues.Queue):
 
 
 def make_context(context: Any = None) -> Any:
-    """Return a context of multiprocessing like another, in which no worker's death blocks this process.
+    """Return a copy of a multiprocessing context in which no worker's death blocks this process.
 
-    Torch tells workers by an event that they are to end, and both sides ask for it all the time. Who is killed while
-    asking keeps the lock of multiprocessing's event, for which everybody else then waits without end. Of who is killed
-    while writing a batch, multiprocessing's queue awaits the rest without end, unless a signal tells of the death: it
-    does not where another thread reads, or with forkserver.
+    Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
+    keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
+    while it writes a batch, multiprocessing's queue waits for the rest forever, unless a signal reports the death; none
+    does if another thread reads, or with forkserver.
 
     Args:
         context: a context, the name of its start method, or None for that of this process.
@@ -82,7 +82,8 @@ def make_context(context: Any = None) -> Any:
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
-        context, given = copy.copy(context), context
+        given = context
+        context = copy.copy(given)
         vars(context)["Event"] = partial(_Event, given)
         vars(context)["Queue"] = partial(_Queue, ctx=given)
-    return context  # what is none is refused by torch, in its own words
+    return context  # torch refuses anything that is not a context, in its own words

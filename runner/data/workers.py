@@ -1,4 +1,4 @@
-"""Reads batches in worker processes, and starts these anew when one of them dies: not a batch is lost or repeated."""
+"""Read batches in worker processes, which are restarted when one of them dies; no batch is lost or repeated."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from runner.data.torch_workers import deaths_raise, discard, end_with, find_unfi
 log = logging.getLogger("runner")
 
 MAX_DEATHS_IN_A_ROW = 3
-"""Times that workers are started anew for one batch; a sample that kills who reads it would do so forever."""
+"""How often workers are restarted for one batch; a sample that kills its reader would do so forever."""
 MAX_DEATHS_AN_EPOCH = 10
-"""Times that workers are started anew in one epoch."""
+"""How often workers are restarted in one epoch."""
 
 _LESS = "lower num_workers or prefetch_factor"
 _REMEDIES = {
@@ -47,22 +47,22 @@ class BatchKeys:
 class BatchReader(Iterator[Any]):
     """The batches of one epoch, from a given one to the last.
 
-    When a worker process dies (the system kills one when memory is short, a decoder may crash), all of them are started
-    anew at the batch that is due. As any batch can be reached at once and what a sample draws is seeded for it, the
-    batches are the same to the bit as without the death.
+    When a worker process dies (the system kills one when memory is short, or a decoder crashes), all of them are
+    restarted at the batch that is due. Any batch can be reached directly and each sample has its own seed, so the
+    batches are bit for bit the same as without the death.
 
     Torch reports the death of a worker by raising in the main thread from its handler of SIGCHLD, between any two lines
-    of Python, so also in the middle of an optimizer's step. Here that handler knows of the workers only while a batch
-    is waited for: a death at any other time is found at the next batch.
+    of Python, even in the middle of an optimizer's step. Here that handler knows of the workers only during the wait
+    for a batch: a death at any other time is found at the next batch.
 
     Args:
         loader: a ``DataLoader`` whose sampler is ``keys``.
-        keys: says which batches are read.
-        epoch: at least 0.
+        keys: which batches are read.
+        epoch: number of the epoch, at least 0.
         batch: number of the first batch within the epoch.
 
     Raises:
-        RuntimeError: from ``next()``: workers died too often, or one ended by itself.
+        RuntimeError: raised by ``next()`` when workers died too often, or one exited by itself.
     """
 
     def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int) -> None:
@@ -115,8 +115,8 @@ class BatchReader(Iterator[Any]):
         return source
 
     def _recover(self, error: Exception) -> None:
-        """Make ready to read the batch that is due again; raise `error` when no death explains it, or too many do."""
-        # Of these three kinds is what torch raises after a death.
+        """Prepare to read the batch that is due again; raise if no death explains `error`, or after too many."""
+        # Torch raises one of these three after a death.
         by_torch = isinstance(error, RuntimeError | OSError | EOFError)
         candidates = self._source, kept_iterator(self._loader), find_unfinished(error)
         source = next((one for one in candidates if one is not None), None)
@@ -125,10 +125,10 @@ class BatchReader(Iterator[Any]):
         self._abandon(source)
         if not how:
             raise error
-        # Its frames hold files that torch opened to see whether any more can be, which new workers would inherit.
+        # Its frames hold files that torch opened to test the limit of open files; new workers would inherit them.
         traceback.clear_frames(error.__traceback__)
         if self._batch == len(self._keys):
-            return  # all batches were delivered
+            return  # all batches have been delivered
         self._deaths += 1
         self._deaths_in_a_row += 1
         where = f"{how}, while batch {self._batch + 1} of epoch {self._epoch + 1} was due"
@@ -156,7 +156,7 @@ class BatchReader(Iterator[Any]):
 
 
 def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
-    """Make a worker end with the process that it reads for, and leave Ctrl-C, which a terminal sends to both, to it."""
+    """Make a worker end with the process that it reads for, and ignore Ctrl-C, which that process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     if worker_init_fn is not None:
@@ -164,7 +164,8 @@ def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> N
 
 
 def _end_with_parent() -> None:
-    # Torch's worker looks only at who forked it, not so with forkserver, and then waits until its batches are taken.
+    # Torch's worker checks only the process that forked it, which is another with forkserver, and before it ends it
+    # waits until its batches have been read.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

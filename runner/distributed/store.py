@@ -84,7 +84,8 @@ def meet() -> Store:
 def begin_job(number: int) -> None:
     """Use keys of its own for a job: what earlier ones left there is stale. All ranks."""
     global _job, _groups
-    _job, _groups = number, 0
+    _job = number
+    _groups = 0
     stopping.clear()
     agreed_to_end.clear()
 
@@ -97,7 +98,8 @@ def group_store() -> Store:
     """
     global _groups
     _groups += 1
-    store, name = meet(), f"job/{_job}/group/{_groups}"
+    store = meet()
+    name = f"job/{_job}/group/{_groups}"
     store.set(f"{name}/{_rank()}", "here")
     everyone = [f"{name}/{rank}" for rank in range(_world_size())]
     while not store.check(everyone):

@@ -1,4 +1,4 @@
-"""Files that one process has at a time, and work that one does while the others wait."""
+"""Files that one process locks at a time, and work that one process does while the others wait."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import IO, Any
 
 log = logging.getLogger("runner")
 
-PATIENCE = 120.0  # seconds that others wait while one makes no progress
+PATIENCE = 120.0  # seconds that others wait for one that makes no progress
 
-_threads: dict[str, threading.Lock] = {}  # by path: POSIX's locks keep no two threads of a process apart
-os.register_at_fork(after_in_child=_threads.clear)  # the thread that would release one is not there
+_threads: dict[str, threading.Lock] = {}  # by path; POSIX's locks do not exclude threads of the same process
+os.register_at_fork(after_in_child=_threads.clear)  # the child lacks the thread that would release a lock
 
 
 def take_lock(file: IO[Any]) -> bool | None:
-    """Lock an open file until it is closed or this process ends; return whether that is done, None: it cannot be.
+    """Lock an open file until it is closed or this process ends; return whether it is locked, None without locks.
 
-    The lock is POSIX's, which forked data loader workers do not inherit. Some file systems have none.
+    The lock is POSIX's, which forked data loader workers do not inherit. Some file systems have no locks.
 
     Args:
-        file: open for writing.
+        file: a file that is open for writing.
     """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,31 +40,33 @@ def take_lock(file: IO[Any]) -> bool | None:
 
 @contextmanager
 def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
-    """Inside, no other process or thread works in the folder of a lock; a process that is killed is out.
+    """Inside the context, no other process or thread works in the folder of a lock; a killed process gives it up.
 
     Yields:
-        Whether that is so: on a file system without locks others may be there too.
+        Whether this is ensured: on a file system without locks, others may work there too.
 
     Args:
-        path: of the lock, a file that is made and stays.
-        doing: what is done there, for messages, such as 'downloads'.
-        progress: gives a number that changes while another process gets on.
-        patience: seconds to wait for one that does not.
+        path: the lock's file, which is created and stays.
+        doing: what is done there, as a verb for messages, such as 'downloads'.
+        progress: returns a number that changes while another process makes progress.
+        patience: seconds to wait for another process that makes no progress.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
         TimeoutError: another process makes no progress.
     """
-    # Threads first: to close the file, in whichever of them, gives back the lock of all.
+    # Threads first: closing the file in any of them would release the lock of the process.
     in_thread = _threads.setdefault(os.path.realpath(path), threading.Lock())
     with in_thread, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
-        seen, since = -1, time.monotonic()
+        seen = -1
+        since = time.monotonic()
         while (locked := take_lock(file)) is False:
             if seen < 0:
                 log.info("another process %s into %s: waiting for it", doing, path.parent)
             time.sleep(0.1)
             if (now := progress()) != seen:
-                seen, since = now, time.monotonic()
+                seen = now
+                since = time.monotonic()
             elif time.monotonic() - since > patience:
                 reason = f"another process {doing} there, and for {patience:g} s nothing has come"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
@@ -72,7 +74,7 @@ def alone(path: Path, doing: str, progress: Callable[[], int], patience: float =
 
 
 def size_of(folder: Path, pattern: str) -> int:
-    """Return the bytes of all files of a folder that fit a pattern, as far as they are still there."""
+    """Return the size in bytes of all files in a folder that match a pattern and still exist."""
     size = 0
     for file in folder.glob(pattern):
         try:

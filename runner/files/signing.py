@@ -1,4 +1,4 @@
-"""Signatures of this user, by which what somebody else wrote is told apart. Standard library only."""
+"""Signatures of this user, to recognize what somebody else wrote. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("runner")
 
 
 def sign(contents: Sequence[bytes]) -> str | None:
-    """Return this user's signature of some contents, or None, with a warning, where there is no key."""
+    """Return this user's signature of some contents, or None, with a warning, if there is no key."""
     try:
         key = _user_key()
     except (OSError, RuntimeError) as error:
@@ -26,13 +26,13 @@ def sign(contents: Sequence[bytes]) -> str | None:
 
 
 def is_signed(given: bytes, contents: Sequence[bytes]) -> bool:
-    """Return whether a signature is this user's for some contents."""
+    """Return whether a signature is this user's signature of some contents."""
     signature = sign(contents)
     return signature is not None and hmac.compare_digest(given, signature.encode())
 
 
 def _user_key() -> bytes:
-    """Return the secret of this user, made at the first call.
+    """Return the secret key of this user, created at the first call.
 
     Raises:
         OSError, RuntimeError: there is no home folder that can be written to.
@@ -44,7 +44,7 @@ def _user_key() -> bytes:
         partial = path.with_name(f".key.{os.getpid()}")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
-        with suppress(FileExistsError):  # of another process, a moment ago
+        with suppress(FileExistsError):  # another process was faster
             os.link(partial, path)
         partial.unlink()
     key = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what is read of those that others have torn."""
+"""Write files completely or not at all, and read those that may be damaged."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write a file aside, sync it and give it its name: after a kill or a power cut the old one is there, or the new.
+    """Write a file under another name, sync it and rename it: a kill or a power cut leaves the old file or the new.
 
     Args:
-        path: its folder is made.
-        content: text is written as UTF-8.
-        mode: its permissions, as far as the umask leaves them.
+        path: path of the file; its folder is created if it does not exist.
+        content: content of the file; text is written as UTF-8.
+        mode: permissions of the file, less the umask.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to; what was there stays.
+        OSError: the disk is full, or the folder cannot be written to; an old file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    # A name that nobody can foresee, and must be new: no link that lies in the folder is followed.
+    # A name that nobody can predict and that must be new, so that no link in the folder is followed.
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -37,7 +37,7 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder survive a power cut."""
+    """Sync a folder, so that the names in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -46,7 +46,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty where there is no such file, or it is torn or holds something else."""
+    """Return the JSON object in a file; empty if the file does not exist, is damaged or holds something else."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

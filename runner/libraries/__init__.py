@@ -1,1 +1,1 @@
-"""Libraries that need care when they are imported, each imported in one place."""
+"""Libraries whose import needs care, each imported in one place."""

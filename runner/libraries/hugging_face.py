@@ -13,30 +13,30 @@ from runner.distributed.collectives import get_global_rank
 
 
 def import_hf(name: str) -> ModuleType:
-    """Returns ``transformers``, ``datasets`` or one of their modules, or of what they bring, by its full name.
+    """Return ``transformers``, ``datasets``, a library that comes with them or one of its modules, by its full name.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: the library is not installed.
     """
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
-            raise  # something that it needs
+            raise  # a library that this one needs is missing
         raise ModuleNotFoundError(f"{package} is not installed here: pip install -e '.[hf]'", name=package) from error
 
 
 @contextmanager
 def bars_on_terminals(*packages: str) -> Iterator[None]:
-    """Inside, these libraries draw progress bars on a terminal alone, and those of one rank.
+    """Inside the context, these libraries draw progress bars only on a terminal, and only on one rank.
 
     Args:
-        packages: ``datasets``, ``huggingface_hub``: those whose ``utils`` has the switch.
+        packages: libraries whose ``utils`` has the switch, ``datasets`` and ``huggingface_hub``.
     """
     with ExitStack() as stack:
         for utils in (import_hf(f"{package}.utils") for package in packages if not draws_bars()):
-            # Where this variable says that there are bars, the switch only warns.
+            # If this variable turns the bars on, the switch only warns.
             if not utils.are_progress_bars_disabled() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
                 utils.disable_progress_bars()
                 stack.callback(utils.enable_progress_bars)

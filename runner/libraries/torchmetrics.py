@@ -12,15 +12,15 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def import_torchmetrics() -> ModuleType:
-    """Returns the ``torchmetrics`` module, imported without loading ``scipy.signal`` and ``transformers``.
+    """Return the ``torchmetrics`` module, imported without loading ``scipy.signal`` and ``transformers``.
 
-    torchmetrics imports ``scipy.signal`` only to give it back an attribute that newer versions lack, and that costs
-    0.7 of the 1.1 seconds; and, where it is installed, ``transformers`` for two classes that its metrics of texts may
-    need, which costs another second. Unless they are loaded already, modules that hold no more than that take their
-    places during the import and are removed afterwards, so that whoever imports them later gets the real ones.
+    torchmetrics imports ``scipy.signal`` only to restore an attribute that newer versions lack, which takes 0.7 of the
+    1.1 seconds. It also imports ``transformers``, if installed, for two classes that its text metrics may need, which
+    takes another second. Unless they are loaded already, stand-ins with no more than these names take their places
+    during the import and are removed afterwards, so that a later import gets the real modules.
 
-    It imports torchvision too, where that is installed, even where nothing needs it: what does not load of that is then
-    no reason to fail.
+    It imports torchvision too, if installed, even if nothing needs it; that is done first, by the function that copes
+    with operators that do not load.
     """
     if "torchmetrics" in sys.modules:
         return importlib.import_module("torchmetrics")
@@ -42,7 +42,7 @@ def import_torchmetrics() -> ModuleType:
 
 
 class _Later:
-    """A class of transformers that is imported when something of it is used."""
+    """A class of transformers that is imported when one of its attributes is used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The one place that imports torchvision, also where its compiled operators do not load."""
+"""The one place that imports torchvision, even if its compiled operators do not load."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def import_torchvision(name: str = "torchvision") -> ModuleType:
-    """Returns ``torchvision``, or one of its modules by its full name.
+    """Return ``torchvision``, or one of its modules by its full name.
 
-    The usual wheel wants CUDA libraries for its operators and does not import beside a torch without them. Then the two
-    operators that it asks for are declared, not defined: all works but ``ops.nms`` and ``io.decode_image``.
+    The usual wheel needs CUDA libraries for its operators and cannot be imported with a torch that lacks them. Then the
+    two operators that it looks for are declared, not defined: all works but ``ops.nms`` and ``io.decode_image``.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -22,7 +22,7 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
-            raise  # something that torchvision needs
+            raise  # a library that torchvision needs is missing
         message = "torchvision is not installed here: pip install -e '.[vision]'"
         raise ModuleNotFoundError(message, name="torchvision") from error
     except RuntimeError as error:
@@ -35,5 +35,5 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     return importlib.import_module(name)
 
 
-# What is declared is gone with the library that declares it.
+# Declarations last as long as the library object that made them.
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")

@@ -1,7 +1,4 @@
-"""What ships: networks, which are plain modules, and the models that wrap them (or your own) for the trainer.
-
-The wrappers are `runner.ClassificationModel` and `runner.LanguageModel`.
-"""
+"""Networks, all of them plain modules; `runner.ClassificationModel` and `runner.LanguageModel` make models of them."""
 
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP

@@ -41,7 +41,7 @@ class BitsPerToken(Metric):
         self.add_state("tokens", default=torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Adds one batch; nothing is read back from the device.
+        """Add one batch, without a sync with the device.
 
         Args:
             logits: scores before the softmax, ``(..., V)`` for a vocabulary of V tokens.
@@ -53,5 +53,5 @@ class BitsPerToken(Metric):
         self.tokens += (targets != self.ignore_index).sum()
 
     def compute(self) -> Tensor:
-        """Returns the bits per target token over all updates and ranks, a 0-dim float tensor."""
+        """Return the bits per target token over all updates and ranks, as a 0-dim float tensor."""
         return self.bits / self.tokens

@@ -25,7 +25,7 @@ class ClassificationModel(Model):
         loss_fn: ``loss_fn(logits, targets)`` -> 0-dim tensor, a mean over samples; None is torch's ``cross_entropy``.
 
     Raises:
-        ValueError: fewer than two classes.
+        ValueError: num_classes is below 2.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class ClassificationModel(Model):
         self.loss_fn = F.cross_entropy if loss_fn is None else loss_fn
 
     def forward(self, batch: Any) -> Tensor:
-        """Returns the logits ``(N, C)``."""
+        """Return the logits ``(N, C)``."""
         return self.module(batch[0])
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Returns ``loss_fn(outputs, targets)``."""
+        """Return ``loss_fn(outputs, targets)``."""
         return self.loss_fn(outputs, batch[1])
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns ``MulticlassAccuracy``: the share of samples whose largest logit is their class."""
+        """Return ``MulticlassAccuracy``: the share of samples whose largest logit is their class."""
         from runner.libraries.torchmetrics import import_torchmetrics
 
         accuracy = import_torchmetrics().classification.MulticlassAccuracy
@@ -55,11 +55,11 @@ class ClassificationModel(Model):
         return {"MulticlassAccuracy": accuracy(self.num_classes, average="micro", validate_args=False)}
 
     def update_metric(self, batch: Any, outputs: Tensor, metric: Metric) -> None:
-        """Adds a batch to one metric; targets that are probabilities count as their most probable class."""
+        """Add a batch to one metric; targets that are probabilities count as their most probable class."""
         targets = self._targets(batch)
         metric.update(outputs, targets.argmax(dim=1) if targets.is_floating_point() else targets)
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Returns ``target``, the most probable class as ``prediction`` ``(N,)``, and ``probabilities`` ``(N, C)``."""
+        """Return ``target``, the most probable class as ``prediction`` ``(N,)``, and ``probabilities`` ``(N, C)``."""
         found = {"prediction": outputs.argmax(dim=1), "probabilities": outputs.float().softmax(dim=1)}
         return super().predictions(batch, found)

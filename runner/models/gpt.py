@@ -1,4 +1,4 @@
-"""A GPT: pre-norm transformer decoder; plain with GELU, learned positions and a tied head, or more modern."""
+"""GPT, a pre-norm transformer decoder: plain, with GELU, learned positions and a tied head, or more modern."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ReLUSquared(nn.Module):
     """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the activation, in the shape of x."""
+        """Return the activation, in the shape of x."""
         return F.relu(x).square()
 
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu_square
 
 
 class CausalAttention(nn.Module):
-    """Softmax attention of each position to itself and those before it; without weights.
+    """Softmax attention of each position to itself and those before it; it has no weights.
 
     Args:
         dropout: probability with which an attention weight is dropped in training.
@@ -34,7 +34,7 @@ class CausalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Returns what the heads gather, ``(N, H, T, D / H)`` as queries, keys and values."""
+        """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values."""
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
@@ -49,9 +49,9 @@ class Attention(nn.Module):
 
     Attributes:
         qkv: makes queries, keys and values, ``(N, T, D)`` -> ``(N, T, 3 D)``.
-        q_norm: applied to the queries ``(N, H, T, D / H)``; the identity.
-        k_norm: applied to the keys likewise.
-        rotary: applied to both after that; the identity.
+        q_norm: applied to the queries ``(N, H, T, D / H)``; the identity until an algorithm replaces it.
+        k_norm: the same for the keys.
+        rotary: applied to both after their norms; the identity until an algorithm replaces it.
         value_embedding: tokens ``(N, T)`` -> what is added to the values ``(N, T, D)``, or None.
         attend: gathers values by queries and keys.
         out: maps the joined heads back, ``(N, T, D)`` -> ``(N, T, D)``.
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Returns what each position gathers from itself and those before it, ``(N, T, D)``."""
+        """Return the attention's output at each position, ``(N, T, D)``."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns ``down(activation(up(x)))``, ``(N, T, D)``."""
+        """Return ``down(activation(up(x)))``, ``(N, T, D)``."""
         return self.down(self.activation(self.up(x)))
 
 
@@ -120,7 +120,7 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the block's output ``(N, T, D)``; the tokens ``(N, T)`` are those that x came from."""
+        """Return the block's output ``(N, T, D)``; the tokens ``(N, T)`` are those that x came from."""
         x = x + self.dropout(self.attention(self.norm1(x), tokens))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -129,7 +129,7 @@ class GPT(nn.Module):
     """A decoder-only transformer language model.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), whose initialization it
-    has too: normal with deviation 0.02, divided by the root of the number of residual additions where one is made.
+    shares: normal with deviation 0.02, divided by the root of the number of residual additions where one is made.
 
     Args:
         vocab_size: V, number of different tokens.
@@ -144,11 +144,11 @@ class GPT(nn.Module):
         zero_init: whether what each half-block adds, and an untied head, start at zero.
 
     Attributes:
-        position_embedding: the learned positions, or None when something else (rotary, ALiBi) tells positions.
+        position_embedding: the learned positions, or None when something else (rotary, ALiBi) encodes positions.
         head: the linear layer to the logits.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -191,13 +191,13 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the logits of each position's next token, ``(N, T, V)``.
+        """Return the logits of each position's next token, ``(N, T, V)``.
 
         Args:
             tokens: int64 ``(N, T)``, T at most ``context``.
 
         Raises:
-            ValueError: a sequence longer than ``context``.
+            ValueError: the sequence is longer than ``context``.
         """
         length = tokens.shape[1]
         x = self.token_embedding(tokens)
@@ -211,7 +211,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def flops_per_token(self, context: int) -> float:
-        """Returns the floating-point operations of forward and backward for one token of a sequence.
+        """Return the floating-point operations of the forward and backward pass for one token of a sequence.
 
         Six for each weight that multiplies, and 12 x layers x D x context for the attention, not counting that half of
         it is masked. Source: Chowdhery et al. 2022, "PaLM", appendix B, https://arxiv.org/abs/2204.02311.

@@ -22,9 +22,9 @@ class LanguageModel(Model):
     that are probabilities ``(N, T, V)``, which algorithms put in their place.
 
     Args:
-        module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. Where it has a method ``flops_per_token(context)``, the
-            model knows its floating-point operations.
-        metric_name: what the evaluation metric is called; ``'BitsPerByte'`` where the tokens are bytes.
+        module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. If it has a method ``flops_per_token(context)``, the
+            model can tell its floating-point operations.
+        metric_name: name of the evaluation metric, such as ``'BitsPerByte'`` when the tokens are bytes.
     """
 
     def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
@@ -33,11 +33,11 @@ class LanguageModel(Model):
         self.metric_name = metric_name
 
     def forward(self, batch: Any) -> Tensor:
-        """Returns the logits ``(N, T, V)``."""
+        """Return the logits ``(N, T, V)``."""
         return self.module(batch[0])
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Returns the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
+        """Return the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
         logits = outputs.reshape(-1, outputs.shape[-1])
         if batch[1].is_floating_point():
             return F.cross_entropy(logits, batch[1].reshape(logits.shape))
@@ -47,7 +47,7 @@ class LanguageModel(Model):
         return total / self.loss_weight(batch).clamp(min=1)
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns the bits per target token under ``metric_name`` for an evaluation, and nothing for training."""
+        """Return the bits per target token as ``metric_name`` for an evaluation, and no metrics for training."""
         if train:
             return {}  # the training loss is the same figure in nats
         from runner.models.bits_per_token import BitsPerToken
@@ -55,19 +55,19 @@ class LanguageModel(Model):
         return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Returns ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
+        """Return ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
         loss = F.cross_entropy(outputs.mT.float(), batch[1], ignore_index=IGNORED_TARGET, reduction="none")
         return super().predictions(batch, {"prediction": outputs.argmax(dim=-1), "loss": loss})
 
     def num_tokens(self, batch: Any) -> int:
-        """Returns the number of input tokens, N times T."""
+        """Return the number of input tokens, N times T."""
         return batch[0].numel()
 
     def loss_weight(self, batch: Any) -> Tensor:
-        """Returns the number of valid targets, a 0-dim int64 tensor on the batch's device."""
+        """Return the number of valid targets, as a 0-dim int64 tensor on the batch's device."""
         return (batch[1] != IGNORED_TARGET).sum()
 
     def flops_per_batch(self, batch: Any) -> float | None:
-        """Returns the floating-point operations of forward and backward, or None where the module cannot tell."""
+        """Return the floating-point operations of the forward and backward pass, or None if the module cannot tell."""
         flops_per_token = getattr(self.module, "flops_per_token", None)
         return None if flops_per_token is None else flops_per_token(batch[0].shape[1]) * batch[0].numel()

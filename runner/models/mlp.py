@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU, and dropout where asked, between them.
+    """Linear layers with ReLU, and dropout if asked for, between them.
 
     Args:
         in_features: numbers in one input, after flattening.
@@ -18,7 +18,7 @@ class MLP(nn.Module):
         dropout: probability in [0, 1) with which a hidden unit is dropped in training.
 
     Raises:
-        ValueError: a width below 1, or a probability out of range.
+        ValueError: a width is below 1, or the probability is out of range.
     """
 
     def __init__(self, in_features: int, hidden: Sequence[int], num_classes: int, dropout: float = 0.0) -> None:
@@ -39,5 +39,5 @@ class MLP(nn.Module):
         self.layers.append(nn.Linear(widths[-1], num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the logits ``(N, C)`` of inputs ``(N, ...)``."""
+        """Return the logits ``(N, C)`` of inputs ``(N, ...)``."""
         return self.layers(inputs.flatten(start_dim=1))

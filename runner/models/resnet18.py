@@ -13,7 +13,7 @@ class ResNet18(nn.Module):
     """A stem, eight residual blocks in four stages, global average pooling and a linear layer: 11 million weights.
 
     Source: He et al. 2015, "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385; with
-    `small_images` the stem is the one that is usual for CIFAR, as the original one leaves 8 x 8 pixels of 32 x 32.
+    `small_images` the stem is the usual one for CIFAR, as the original one reduces 32 x 32 pixels to 8 x 8.
 
     Args:
         in_channels: channels of the images ``(N, in_channels, H, W)``, of any size.
@@ -22,7 +22,7 @@ class ResNet18(nn.Module):
             stride 2 and max pooling, which leave a quarter of height and width.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: an argument is below 1.
     """
 
     def __init__(self, in_channels: int = 3, num_classes: int = 10, small_images: bool = True) -> None:
@@ -49,5 +49,5 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns the logits ``(N, C)``."""
+        """Return the logits ``(N, C)``."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))

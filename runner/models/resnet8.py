@@ -15,7 +15,7 @@ class BasicBlock(nn.Module):
     Args:
         in_channels: channels of the input ``(N, in_channels, H, W)``.
         out_channels: channels of the output ``(N, out_channels, H / stride, W / stride)``, sizes rounded up.
-        stride: of the first convolution.
+        stride: stride of the first convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the block's output ``(N, out_channels, H / stride, W / stride)``."""
+        """Return the block's output ``(N, out_channels, H / stride, W / stride)``."""
         residual = F.relu(self.norm1(self.conv1(x)))
         residual = self.norm2(self.conv2(residual))
         return F.relu(residual + self.shortcut(x))
@@ -46,7 +46,7 @@ class ResNet8(nn.Module):
         width: channels of the stem and the first block; the others have twice and four times as many.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
     """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, width: int = 16) -> None:
@@ -66,5 +66,5 @@ class ResNet8(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns the logits ``(N, C)``."""
+        """Return the logits ``(N, C)``."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))

@@ -15,22 +15,22 @@ from runner.libraries.torchvision import import_torchvision
 def timm_model(
     name: str = "resnet50", num_classes: int = 1000, pretrained: bool = False, in_channels: int = 3
 ) -> nn.Module:
-    """Returns a classification model of timm: images ``(N, in_channels, H, W)`` -> logits ``(N, num_classes)``.
+    """Return a classification model of timm: images ``(N, in_channels, H, W)`` -> logits ``(N, num_classes)``.
 
     Many models take images of one size only, such as 224 x 224. Pretrained weights come from the Hugging Face Hub on
-    first use and are kept in its cache; those of the last layer are new where `num_classes` is another than theirs, and
-    those of the first are summed or repeated over channels where `in_channels` is. Source: https://github.com/huggingface/pytorch-image-models.
+    first use and are kept in its cache; those of the last layer are new if `num_classes` differs from theirs, and
+    those of the first are summed or repeated over channels if `in_channels` differs. Source: https://github.com/huggingface/pytorch-image-models.
 
     Args:
-        name: as ``timm.list_models()`` has it, such as resnet18 or vit_tiny_patch16_224; with a tag, such as
-            resnet18.a1_in1k, of certain pretrained weights.
+        name: a name of ``timm.list_models()``, such as resnet18 or vit_tiny_patch16_224; a tag, as in
+            resnet18.a1_in1k, chooses the pretrained weights.
         num_classes: number of classes.
-        pretrained: whether the weights are those that timm has for it; otherwise they are new.
+        pretrained: whether the weights are timm's; otherwise they are new.
         in_channels: channels of an image.
 
     Raises:
         ModuleNotFoundError: timm or torchvision is not installed.
-        ValueError: a number below 1, a name that timm does not have, or pretrained weights that it does not have.
+        ValueError: a number is below 1, or timm does not have the model or pretrained weights of it.
         OSError: the weights cannot be downloaded.
     """
     for key, value in {"num_classes": num_classes, "in_channels": in_channels}.items():
@@ -43,7 +43,7 @@ def timm_model(
     try:
         return timm.create_model(name, pretrained=load, num_classes=num_classes, in_chans=in_channels)
     except Exception as error:
-        # What the Hub's client lets through of its HTTP library is no OSError.
+        # Errors of its HTTP library that the Hub's client lets through are not OSErrors.
         if not load or not (isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx"):
             raise
         reason = str(error).partition("\n")[0].partition(". ")[0]
@@ -56,7 +56,7 @@ def timm_model(
 def _import_timm() -> Any:
     if find_spec("timm") is None:
         raise ModuleNotFoundError("timm is not installed here: pip install -e '.[vision]'", name="timm")
-    import_torchvision()  # which timm imports in the ordinary way, and that may fail
+    import_torchvision()  # timm imports it in the ordinary way, which may fail
     import timm  # type: ignore[import-not-found]
 
     return timm

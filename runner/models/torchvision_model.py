@@ -8,15 +8,15 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Module:
-    """Returns a classification model of torchvision with new weights: images ``(N, 3, H, W)`` -> logits ``(N, C)``.
+    """Return a classification model of torchvision with new weights: images ``(N, 3, H, W)`` -> logits ``(N, C)``.
 
     Args:
-        name: what torchvision calls it, such as resnet18, resnet50 or convnext_tiny.
-        num_classes: C.
+        name: torchvision's name of the model, such as resnet18, resnet50 or convnext_tiny.
+        num_classes: number of classes C.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
-        ValueError: it has no such model.
+        ValueError: torchvision has no such model.
     """
     models = import_torchvision().models
     if name not in (known := models.list_models(module=models)):

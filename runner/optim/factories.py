@@ -1,4 +1,4 @@
-"""From what the user gave as optimizers and schedulers to the ones that a run steps."""
+"""Make the optimizers and schedulers that a run steps from those that the user gave."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from runner.schedulers import Schedule
 from runner.time import Progress
 
 OptimizerFactory = Callable[[Any], Optimizer]
-"""Gets a list of parameters; or the model itself, where its first argument is called `model`."""
+"""Called with a list of parameters, or with the model itself if its first argument is named `model`."""
 Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory] | Sequence[Optimizer] | None
 
 
 def existing_optimizers(optimizers: Any) -> list[Optimizer]:
-    """Return those that were given as optimizers, rather than as factories of them."""
+    """Return what was given as optimizers, rather than as factories of them."""
     given = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
     return [one for one in given if isinstance(one, Optimizer)]
 
@@ -29,14 +29,15 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     """Return a list of optimizers over the model's parameters as they are now, in the order given.
 
     Args:
-        optimizers: a factory from parameters to an optimizer (or from the model, where its first argument is called
+        optimizers: a factory from parameters to an optimizer (or from the model, if its first argument is named
             `model`), an optimizer or a list of them, a dict of factories by the name of the submodule whose parameters
             they get, or None.
-        model: after INIT.
+        model: the model after INIT.
 
     Raises:
-        TypeError: something is neither an optimizer nor a factory of one, or needs a closure to step.
-        ValueError: an optimizer holds parameters that the model does not, or another's; a key names no submodule.
+        TypeError: an entry is neither an optimizer nor a factory of one, or needs a closure to step.
+        ValueError: an optimizer holds parameters that the model does not have, or that another optimizer holds too; or
+            a key names no submodule.
     """
     if optimizers is None:
         return []
@@ -109,14 +110,14 @@ def make_schedulers(
     Args:
         schedulers: a schedule of `runner.schedulers`, a factory from an optimizer to a torch scheduler, a list of
             one kind, or None.
-        optimizers: whose rates to set.
-        progress: to check the schedules' lengths against the run's.
-        ratio: `scale_schedule_ratio`.
-        scale_warmup: whether it applies to warm-ups.
+        optimizers: the optimizers whose rates are set.
+        progress: tells the length of the run, against which the schedules' lengths are checked.
+        ratio: factor of the schedules' lengths, `scale_schedule_ratio`.
+        scale_warmup: whether the factor applies to warm-ups too.
 
     Raises:
-        TypeError: something is neither, or steps by a metric.
-        ValueError: a schedule does not fit into the run, or both kinds are given.
+        TypeError: an entry is neither a schedule nor a factory, or needs a metric to step.
+        ValueError: a schedule does not fit into the run, or schedules of both kinds are given.
     """
     given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     schedules = [one.scaled(ratio, scale_warmup) for one in given if isinstance(one, Schedule)]

@@ -1,4 +1,4 @@
-"""Muon: momentum whose singular values are made equal, for matrices; AdamW or SGD for all else."""
+"""Muon: momentum with equalized singular values for matrices, and AdamW or SGD for everything else."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.
     columns, and are no embedding, whose rows are looked up.
 
     Args:
-        model: whose parameters.
-        exclude: shell patterns of full names of parameters that are no matrices either.
+        model: the model whose parameters are split.
+        exclude: shell patterns; a parameter whose full name matches one counts as no matrix.
     """
     embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
     looked_up = {id(parameter) for one in embeddings for parameter in one.parameters()}
@@ -60,21 +60,21 @@ def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.
 
 
 class Muon(Optimizer):
-    """Steps matrices by their orthogonalized Nesterov momentum, and what is no matrix by AdamW or SGD.
+    """Steps matrices by their orthogonalized Nesterov momentum, and all other parameters by AdamW or SGD.
 
     All singular values of a step are about equal, so that rare directions learn as fast as frequent ones. A matrix of
-    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 are the matrices, group 1 all else, each with a rate of
-    its own, which schedules multiply both. `torch.optim.Muon` does the same to parameters of two dimensions, but takes
-    no others. Products are computed in bfloat16 on CUDA, in the weights' type, at least float32, elsewhere.
+    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 all else, each with a rate of
+    its own; schedules multiply both rates. `torch.optim.Muon` does the same for parameters of two dimensions, but
+    accepts no others. Products are computed in bfloat16 on CUDA, in the weights' type, at least float32, elsewhere.
 
-    All ranks of a replicated model make the same step. Of sharded weights each rank gathers one shape of matrices at a
-    time, computes the same step for all, and keeps its shard.
+    All ranks of a replicated model make the same step. Of sharded weights, each rank gathers the matrices of one
+    shape at a time, computes the same step for all, and keeps its shard.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
     https://kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the weight decay.
 
     Args:
-        model: what to optimize; its names and modules tell matrices from the rest.
+        model: the model to optimize; its names and modules tell matrices from the rest.
         lr: learning rate of matrices, at least 0; a step's root mean square is about `lr / min(M, N) ** 0.5`.
         momentum: fraction of the mean gradient that is kept, in [0, 1).
         ns_steps: Newton-Schulz steps, at least 1.
@@ -133,22 +133,23 @@ class Muon(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs."""
+        """Return the attributes that a copy needs."""
         return {**super().__getstate__(), "_rest": self._rest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what `load_state_dict` or a copy made anew."""
+        """Restore the attributes, as copies and `load_state_dict` do, and share the state with the rest."""
         super().__setstate__(state)
         self._share()
 
     def _share(self) -> None:
-        """Let the optimizer of the rest work on its groups and their state as they stand here."""
+        """Let the optimizer of the rest work on this optimizer's state and its own groups here."""
         if self._rest is not None:
-            self._rest.state, self._rest.param_groups = self.state, self.param_groups[1:]
+            self._rest.state = self.state
+            self._rest.param_groups = self.param_groups[1:]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Step all parameters that have a gradient; return what `closure` did, called first where there is one."""
+        """Step all parameters that have a gradient; return the value of `closure`, which is called first if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

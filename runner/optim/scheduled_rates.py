@@ -1,4 +1,4 @@
-"""The learning rates of an optimizer, as schedules say."""
+"""The learning rates of an optimizer under schedules."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _base_rate(group: dict[str, Any]) -> float:
 
 
 class ScheduledRates:
-    """What sets an optimizer's learning rates: each group's base rate times the product of the schedules.
+    """Sets an optimizer's learning rates: each group's base rate times the product of the schedules.
 
-    The base rate is the group's `initial_lr`, set to its `lr` where it is missing, as torch's schedulers do. A rate
-    that is a tensor is filled in place. Without schedules the rates are left alone.
+    The base rate is the group's `initial_lr`, set to its `lr` if it is missing, as torch's schedulers do. A rate
+    that is a tensor is filled in place. Without schedules the rates stay as they are.
     """
 
     def __init__(self, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:
@@ -35,7 +35,7 @@ class ScheduledRates:
             _base_rate(group)
 
     def step(self, progress: Progress) -> None:
-        """Sets the rates for the batch that comes at `progress`; raises as `Schedule.bind`."""
+        """Set the rates for the batch that comes at `progress`; raise ValueError as `Schedule.bind` does."""
         timestamp, max_duration, batches_per_epoch = progress
         if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
             self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
@@ -49,12 +49,13 @@ class ScheduledRates:
                 group["lr"].fill_(rate)
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The base rate of each group."""
+        """Return the base rate of each group."""
         return {"base_rates": [_base_rate(group) for group in self.optimizer.param_groups]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Takes over the base rates, one a group (else a ValueError); the rates follow at the next `step`."""
-        groups, base_rates = self.optimizer.param_groups, state["base_rates"]
+        """Restore the base rates, one per group (else a ValueError); the next `step` sets the rates."""
+        groups = self.optimizer.param_groups
+        base_rates = state["base_rates"]
         if len(groups) != len(base_rates):
             raise ValueError(f"base_rates={base_rates!r} must have one rate for each of the {len(groups)} groups")
         for group, base_rate in zip(groups, base_rates, strict=True):

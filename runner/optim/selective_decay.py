@@ -1,4 +1,4 @@
-"""Torch's SGD and AdamW with a choice of what decays: all weights, or matrices only."""
+"""Torch's SGD and AdamW with a choice of which weights decay: all, or matrices only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CHOICES = ("all", "matrices")
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay_on: str) -> list[dict[str, Any]]:
-    """Return groups of parameters: what decays, and with a weight decay of 0 what does not; no empty ones.
+    """Return the parameters in groups: those that decay, and with a weight decay of 0 those that do not; none is empty.
 
     Args:
-        parameters: of a model.
+        parameters: the parameters of a model.
         weight_decay_on: 'all', or 'matrices': those of two or more dimensions. Norms and biases have one or none.
 
     Raises:
-        ValueError: another word.
+        ValueError: weight_decay_on is neither 'all' nor 'matrices'.
     """
     if weight_decay_on not in CHOICES:
         raise ValueError(f"weight_decay_on={weight_decay_on!r}: must be one of {', '.join(map(repr, CHOICES))}")
@@ -38,7 +38,7 @@ class AdamW(torch.optim.AdamW):
     Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: learning rate, at least 0.
         betas: decay of the means of gradients and of their squares, in [0, 1).
         eps: added to the denominator.
@@ -65,11 +65,11 @@ class SGD(torch.optim.SGD):
     """Torch's stochastic gradient descent.
 
     Args:
-        params: what to optimize.
+        params: the parameters to optimize.
         lr: learning rate, at least 0.
         momentum: fraction of the last step that is kept, at least 0.
         weight_decay: L2 penalty, at least 0.
-        nesterov: look ahead by the momentum.
+        nesterov: whether to use Nesterov momentum.
         weight_decay_on: 'all', or 'matrices' to spare norms and biases, which are then the second group.
     """
 

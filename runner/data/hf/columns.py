@@ -19,7 +19,7 @@ MEANS, DEVIATIONS = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
 
 
 class Columns(Dataset[tuple[Tensor, ...]]):
-    """The rows of a data set as tuples of tensors, one a column.
+    """The rows of a data set as tuples of tensors, one per column.
 
     Args:
         rows: a ``datasets.Dataset``.
@@ -27,8 +27,8 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         image_size: height and width of images, in pixels; None leaves them as they are.
 
     Raises:
-        ValueError: a column that is not there, that becomes no tensor, whose lists differ in length, or that has
-            samples without a label.
+        ValueError: a column does not exist, does not become a tensor, has lists of different length, or has samples
+            without a label.
     """
 
     def __init__(self, rows: Any, columns: Mapping[str, str], image_size: int | None) -> None:
@@ -48,10 +48,10 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         return tuple(self._tensor(key, column, row[column], index) for key, column in self.columns.items())
 
     def stack(self, samples: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Returns a batch: the tensors of each column, stacked.
+        """Return a batch: the tensors of each column, stacked.
 
         Raises:
-            ValueError: they have different shapes.
+            ValueError: the samples have different shapes.
         """
         parts = [*zip(*samples, strict=True)]
         for (key, column), tensors in zip(self.columns.items(), parts, strict=True):
@@ -73,11 +73,12 @@ class Columns(Dataset[tuple[Tensor, ...]]):
 
 
 def image_tensor(image: Any, size: int | None) -> Tensor:
-    """Returns an image of Pillow as float32 ``(3, H, W)``, with ImageNet's mean and deviation taken out.
+    """Return a Pillow image as float32 ``(3, H, W)``, normalized by ImageNet's mean and deviation.
 
     Args:
-        image: of any mode.
-        size: height and width, in pixels: the shorter side is brought to it, and the center cut out; None leaves both.
+        image: an image of any mode.
+        size: height and width, in pixels: the shorter side is resized to it, and the center is cut out; None keeps
+            the size.
     """
     image = image.convert("RGB")
     if size is not None and image.size != (size, size):
@@ -90,7 +91,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
 
 
 def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
-    """Raises ValueError for a column that is not there or that becomes no tensor; `key` is what chose it."""
+    """Raise ValueError if a column, chosen by the argument `key`, does not exist or does not become a tensor."""
     if column not in features:
         raise ValueError(f"{key}={column!r}: there is no such column; there are {', '.join(features)}")
     feature = features[column]
@@ -106,28 +107,29 @@ def fake_batches(
     image_size: int | None,
     first: Callable[[], Mapping[str, Any]],
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Returns ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
+    """Return ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
 
     Args:
-        features: of the data set.
-        columns: as of :class:`Columns`.
-        image_size: likewise.
-        first: reads a row, which is done only where the features do not give a column's shape.
+        features: features of the data set.
+        columns: see :class:`Columns`.
+        image_size: see :class:`Columns`.
+        first: reads a row; called only if the features do not give a column's shape.
 
     Raises:
-        ValueError: see :func:`check_column`.
+        ValueError: a column does not exist, or does not become a tensor.
     """
     row: Mapping[str, Any] | None = None
     likenesses: list[tuple[Tensor, bool]] = []
     for key, column in columns.items():
         check_column(features, key, column)
         feature = features[column]
-        shape, dtype = _shape(feature, image_size), _dtype(feature)
+        shape = _shape(feature, image_size)
+        dtype = _dtype(feature)
         if shape is None:
             row = first() if row is None else row
             value = row[column]
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
-        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of numbers nothing is known
+        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of other numbers the largest is unknown
         made = torch.rand(tuple(shape)) if dtype is None else torch.full(tuple(shape), largest, dtype=dtype)
         likenesses.append((made, dtype is None))
 
@@ -149,19 +151,19 @@ def _innermost(feature: Any) -> Any:
 
 
 def _leaf(feature: Any) -> str | None:
-    """Returns the type of the numbers that a column holds at last; None where these are none."""
+    """Return the type of the numbers in a column, nested or not; None if it holds no numbers."""
     return getattr(_innermost(feature), "dtype", None)
 
 
 def _dtype(feature: Any) -> torch.dtype | None:
-    """Returns the type of the tensors that a column becomes; None for images."""
+    """Return the type of the tensors that a column becomes; None for images."""
     if _is_image(feature):
         return None
     return torch.int64 if _leaf(feature) in WHOLE else torch.float32
 
 
 def _shape(feature: Any, image_size: int | None) -> tuple[int, ...] | None:
-    """Returns the shape of a column's samples, None where its features do not tell."""
+    """Return the shape of a column's samples, None if its features do not tell it."""
     if _is_image(feature):
         return None if image_size is None else (3, image_size, image_size)
     shape: tuple[int, ...] = ()
@@ -173,9 +175,10 @@ def _shape(feature: Any, image_size: int | None) -> tuple[int, ...] | None:
 
 
 def _check_values(rows: Any, key: str, column: str) -> None:
-    """Raise ValueError for lists of different length and for missing labels, as far as that is quickly seen."""
+    """Raise ValueError for lists of different length and for missing labels, as far as that is quick to see."""
     compute = import_hf("pyarrow.compute")
-    feature, values = rows.features[column], rows.data.column(column)
+    feature = rows.features[column]
+    values = rows.data.column(column)
     if hasattr(feature, "feature"):
         ends = compute.min_max(compute.list_value_length(values)).as_py()
         if ends["min"] != ends["max"]:

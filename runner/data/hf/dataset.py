@@ -5,11 +5,11 @@ With `text`, a column of texts, batches are those of :func:`runner.data.text.tex
 
 With `inputs` and `targets`, two columns, batches are ``(inputs, targets)``. Whole numbers, truth values and class
 labels become int64, other numbers float32, both ``(N,)``; lists of equal length have further dimensions. Images become
-float32 ``(N, 3, H, W)`` with ImageNet's mean and deviation taken out: red, green and blue, made smaller or larger until
-the shorter side has image_size pixels, of which the center is cut out. There is no augmentation here.
+float32 ``(N, 3, H, W)``: red, green and blue, normalized by ImageNet's mean and deviation, resized until the shorter
+side has image_size pixels, and cropped to the center. There is no augmentation here.
 
 `datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
-that while others wait. Batches are found by number, so that streaming is not possible.
+that while others wait. Batches are found by their number, so streaming is not possible.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_hf_dataset(
     num_workers: int = 2,
     seed: int = 0,
 ) -> tuple[OrderedLoader, OrderedLoader]:
-    """Returns a training and an evaluation loader over a data set; what the batches are is said at the top of the file.
+    """Return a training and an evaluation loader over a data set; the top of this file describes their batches.
 
     Args:
         name: on the Hub; csv, json, parquet, imagefolder, ... with data_files or data_dir; a folder, also a saved one.
@@ -88,24 +88,24 @@ def load_hf_dataset(
         data_dir: a folder, of which all files are read.
         split: to train on, such as train or train[:10%].
         eval_split: to evaluate on; None keeps a part of the rows of split for that, drawn by seed.
-        eval_share: of the rows that are kept so, in (0, 1); not used with an eval_split.
+        eval_share: share of the rows that is kept for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modelling.
         inputs: a column, for anything else.
         targets: a column, for anything else.
         tokenizer: of text: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
         context: of text: window length, in tokens.
-        eval_tokens: of text: at most so many tokens are evaluated; None is all.
+        eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
         cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves them as they are.
         batch_size: windows or samples in a training batch, all ranks together.
         eval_batch_size: windows or samples in an evaluation batch, all ranks together.
         num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
-        seed: of the order, and of the rows that are kept for evaluation.
+        seed: seed of the order, and of the rows that are kept for evaluation.
 
     Raises:
         ModuleNotFoundError: datasets, or for a tokenizer transformers, is not installed.
-        OSError: the data set or the tokenizer is not there, or the Hub is not reached.
-        ValueError: a number out of range, a split or column that is not there, or one that does not become tensors.
+        OSError: the data set or the tokenizer does not exist, or the Hub cannot be reached.
+        ValueError: a number is out of range, or a split or column does not exist or does not become tensors.
     """
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
@@ -128,7 +128,7 @@ def _check(
     targets: str | None,
     image_size: int | None,
 ) -> dict[str, str]:
-    """Returns the columns by the arguments that chose them, none with text; raises what is wrong with any argument."""
+    """Check the arguments; return the columns by the arguments that chose them, none of them with text."""
     check_windows(sizes)
     if eval_share is not None:
         check_eval_share(eval_share)
@@ -160,7 +160,7 @@ def _column_loaders(
 
 
 def _tokenize(part: Part, text: str, encoder: Tokenizer, cache: str | None) -> Any:
-    """Returns the tokens ``(n,)`` of a column; rows without a text are left out."""
+    """Return the tokens ``(n,)`` of a column; rows without a text are left out."""
     check_text(part.rows.features, text)
 
     def documents() -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""The splits of a data set of Hugging Face: which rows there are, and what is known of them before they are."""
+"""The splits of a data set of Hugging Face: their rows, and what is known of them before they are downloaded."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Part(NamedTuple):
 
 
 def load_parts(source: Source, split: str, eval_split: str | None, eval_share: float, seed: int) -> tuple[Part, Part]:
-    """Returns the rows to train and to evaluate on.
+    """Return the rows to train and to evaluate on.
 
     Args:
-        source: where they come from.
-        split: to train on.
-        eval_split: to evaluate on; None keeps a part of the rows of split for that.
-        eval_share: of these rows, in (0, 1).
-        seed: by which they are drawn, at least 0.
+        source: where the rows come from.
+        split: split to train on.
+        eval_split: split to evaluate on; None keeps a part of the rows of `split` for that.
+        eval_share: share of the rows that is kept, in (0, 1).
+        seed: seed by which these rows are drawn, at least 0.
 
     Raises:
-        OSError: the data set is not there, or the Hub is not reached.
-        ValueError: a split that is not there, too few rows to keep some, or what else `datasets` refuses.
+        OSError: the data set does not exist, or the Hub cannot be reached.
+        ValueError: a split does not exist, it has too few rows to keep some, or `datasets` refuses an argument.
     """
     rows = load_split(source, "split", split)
     identity = _identity(rows)
@@ -70,12 +70,12 @@ def _count_evaluated(rows: int, eval_share: float) -> int:
 
 
 def _identity(rows: Any) -> list[Any]:
-    """Returns what decides the content of rows: what `datasets` knows them by, and the state of their files."""
+    """Return all that the content of rows depends on: their fingerprint in `datasets`, and the state of their files."""
     return [rows._fingerprint, len(rows), state_of(one["filename"] for one in rows.cache_files)]
 
 
 def load_split(source: Source, key: str, split: str) -> Any:
-    """Returns the rows of a split, an argument of the name `key`; they are downloaded and converted where needed."""
+    """Return the rows of a split, the argument `key`, downloaded and converted first if need be."""
     datasets = import_hf("datasets")
     if _is_saved(source.name):
         saved = datasets.load_from_disk(source.name)
@@ -121,30 +121,35 @@ def _naming(source: Source, key: str, split: str) -> Iterator[None]:
 def describe(
     source: Source, splits: dict[str, str | None], eval_share: float, text: str | None
 ) -> tuple[Any, list[int], list[float]]:
-    """Returns a data set's features, its rows to train and to evaluate on, and the mean size of either's in bytes.
+    """Return a data set's features, and of its rows to train and to evaluate on the numbers and the mean sizes.
 
-    It is prepared as for training only where its description does not say that; one that is there is looked at.
+    Sizes are in bytes. The data set is downloaded and converted only if its description does not tell all this; one
+    that is on this machine is read.
     """
-    split, eval_split = str(splits["split"]), splits["eval_split"]
+    split = str(splits["split"])
+    eval_split = splits["eval_split"]
     described = None if _is_saved(source.name) else _description(source, split)
     names = [one for one in (split, eval_split) if one is not None]
     if described is not None and all(one in described.splits for one in names):
-        features, counts = described.features, [described.splits[one].num_examples for one in names]
+        features = described.features
+        counts = [described.splits[one].num_examples for one in names]
         sizes = [described.splits[one].num_bytes / max(1, described.splits[one].num_examples) for one in names]
     else:
         loaded = [load_split(source, key, one) for key, one in splits.items() if one is not None]
-        features, counts = loaded[0].features, [len(one) for one in loaded]
+        features = loaded[0].features
+        counts = [len(one) for one in loaded]
         if text is not None:
             check_text(features, text)
         sizes = [0.0 if text is None else _mean_length(one.data.column(text)) for one in loaded]
     if eval_split is None:
         count = _count_evaluated(counts[0], eval_share)
-        counts, sizes = [counts[0] - count, count], sizes * 2
+        counts = [counts[0] - count, count]
+        sizes = sizes * 2
     return features, counts, sizes
 
 
 def _description(source: Source, split: str) -> Any:
-    """Returns what is known of a data set that has not been prepared yet; None where that is not enough."""
+    """Return what is known of a data set that has not been downloaded; None if that is not enough."""
     _check_files(source)
     with _naming(source, "split", split):
         builder = import_hf("datasets").load_dataset_builder(
@@ -155,13 +160,13 @@ def _description(source: Source, split: str) -> Any:
 
 
 def _mean_length(texts: Any) -> float:
-    """Returns the mean length of a column of texts in bytes."""
+    """Return the mean length of a column of texts in bytes."""
     compute = import_hf("pyarrow.compute")
     return (compute.sum(compute.binary_length(texts)).as_py() or 0) / max(1, len(texts))
 
 
 def check_text(features: Mapping[str, Any], text: str) -> None:
-    """Raises ValueError for a column `text` that is not there or that holds no texts."""
+    """Raise ValueError if the column `text` does not exist or holds no texts."""
     if text not in features:
         raise ValueError(f"text={text!r}: there is no such column; there are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):

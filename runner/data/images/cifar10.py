@@ -20,16 +20,20 @@ FOLDER = "cifar-10-batches-bin"
 TRAIN_FILES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
 EVAL_FILES = (f"{FOLDER}/test_batch.bin",)
 RECORD = 1 + 3 * 32 * 32  # bytes: the label; then the red, the green and the blue plane, each row by row
-NUM_TRAIN, NUM_EVAL, NUM_CLASSES = 50_000, 10_000, 10
-# Of all pixels of the 50,000 training images, red, green and blue in [0, 1].
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+NUM_TRAIN = 50_000
+NUM_EVAL = 10_000
+NUM_CLASSES = 10
+# Over all pixels of the 50,000 training images; red, green and blue in [0, 1].
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
 
 
 def _fake(
     path: str, url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int
 ) -> tuple[FakeLoader, FakeLoader]:
     _check(url, md5, batch_size, eval_batch_size, seed)
-    num_train, num_eval = NUM_TRAIN, NUM_EVAL
+    num_train = NUM_TRAIN
+    num_eval = NUM_EVAL
     if not _is_missing(path, url):
         num_train, num_eval = (sum(_count(path, one) for one in files) for files in (TRAIN_FILES, EVAL_FILES))
 
@@ -50,7 +54,7 @@ def load_cifar10(
     eval_batch_size: int = 1000,
     seed: int = 0,
 ) -> tuple[TensorLoader, TensorLoader]:
-    """Returns a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 others.
+    """Return a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 test images.
 
     Batches are ``(images, labels)``: float32 ``(N, 3, 32, 32)``, red, green and blue, normalized by the mean and
     deviation of the training images per channel, and int64 ``(N,)`` in [0, 10). In memory the images are uint8, 184 MB
@@ -63,16 +67,16 @@ def load_cifar10(
 
     Args:
         path: a folder with the folder `cifar-10-batches-bin`, or where to make it.
-        url: of the archive `cifar-10-binary.tar.gz`; None never downloads.
+        url: address of the archive `cifar-10-binary.tar.gz`; None never downloads it.
         md5: the archive's checksum, in hexadecimal digits; None is not checked.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation batch, all ranks together.
-        seed: of the order of the training samples.
+        seed: seed of the order of the training samples.
 
     Raises:
         FileNotFoundError: a file is missing, and url is None.
-        ConnectionError: it cannot be downloaded.
-        ValueError: a number out of range, a url or md5 that is none, another checksum, or a file of another data set.
+        ConnectionError: the archive cannot be downloaded.
+        ValueError: an argument is out of range or not valid, the checksum differs, or a file is not one of CIFAR-10.
         OSError: the disk is full, or the folder cannot be written to.
     """
     _check(url, md5, batch_size, eval_batch_size, seed)
@@ -95,10 +99,10 @@ def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: i
 
 
 def _is_missing(path: str, url: str | None) -> bool:
-    """Returns whether a file has to be downloaded.
+    """Return whether a file has to be downloaded.
 
     Raises:
-        FileNotFoundError: there is one, and it may not.
+        FileNotFoundError: a file is missing, and url is None.
     """
     missing = find_missing(path, [*TRAIN_FILES, *EVAL_FILES])
     if missing and url is None:
@@ -110,7 +114,7 @@ def _is_missing(path: str, url: str | None) -> bool:
 
 
 def _count(path: str, name: str) -> int:
-    """Returns how many images a file has."""
+    """Return how many images a file has."""
     file = Path(path, name)
     size = file.stat().st_size
     if size == 0 or size % RECORD:
@@ -122,7 +126,7 @@ def _count(path: str, name: str) -> int:
 
 
 def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns the images of some files, uint8 ``(N, 3, 32, 32)``, and their labels, int64 ``(N,)``."""
+    """Return the images of some files, uint8 ``(N, 3, 32, 32)``, and their labels, int64 ``(N,)``."""
     counts = [_count(path, name) for name in names]
     images = numpy.empty((sum(counts), RECORD - 1), dtype=numpy.uint8)
     labels = numpy.empty(sum(counts), dtype=numpy.int64)
@@ -134,7 +138,8 @@ def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
                 f"path={path!r}: {Path(path, name)} has label {largest}, and CIFAR-10 has 0 to 9 only; remove it, and "
                 f"unpack {URL} anew"
             )
-        labels[start : start + count], images[start : start + count] = records[:, 0], records[:, 1:]
+        labels[start : start + count] = records[:, 0]
+        images[start : start + count] = records[:, 1:]
         start += count
     return torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels)
 
@@ -145,8 +150,8 @@ def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return torch.sub(images, mean).div_(std), labels
 
 
-@functools.cache  # on each device once: a copy to it for each batch would wait for what it does
+@functools.cache  # once a device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each, of pixels in [0, 255]."""
+    """Return the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each, of pixels in [0, 255]."""
     mean, std = (torch.tensor(one, device=device).mul(255).view(3, 1, 1) for one in (MEAN, STD))
     return mean, std

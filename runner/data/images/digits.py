@@ -28,7 +28,7 @@ def _fake(batch_size: int, eval_batch_size: int, **_: Any) -> tuple[FakeLoader, 
 
 @faked_by(_fake)
 def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0) -> tuple[TensorLoader, TensorLoader]:
-    """Returns a training loader of the first 1200 digits and an evaluation loader of the last 597.
+    """Return a training loader of the first 1200 digits and an evaluation loader of the last 597.
 
     Batches are ``(images, labels)``: float32 ``(N, 1, 8, 8)`` in [0, 1], where 0 is the background, so that what an
     augmentation pads with zeros is background too, and int64 ``(N,)`` in [0, 10). The split follows the order of
@@ -38,14 +38,14 @@ def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0)
     Args:
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation batch, all ranks together.
-        seed: of the order of the training samples.
+        seed: seed of the order of the training samples.
 
     Raises:
         ModuleNotFoundError: scikit-learn, in whose folder the data lies, is not installed.
         FileNotFoundError: the installed scikit-learn does not have the file.
     """
     table = _read_digits()
-    # Numpy works on one thread: waking torch's costs more than this, and a busy machine makes it a tenth of a second.
+    # Numpy needs one thread only: waking torch's takes longer than the work, a tenth of a second on a busy machine.
     images = torch.from_numpy(table[:, :64] / 16).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, 64].astype(numpy.int64))
     train = TensorLoader(images[:NUM_TRAIN], labels[:NUM_TRAIN], batch_size=batch_size, shuffle=True, seed=seed)
@@ -54,7 +54,7 @@ def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0)
 
 
 def _read_digits() -> NDArray[numpy.float32]:
-    """Returns the table of 64 pixels in [0, 16] and a label a row, ``(1797, 65)``."""
+    """Return the table of 64 pixels in [0, 16] and a label per row, ``(1797, 65)``."""
     # Importing scikit-learn takes two seconds, and only its file is needed.
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Images in folders, one folder a class, such as ImageNet; read by worker processes, with torchvision."""
+"""Images in folders, one folder per class, such as ImageNet; read by worker processes, with torchvision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from runner.data.loaders import DatasetLoader
 from runner.libraries.torchvision import import_torchvision
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images, red, green, blue in [0, 1]
+# Of ImageNet's images; red, green and blue in [0, 1].
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 EVAL_MARGIN = 256 / 224  # of the shorter side before the center is cut out
 
 
@@ -47,9 +49,9 @@ def load_imagefolder(
     num_workers: int = 8,
     seed: int = 0,
 ) -> tuple[DatasetLoader, DatasetLoader]:
-    """Returns a training loader over `path/train` and an evaluation loader over `path/val`.
+    """Return a training loader over `path/train` and an evaluation loader over `path/val`.
 
-    Both hold one folder of images a class, with the same names. Batches are ``(images, labels)``: float32
+    Each has one folder of images per class, with the same names in both. Batches are ``(images, labels)``: float32
     ``(N, 3, size, size)``, normalized by ImageNet's mean and deviation, and int64 ``(N,)``, the number of the class in
     the order of names. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
     those for evaluation are the center. Which part is drawn depends on seed, epoch and sample alone.
@@ -61,12 +63,12 @@ def load_imagefolder(
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.
-        seed: of the order and of the random parts.
+        seed: seed of the order and of the random parts.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
-        FileNotFoundError: there is no such folder, or a class without images.
-        ValueError: a size below 1, or other classes in `val` than in `train`.
+        FileNotFoundError: a folder is missing, or a class has no images.
+        ValueError: a size is below 1, or `val` has other classes than `train`.
     """
     _check_sizes(image_size, eval_image_size)
     train_folder, eval_folder = _folders(path)
@@ -93,8 +95,9 @@ def _check_sizes(image_size: int, eval_image_size: int) -> None:
 
 
 def _folders(path: str) -> tuple[Path, Path]:
-    """Returns the folders of the training and of the evaluation images."""
-    train, evaluation = Path(path, "train"), Path(path, "val")
+    """Return the folders of the training and of the evaluation images."""
+    train = Path(path, "train")
+    evaluation = Path(path, "val")
     for folder in (train, evaluation):
         if not folder.is_dir():
             raise FileNotFoundError(

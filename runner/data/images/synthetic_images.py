@@ -44,10 +44,10 @@ def load_synthetic_images(
     eval_batch_size: int = 256,
     seed: int = 0,
 ) -> tuple[TensorLoader, TensorLoader]:
-    """Returns a training and an evaluation loader of images that can be learned: one random image a class, plus noise.
+    """Return a training and an evaluation loader of images that can be learned: one random image per class, plus noise.
 
-    Batches are ``(images, labels)``: float32 ``(N, channels, size, size)`` and int64 ``(N,)``. The classes are equally
-    frequent up to one sample.
+    Batches are ``(images, labels)``: float32 ``(N, channels, size, size)`` and int64 ``(N,)``. The classes have equally
+    many samples, give or take one.
 
     Args:
         num_samples: training images.
@@ -56,12 +56,12 @@ def load_synthetic_images(
         size: height and width, in pixels.
         noise: standard deviation of the noise, at least 0; that of the classes' images is 1.
         batch_size: samples in a training batch, all ranks together.
-        eval_samples: evaluation images, with noise of their own.
+        eval_samples: evaluation images, which have noise of their own.
         eval_batch_size: samples in an evaluation batch, all ranks together.
-        seed: of the images and of the order of the training samples.
+        seed: seed of the images and of the order of the training samples.
 
     Raises:
-        ValueError: a number below 1, or negative noise.
+        ValueError: a number is below 1, or the noise is negative.
     """
     _check(num_samples, num_classes, channels, size, noise, eval_samples)
     generator = torch.Generator().manual_seed(stream_seed(seed, "images"))

@@ -1,4 +1,4 @@
-"""A language modelling text that every Python has: the bytes of the standard library's own sources."""
+"""A text for language modelling that every Python has: the bytes of the standard library's own sources."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_stdlib_text(
     eval_bytes: int = 131_072,
     seed: int = 0,
 ) -> tuple[TensorLoader, TensorLoader]:
-    """Returns a training and an evaluation loader over the ``.py`` files of this Python's standard library.
+    """Return a training and an evaluation loader over the ``.py`` files of this Python's standard library.
 
     The tokens are bytes. Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, 256); the targets are
     the inputs one byte later. The text is cut into windows, so that every byte but the first is a target once an epoch;
@@ -55,12 +55,12 @@ def load_stdlib_text(
         batch_size: windows in a training batch, all ranks together.
         context: window length, in bytes.
         eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_bytes: at most so many bytes are evaluated, in windows spread evenly over the evaluation text.
-        seed: of the order of the training windows.
+        eval_bytes: bytes that are evaluated at most, in windows spread evenly over the evaluation text.
+        seed: seed of the order of the training windows.
 
     Raises:
         FileNotFoundError: this Python comes without the sources of its library.
-        ValueError: a context below 1 or longer than the text, or fewer eval_bytes than one window.
+        ValueError: context is below 1 or longer than the text, or eval_bytes is less than one window.
     """
     _check(context, eval_bytes)
     train_text, eval_text = _read_stdlib()
@@ -79,7 +79,7 @@ def _check(context: int, eval_bytes: int) -> None:
 
 
 def _list_stdlib() -> tuple[list[Path], list[Path]]:
-    """Returns the files of the training and of the evaluation text."""
+    """Return the files of the training and of the evaluation text."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, subfolders, names in os.walk(root):
@@ -95,7 +95,7 @@ def _list_stdlib() -> tuple[list[Path], list[Path]]:
 
 
 def _read_stdlib() -> tuple[Tensor, Tensor]:
-    """Returns the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
+    """Return the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
     texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib())
     train, evaluation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
     return train, evaluation

@@ -41,7 +41,7 @@ def load_synthetic_tokens(
     eval_batch_size: int = 64,
     seed: int = 0,
 ) -> tuple[TensorLoader, TensorLoader]:
-    """Returns a training and an evaluation loader of sequences that can be learned: runs of one random Markov chain.
+    """Return a training and an evaluation loader of sequences that can be learned: runs of one random Markov chain.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, vocab_size); the targets are the inputs one
     token later. No model can do better than the chain's own entropy, :func:`entropy_rate` of
@@ -54,10 +54,10 @@ def load_synthetic_tokens(
         batch_size: sequences in a training batch, all ranks together.
         eval_samples: evaluation sequences, of the same chain.
         eval_batch_size: sequences in an evaluation batch, all ranks together.
-        seed: of the chain, of the sequences and of the order of the training samples.
+        seed: seed of the chain, of the sequences and of the order of the training samples.
 
     Raises:
-        ValueError: a number below 1, or fewer than two tokens.
+        ValueError: a number is below 1, or vocab_size is below 2.
     """
     _check(num_samples, context, eval_samples, vocab_size)
     transitions = transition_matrix(vocab_size, seed)
@@ -67,17 +67,18 @@ def load_synthetic_tokens(
     for position in range(context):
         likely = transitions[tokens[:, position]]
         tokens[:, position + 1] = torch.multinomial(likely, 1, generator=generator).squeeze(1)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:]
     train = TensorLoader(inputs[:num_samples], targets[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
     evaluation = TensorLoader(inputs[num_samples:], targets[num_samples:], batch_size=eval_batch_size, shuffle=False)
     return train, evaluation
 
 
 def transition_matrix(vocab_size: int, seed: int) -> Tensor:
-    """Returns the probabilities ``(V, V)`` of the next token (columns) after each token (rows).
+    """Return the probabilities ``(V, V)`` of the next token (columns) after each token (rows).
 
     Raises:
-        ValueError: fewer than two tokens.
+        ValueError: vocab_size is below 2.
     """
     _check(vocab_size=vocab_size)
     generator = torch.Generator().manual_seed(stream_seed(seed, "chain"))
@@ -86,7 +87,7 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
 
 
 def entropy_rate(transitions: Tensor) -> float:
-    """Returns the entropy of a chain's next token in bits, in the long run, given its transition matrix ``(V, V)``."""
+    """Return the entropy rate of a chain in bits per token, given its transition matrix ``(V, V)``."""
     # Single precision leaves the rows a little off 1, which a high power would amplify.
     transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
     stationary = torch.linalg.matrix_power(transitions, 1024)[0]

@@ -1,4 +1,4 @@
-"""Language modelling on one's own text files, as bytes or with a tokenizer of Hugging Face."""
+"""Language modelling on your own text files, as bytes or with a tokenizer of Hugging Face."""
 
 from __future__ import annotations
 
@@ -70,37 +70,37 @@ def load_text_files(
     cache: str | None = "~/.cache/experiment-runner/tokens",
     seed: int = 0,
 ) -> tuple[OrderedLoader, OrderedLoader]:
-    """Returns a training and an evaluation loader over text files, joined in the order of their paths.
+    """Return a training and an evaluation loader over text files, joined in the order of their paths.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
     inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
-    rest shorter than a window is left out. After each file stands the tokenizer's end-of-text token, where it has one.
+    rest shorter than a window is left out. Each file is followed by the tokenizer's end-of-text token, if it has one.
     Files of more than 262,144 characters are tokenized in pieces that end with a line.
 
-    Tokens lie in memory as uint8, uint16 or int32, or in a file that is memory-mapped: with a tokenizer they are kept
-    in `cache`, under a name made of the files' paths, sizes and times of change and of the tokenizer's vocabulary and
-    version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens are moved to
-    the device whole; of more, one batch at a time.
+    Tokens are held as uint8, uint16 or int32, in memory or in a memory-mapped file: with a tokenizer they are kept
+    in `cache`, under a name made from the files' paths, sizes and times of change and of the tokenizer's vocabulary and
+    version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens is moved to
+    the device as a whole; more than that, one batch at a time.
 
     Args:
         path: a text file, or a folder of them.
         pattern: which files within a folder, as ``pathlib`` understands it.
         eval_path: a file or folder of other texts to evaluate on; None keeps the end of the training text for that.
-        eval_share: of the tokens that are kept so, in (0, 1); not used with an eval_path.
+        eval_share: share of the tokens that is kept for evaluation, in (0, 1); not used with an eval_path.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
         eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_tokens: at most so many tokens are evaluated, in windows spread evenly over the text; None is all.
+        eval_tokens: tokens that are evaluated at most, in windows spread evenly over the text; None evaluates all.
         cache: a folder in which tokens are kept; None tokenizes at each start, on each rank.
-        seed: of the order of the training windows.
+        seed: seed of the order of the training windows.
 
     Raises:
         ModuleNotFoundError: a tokenizer is asked for, and transformers is not installed.
-        FileNotFoundError: there is no such file or folder, or no file in it fits the pattern.
+        FileNotFoundError: a file or folder does not exist, or no file in it matches the pattern.
         OSError: the tokenizer cannot be loaded.
-        ValueError: a number out of range, a text shorter than a window, a text for evaluation that is trained on too,
-            or with a tokenizer one that is not UTF-8.
+        ValueError: a number is out of range, a text is shorter than a window, a file for evaluation is trained on too,
+            or a file for a tokenizer is not UTF-8.
     """
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
@@ -122,7 +122,7 @@ def _check(sizes: WindowSizes, eval_path: str | None, eval_share: float) -> None
 
 
 def _list_files(path: str, pattern: str, eval_path: str | None) -> tuple[list[Path], list[Path]]:
-    """Returns the files to train on and those of an evaluation path, in the order in which they are joined."""
+    """Return the files to train on and those of an evaluation path, in the order in which they are joined."""
     train = _find("path", path, pattern)
     evaluation = [] if eval_path is None else _find("eval_path", eval_path, pattern)
     if both := sorted({*train} & {*evaluation}):
@@ -146,7 +146,7 @@ def _find(name: str, path: str, pattern: str) -> list[Path]:
 
 
 def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
-    """Returns the tokens ``(n,)`` of files."""
+    """Return the tokens ``(n,)`` of some files, one after another."""
     if not isinstance(encoder, HFTokenizer):  # as they are, whatever they hold
         content = bytearray().join(file.read_bytes() for file in files)
         return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
@@ -155,15 +155,15 @@ def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
 
 
 def _key(files: list[Path], encoder: Tokenizer) -> Any:
-    """Returns what decides the tokens of files."""
+    """Return all that the tokens of some files depend on, as a key of the cache."""
     return ["files", PIECE, encoder.identity, state_of(files)]
 
 
 def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
-    """Yields the text of files in pieces, each with whether it ends a file."""
+    """Yield the text of some files in pieces, each with whether it ends a file."""
     for path in files:
         try:
-            with path.open(encoding="utf-8", newline="") as file:  # line ends as they are
+            with path.open(encoding="utf-8", newline="") as file:  # newline="" keeps line ends
                 text = file.read(PIECE)
                 while more := file.read(PIECE):
                     cut = _cut(text)
@@ -177,6 +177,6 @@ def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """Returns where to cut a text: before its last line that no more white space stands beside, or at its end."""
+    """Return where to cut a text: after its last line end that has no other white space beside it, or at its end."""
     *_, last = [len(text), *(found.end() for found in LINE_END.finditer(text, max(0, len(text) - PIECE // 4)))]
     return last

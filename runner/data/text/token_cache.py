@@ -28,15 +28,16 @@ STORED = {"uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32}  # 
 
 
 class TokenCache:
-    """A folder of tokens. Any number of processes may share it: one tokenizes, the others wait for what it writes.
+    """A folder of tokens. Any number of processes may share it: one tokenizes, and the others wait for it.
 
-    A file is written under another name and renamed when it is whole. Where that cannot be done, because the disk is
-    full, the folder must not be written to, or the process that tokenizes gets no further, a warning says so and the
-    tokens are kept in memory.
+    A file is written under another name and renamed once it is complete. If that fails, because the disk is full, the
+    folder is not writable, or the process that tokenizes makes no progress, a warning says so and the tokens are kept
+    in memory.
 
     Args:
-        folder: made where it does not exist; ``~`` is the home folder; None keeps all in memory, for each process.
-        patience: seconds to wait for another process that gets no further.
+        folder: where the files are, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
+            the memory of each process.
+        patience: seconds to wait for another process that makes no progress.
     """
 
     def __init__(self, folder: str | None, patience: float = PATIENCE) -> None:
@@ -44,12 +45,12 @@ class TokenCache:
         self.folder = None if folder is None else Path(folder).expanduser().absolute()
 
     def tokens(self, key: Any, dtype: numpy.dtype[Any], make: Callable[[], Iterator[NDArray[Any]]]) -> Tensor:
-        """Returns tokens ``(n,)`` on the CPU, made only where they are not kept: uint8, int16 for uint16, or int32.
+        """Return tokens ``(n,)`` on the CPU, made unless the folder has them: uint8, int16 for uint16, or int32.
 
         Args:
-            key: all that decides them, to be written as JSON.
+            key: all that the tokens depend on, made of what JSON can hold.
             dtype: uint8, uint16 or int32.
-            make: yields them in parts ``(n_i,)`` of that type.
+            make: yields the tokens in parts ``(n_i,)`` of that type.
         """
         path = self.path(key, dtype)
         if path is None:
@@ -60,9 +61,11 @@ class TokenCache:
                 if path.is_file():
                     return _map(path, dtype)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock, progress = path.with_suffix(".lock"), lambda: size_of(path.parent, partial)
-                is_alone = stack.enter_context(alone(lock, "tokenizes", progress, self.patience))
-            except (OSError, RuntimeError) as error:  # the latter is torch's, of a file that must not be read
+                lock = alone(
+                    path.with_suffix(".lock"), "tokenizes", lambda: size_of(path.parent, partial), self.patience
+                )
+                is_alone = stack.enter_context(lock)
+            except (OSError, RuntimeError) as error:  # RuntimeError is torch's, for a file that is not readable
                 return self._in_memory(make, dtype, error)
             if not path.is_file():
                 if is_alone:  # what killed processes left
@@ -72,15 +75,15 @@ class TokenCache:
         return _map(path, dtype)
 
     def size(self, key: Any, dtype: numpy.dtype[Any]) -> int | None:
-        """Returns how many tokens are kept; None where there are none. Arguments as of :meth:`tokens`."""
+        """Return how many tokens the folder has, None if it has none; for the arguments see :meth:`tokens`."""
         path = self.path(key, dtype)
         try:
             return path.stat().st_size // dtype.itemsize if path is not None and path.is_file() else None
-        except OSError:  # the folder must not be read
+        except OSError:  # the folder is not readable
             return None
 
     def path(self, key: Any, dtype: numpy.dtype[Any]) -> Path | None:
-        """Returns the file of tokens, whether it is there or not; None where nothing is kept."""
+        """Return the path of the file of some tokens, whether it exists or not; None without a folder."""
         name = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()[:32]
         return None if self.folder is None else self.folder / f"{name}.{dtype.name}"
 
@@ -91,7 +94,8 @@ class TokenCache:
             return self._in_memory(make, dtype, error)
         try:
             with open(handle, "r+b", buffering=0) as file:
-                parts, written = _reporting(make()), 0
+                parts = _reporting(make())
+                written = 0
                 for part in parts:
                     try:
                         _write_all(file, part)
@@ -134,7 +138,7 @@ def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:
 def _map(path: Path, dtype: numpy.dtype[Any]) -> Tensor:
     size = path.stat().st_size // dtype.itemsize
     stored = STORED[dtype.name]
-    # Not shared: what is written to the tensor by mistake does not reach the file.
+    # Not shared, so that a write to the tensor by mistake does not reach the file.
     return torch.from_file(str(path), shared=False, size=size, dtype=stored) if size else torch.empty(0, dtype=stored)
 
 
@@ -146,15 +150,17 @@ def _write_all(file: Any, part: NDArray[Any]) -> None:
 
 def _read(file: Any, size: int) -> bytearray:
     content = bytearray(size)
-    view, start = memoryview(content), 0
+    view = memoryview(content)
+    start = 0
     while start < size and (count := file.readinto(view[start:])):
         start += count
     return content if start == size else content[:start]
 
 
 def _reporting(parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield the parts; where that takes long, say how far it is."""
-    count, said = 0, time.monotonic()
+    """Yield the parts, and log the progress from time to time."""
+    count = 0
+    said = time.monotonic()
     for part in parts:
         yield part
         count += len(part)
@@ -164,6 +170,6 @@ def _reporting(parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
 
 
 def state_of(files: Iterable[str | Path]) -> list[tuple[str, int, int]]:
-    """Returns what changes when one of some files does: their paths, sizes and times of change, for a key."""
+    """Return the paths, sizes and times of change of some files: it differs, as part of a key, when one has changed."""
     states = ((file, os.stat(file)) for file in files)
     return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]

@@ -25,7 +25,7 @@ class Tokenizer(ABC):
 
     Attributes:
         vocab_size: one more than the largest token.
-        identity: all that decides which tokens a text has, to be written as JSON.
+        identity: all that the tokens of a text depend on, made of what JSON can hold.
     """
 
     vocab_size: int
@@ -39,14 +39,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Returns the tokens ``(n,)`` of texts, one after another.
+        """Return the tokens ``(n,)`` of texts, one after another.
 
         Args:
-            texts: each with whether a document ends with it, and the token for that follows where there is one.
+            texts: each with whether it ends a document; the token for that follows it, if there is one.
         """
 
     def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:
-        """Yields the tokens of any number of texts, some texts at a time; arguments as of :meth:`encode`."""
+        """Yield the tokens of any number of texts, a batch of texts at a time; for the arguments see :meth:`encode`."""
         batch: list[tuple[str, bool]] = []
         size = 0
         for one in texts:
@@ -54,7 +54,8 @@ class Tokenizer(ABC):
             size += len(one[0])
             if size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS:
                 yield self.encode(batch)
-                batch, size = [], 0
+                batch = []
+                size = 0
         if batch:
             yield self.encode(batch)
 
@@ -66,19 +67,19 @@ class ByteTokenizer(Tokenizer):
     identity = "bytes"
 
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Returns the bytes ``(n,)`` of the texts."""
+        """Return the bytes ``(n,)`` of the texts."""
         return numpy.frombuffer("".join(text for text, _ in texts).encode(), numpy.uint8)
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of transformers. Tokens of a chat or of a sentence's start and end are not added.
+    """A tokenizer of transformers. It adds no tokens for chats or for the start and end of sentences.
 
     Args:
         name: a folder, or a name on the Hub, such as gpt2.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
-        OSError: there is no such tokenizer, or it is not here and the Hub is not reached.
+        OSError: the tokenizer does not exist, or it is not on this machine and the Hub cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,7 +94,7 @@ class HFTokenizer(Tokenizer):
         self.identity += libraries
 
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Returns the tokens ``(n,)`` of the texts, the end-of-text token after each that ends a document."""
+        """Return the tokens ``(n,)`` of the texts, the end-of-text token after each that ends a document."""
         encoded = self._tokenizer(
             [text for text, _ in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
         )
@@ -103,7 +104,7 @@ class HFTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | None) -> Tokenizer:
-    """Returns the tokenizer of a name: None is bytes, anything else as :class:`HFTokenizer` takes it.
+    """Return the tokenizer of a name: None means bytes, any other name goes to :class:`HFTokenizer`.
 
     Raises:
         ModuleNotFoundError, OSError: see :class:`HFTokenizer`.

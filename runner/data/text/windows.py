@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.data.fake import FakeLoader
 from runner.data.loaders import OrderedLoader, TensorLoader
 
-RESIDENT_BYTES = 1 << 30  # of tokens: so many are moved to the device whole; of more, each batch is
+RESIDENT_BYTES = 1 << 30  # of tokens that are moved to the device as a whole, at most
 
 
 class WindowSizes(TypedDict):
@@ -21,7 +21,7 @@ class WindowSizes(TypedDict):
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
         eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_tokens: at most so many tokens are evaluated; None is all.
+        eval_tokens: tokens that are evaluated at most; None evaluates all.
     """
 
     context: int
@@ -31,10 +31,10 @@ class WindowSizes(TypedDict):
 
 
 class HostLoader(OrderedLoader):
-    """What a :class:`TensorLoader` yields, whose data stays in the memory or the file where it lies.
+    """The batches of a :class:`TensorLoader` whose data stays where it is, in host memory or in a file.
 
     Args:
-        loader: yields the batches; it is not moved to a device, but each of its batches is.
+        loader: yields the batches; each of them is moved to the device, not the loader.
     """
 
     def __init__(self, loader: TensorLoader) -> None:
@@ -46,13 +46,13 @@ class HostLoader(OrderedLoader):
 
 
 def check_windows(sizes: WindowSizes) -> None:
-    """Raises what is wrong with the arguments of packed tokens, before anything is read.
+    """Check the arguments that say how tokens become batches, before anything is read.
 
     Args:
-        sizes: as given.
+        sizes: the arguments as the user gave them.
 
     Raises:
-        ValueError: one of them is out of range.
+        ValueError: one of the sizes is out of range.
     """
     for name in ("context", "batch_size", "eval_batch_size"):
         if sizes[name] < 1:
@@ -61,27 +61,27 @@ def check_windows(sizes: WindowSizes) -> None:
 
 
 def check_eval_share(eval_share: float) -> None:
-    """Raises ValueError for a share of the training data that leaves nothing to train or to evaluate on."""
+    """Raise ValueError for a share of the training data that leaves nothing to train or to evaluate on."""
     if not 0 < eval_share < 1:
         raise ValueError(f"eval_share={eval_share!r} must lie between 0 and 1, without either")
 
 
 def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> None:
-    """Raises ValueError for a limit of what is evaluated, an argument of this name, that is less than one window."""
+    """Raise ValueError if `limit`, the argument `name`, is less than one window."""
     if limit is not None and limit < context:
         raise ValueError(f"{name}={limit!r} must be at least one window of context={context!r} {unit}")
 
 
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:
-    """Returns how many windows a text has.
+    """Return how many windows a text has.
 
     Args:
-        size: of the text.
-        context: length of a window; one more is needed, as each target is the token after an input.
-        unit: of both, for the message.
+        size: length of the text.
+        context: length of a window; the text needs one token more, as each target is the token after an input.
+        unit: unit of both lengths, for the message.
 
     Raises:
-        ValueError: not a single one.
+        ValueError: the text is too short for a single window.
     """
     if size <= context:
         raise ValueError(f"context={context!r} is longer than the text of {size} {unit}")
@@ -89,25 +89,25 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
 
 
 def cut_windows(tokens: Tensor, context: int, unit: str = "tokens") -> Tensor:
-    """Returns views ``(windows, context + 1)`` of tokens ``(n,)``; each starts with the last token of the previous.
+    """Return views ``(windows, context + 1)`` of tokens ``(n,)``; each starts with the last token of the previous.
 
     Raises:
-        ValueError: not a single window, see :func:`count_windows`.
+        ValueError: the text is too short for a single window.
     """
     count_windows(len(tokens), context, unit)
     return tokens.unfold(0, context + 1, context)
 
 
 def spread_windows(windows: Tensor, limit: int | None) -> Tensor:
-    """Returns as many windows as make at most so many tokens, spread evenly; None is all of them."""
+    """Return windows of at most `limit` tokens in all, spread evenly; None returns all windows."""
     count = len(windows) if limit is None else min(len(windows), limit // (windows.shape[1] - 1))
     return windows if count == len(windows) else windows[torch.arange(count) * len(windows) // count]
 
 
 def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns ``(inputs, targets)``, both int64 ``(N, context)``, of windows ``(N, context + 1)``.
+    """Return ``(inputs, targets)``, both int64 ``(N, context)``, of windows ``(N, context + 1)``.
 
-    Those of int16 are taken for uint16, on which torch lacks operations.
+    Windows of int16 are read as uint16, for which torch lacks operations.
     """
     tokens = windows.long()
     if windows.dtype == torch.int16:
@@ -118,45 +118,47 @@ def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
 def window_loaders(
     train: Tensor, evaluation: Tensor, seed: int, sizes: WindowSizes
 ) -> tuple[OrderedLoader, OrderedLoader]:
-    """Returns a training and an evaluation loader of the windows of two runs of tokens.
+    """Return a training and an evaluation loader of the windows of two runs of tokens.
 
     Batches are ``(inputs, targets)``, see :func:`next_token`. Every token but the first is a target once an epoch; a
     rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens.
 
     Args:
         train: uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU.
-        evaluation: likewise.
-        seed: of the order of the training windows.
-        sizes: checked.
+        evaluation: of the same types and shape.
+        seed: seed of the order of the training windows.
+        sizes: sizes that :func:`check_windows` has passed.
 
     Raises:
-        ValueError: less than a window of one of them, or a seed below 0.
+        ValueError: one of the two is shorter than a window, or the seed is below 0.
     """
     train_windows = cut_windows(train, sizes["context"], "tokens to train on")
     eval_windows = cut_windows(evaluation, sizes["context"], "tokens to evaluate on")
     eval_windows = spread_windows(eval_windows, sizes["eval_tokens"])
-    size, eval_size = sizes["batch_size"], sizes["eval_batch_size"]
     return (
-        _loader(TensorLoader(train_windows, batch_size=size, shuffle=True, seed=seed, transform=next_token)),
-        _loader(TensorLoader(eval_windows, batch_size=eval_size, shuffle=False, transform=next_token)),
+        _loader(
+            TensorLoader(train_windows, batch_size=sizes["batch_size"], shuffle=True, seed=seed, transform=next_token)
+        ),
+        _loader(TensorLoader(eval_windows, batch_size=sizes["eval_batch_size"], shuffle=False, transform=next_token)),
     )
 
 
 def fake_window_loaders(
     train_size: int, eval_size: int, vocab_size: int, sizes: WindowSizes
 ) -> tuple[FakeLoader, FakeLoader]:
-    """Returns stand-ins for :func:`window_loaders`, of the largest token alone.
+    """Return stand-ins for the loaders of :func:`window_loaders`, with the largest token everywhere.
 
     Args:
         train_size: tokens to train on.
         eval_size: tokens to evaluate on.
-        vocab_size: how many different tokens there are.
-        sizes: checked.
+        vocab_size: number of different tokens.
+        sizes: sizes that :func:`check_windows` has passed.
 
     Raises:
-        ValueError: less than a window of one of them.
+        ValueError: one of the two is shorter than a window.
     """
-    context, limit = sizes["context"], sizes["eval_tokens"]
+    context = sizes["context"]
+    limit = sizes["eval_tokens"]
     train_windows = count_windows(train_size, context, "tokens to train on")
     eval_windows = count_windows(eval_size, context, "tokens to evaluate on")
     if limit is not None:
@@ -174,7 +176,7 @@ def fake_window_loaders(
 
 
 def split_tokens(size: int, eval_share: float) -> int:
-    """Returns where the tokens for evaluation begin, the last share of so many."""
+    """Return the position at which the tokens for evaluation begin, the last `eval_share` of `size` tokens."""
     return size - round(size * eval_share)
 
 

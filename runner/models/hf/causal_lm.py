@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's transformers by name, and trained ones for transformers to load."""
+"""Causal language models of Hugging Face's transformers by name, and how to save trained ones for transformers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class HFCausalLM(nn.Module):
         network: the model of transformers, with its ``config``.
 
     Raises:
-        FileNotFoundError: no model is there.
+        FileNotFoundError: there is no model of that name.
         ModuleNotFoundError: transformers is not installed.
-        ValueError: an argument out of range, or a model that is not causal.
+        ValueError: an argument is out of range, or the model is not causal.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class HFCausalLM(nn.Module):
         without_reading(self.network)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the logits of each position's next token, ``(N, T, V)``.
+        """Return the logits of each position's next token, ``(N, T, V)``.
 
         Args:
             tokens: int64 ``(N, T)`` in [0, V), T at most ``context``. No row holds padding on its left.
 
         Raises:
-            ValueError: a sequence longer than ``context``.
+            ValueError: the sequence is longer than ``context``.
         """
         if self.context is not None and tokens.shape[1] > self.context:
             raise ValueError(f"a sequence of {tokens.shape[1]} tokens is longer than context={self.context!r}")
@@ -96,7 +96,7 @@ class HFCausalLM(nn.Module):
             return self.network(input_ids=tokens, use_cache=False, return_dict=True).logits
 
     def flops_per_token(self, context: int) -> float:
-        """Returns the floating-point operations of forward and backward for one token of a sequence.
+        """Return the floating-point operations of the forward and backward pass for one token of a sequence.
 
         Six for each weight that multiplies, and 12 x layers x heads x their width x context for the attention, not
         counting that half of it is masked, that some models attend to fewer positions, or that a token meets only some
@@ -106,7 +106,8 @@ class HFCausalLM(nn.Module):
             context: length of the sequence, in tokens.
         """
         config = self.network.config.get_text_config(decoder=True)
-        heads, width = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
+        heads = getattr(config, "num_attention_heads", None)
+        width = getattr(config, "head_dim", None)
         # Without heads nothing attends; by default they share the width of the model.
         attended = heads * width if heads and width else config.hidden_size if heads else 0
         return 6.0 * self._num_multiplied + 12.0 * config.num_hidden_layers * attended * context
@@ -120,20 +121,20 @@ class HFCausalLM(nn.Module):
 
 
 def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None = None) -> Path:
-    """Returns a folder with a trained model that ``AutoModelForCausalLM.from_pretrained`` loads, once it is written.
+    """Write a trained model for ``AutoModelForCausalLM.from_pretrained`` to load, and return its folder.
 
     The weights are those that the run's evaluations measured (under an averaging algorithm, the average), in float32.
     From a shell: ``python -c "from runner.models.hf.causal_lm import save_pretrained as s; s('RUN', 'FOLDER')"``.
 
     Args:
-        run: a run's folder, for its last checkpoint, or a checkpoint's, of a model that is an :class:`HFCausalLM`.
-        folder: to write, new or empty.
-        tokenizer: of which model, on the Hub or in a folder, the tokenizer is to lie there too; None: of none.
+        run: the folder of a run, for its last checkpoint, or of a checkpoint; its model is an :class:`HFCausalLM`.
+        folder: the folder to write, new or empty.
+        tokenizer: a model, on the Hub or in a folder, whose tokenizer is saved there too; None saves none.
 
     Raises:
-        FileExistsError: the folder has files.
-        FileNotFoundError: there is no checkpoint, or the model's config is gone from where the run found it.
-        ValueError: the run's model is another, or an algorithm has put other layers into it.
+        FileExistsError: the folder is not empty.
+        FileNotFoundError: there is no checkpoint, or the config of the model is no longer where the run found it.
+        ValueError: the run's model is not an HFCausalLM, or an algorithm has changed its layers.
     """
     from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
 
@@ -146,8 +147,8 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
     if options.pop("_target_", None) != f"{HFCausalLM.__module__}.{HFCausalLM.__name__}":
         raise ValueError(f"run={str(run)!r}: its model is not model=hf_causal_lm, so that transformers has no such one")
     model = HFCausalLM(**{**options, "pretrained": False})
-    own, prefix = model.state_dict(), "module."
-    weights = {key.removeprefix(prefix): one for key, one in read_file(checkpoint, "model.pt").items()}
+    own = model.state_dict()
+    weights = {key.removeprefix("module."): one for key, one in read_file(checkpoint, "model.pt").items()}
     differing = sorted(
         key for key in own.keys() | weights.keys()
         if key not in own or key not in weights or own[key].shape != weights[key].shape

@@ -1,4 +1,4 @@
-"""Finds models of transformers, in a folder, its cache or the Hub, and says in a sentence why one is not to be had."""
+"""Find models of transformers in a folder, its cache or the Hub, and explain in one sentence why one cannot be had."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ log = logging.getLogger("runner")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers says nothing but errors, and shows bars only on a terminal, of rank 0.
+    """Inside the context, transformers logs errors only, and draws progress bars only on rank 0's terminal.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
     its_logging: Any = import_hf("transformers.utils.logging")
     hub = logging.getLogger("huggingface_hub")
-    level, hub_level, with_bar = its_logging.get_verbosity(), hub.level, its_logging.is_progress_bar_enabled()
+    level = its_logging.get_verbosity()
+    hub_level = hub.level
+    with_bar = its_logging.is_progress_bar_enabled()
     its_logging.set_verbosity_error()
     if not draws_bars():
         hub.setLevel(logging.ERROR)
-        its_logging._tqdm_active = False  # its own function warns where the environment has a say
+        its_logging._tqdm_active = False  # its public function warns if an environment variable decides
     try:
         with bars_on_terminals("huggingface_hub"):
             yield
@@ -44,19 +46,19 @@ def quiet() -> Iterator[None]:
 
 
 def is_local(name: str) -> bool:
-    """Returns whether a name means a folder."""
+    """Return whether a name is that of a folder."""
     return os.path.isdir(name) or name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
 
 
 def find_config(name: str, revision: str | None) -> Any:
-    """Returns the config of a causal language model.
+    """Return the config of a causal language model.
 
     Args:
-        name: a folder, or a model of the Hub, which is asked only where the cache does not have it.
-        revision: of it; None: its main branch.
+        name: a folder, or a model of the Hub, which is asked only if the cache does not have the model.
+        revision: revision of the model on the Hub; None takes its main branch.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no model of that name.
         ValueError: transformers has no causal language model of that kind.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
@@ -78,7 +80,7 @@ def find_config(name: str, revision: str | None) -> Any:
     return config
 
 
-@functools.cache  # without a network it takes half a minute to find out
+@functools.cache  # without a network the answer takes half a minute
 def _config_of_hub(name: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
@@ -91,10 +93,10 @@ def _config_of_hub(name: str, revision: str | None) -> Any:
 
 
 def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
-    """Returns a config with some of its entries changed, of an entry that is a mapping only what is named.
+    """Return a config with some entries changed; of an entry that is a mapping, only the keys that are named.
 
     Raises:
-        ValueError: it has no such entry, or not such a value.
+        ValueError: the config has no such entry, or refuses the value.
     """
     known = sorted({*config.to_dict(), *config.attribute_map} - {"transformers_version", "model_type", "_name_or_path"})
     for key in overrides:
@@ -124,11 +126,7 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_attention(attention: str | None) -> None:
-    """Raises where transformers knows no such way to compute attention.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise ValueError if transformers does not know this way to compute attention."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
@@ -138,11 +136,11 @@ def check_attention(attention: str | None) -> None:
 
 
 def load_network(config: Any, name: str, pretrained: bool, attention: str | None, revision: str | None) -> Any:
-    """Returns the model of a config, in float32.
+    """Return the model of a config, in float32.
 
     Raises:
-        FileNotFoundError: its weights are not to be had.
-        ValueError: they do not fit the config, it is not causal, or it cannot compute attention so.
+        FileNotFoundError: the weights cannot be found.
+        ValueError: the weights do not fit the config, or the model is not causal or cannot compute attention this way.
     """
     from transformers import AutoModelForCausalLM
 
@@ -166,7 +164,7 @@ def _load_weights(config: Any, name: str, revision: str | None, options: Mapping
     from transformers import AutoModelForCausalLM
 
     options = {**options, "config": config, "revision": revision, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True}  # which are told here, in a sentence
+    options |= {"ignore_mismatched_sizes": True}  # reported below, in one sentence
     found = None
     if not is_local(name):
         with suppress(OSError):
@@ -185,11 +183,11 @@ def _load_weights(config: Any, name: str, revision: str | None, options: Mapping
 
 
 def _asked(kind: Any, name: str, **options: Any) -> Any:
-    """Returns what transformers gives for a name.
+    """Return what transformers loads for a name.
 
     Raises:
-        FileNotFoundError: it finds none; where, and what to do.
-        ValueError: what it finds it cannot load.
+        FileNotFoundError: transformers finds nothing of that name; the message says what to do.
+        ValueError: transformers cannot load what it finds.
     """
     try:
         return kind.from_pretrained(name, trust_remote_code=False, **options)
@@ -208,7 +206,7 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
 
 
 def _reason(error: OSError, name: str, revision: str | None) -> str:
-    """Returns why the Hub, the cache or a folder gave nothing, and what to do."""
+    """Return why the Hub, the cache or a folder gave nothing, and what to do."""
     from huggingface_hub import errors
 
     cause = error.__cause__ or error

@@ -1,4 +1,4 @@
-"""Keeps transformers from looking at values in a forward pass: the host would wait, and meta tensors have none."""
+"""Keep transformers from reading values in a forward pass: the host would wait, and meta tensors have none."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _ROWS = _Rows()
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Inside, transformers takes each row of a batch for one sequence, without looking for several.
+    """Inside the context, transformers takes each row of a batch for one sequence, without looking for several.
 
-    While torch compiles it does nothing: transformers looks at no values then.
+    It does nothing while torch compiles, as transformers reads no values then.
     """
-    if torch.compiler.is_dynamo_compiling():  # which cannot follow what is one thread's own
+    if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace thread-local values
         yield
         return
-    before, _ROWS.hold_one = _ROWS.hold_one, True
+    before = _ROWS.hold_one
+    _ROWS.hold_one = True
     try:
         yield
     finally:
@@ -36,10 +37,10 @@ def one_sequence_a_row() -> Iterator[None]:
 
 
 def without_reading(network: nn.Module) -> None:
-    """Spares a model of transformers the looks at values that :func:`one_sequence_a_row` and its callers answer for.
+    """Make a model of transformers skip two checks that read values, as :func:`one_sequence_a_row` has the answers.
 
-    One asks whether positions begin anew within a row, the other warns of padding. On the meta device experts compute
-    in a way that asks for no values either.
+    One check is whether positions start again within a row, the other warns of padding. On the meta device, experts
+    are computed in a way that reads no values either.
     """
     from transformers import masking_utils
 

@@ -97,22 +97,21 @@ class BatchReader(Iterator[Any]):
 
     def _read(self) -> Any:
         if self._source is None:
-            self._source = self._start()
+            self._start()
         with deaths_raise(workers_of(self._source)):
             return next(self._source)
 
-    def _start(self) -> Any:
-        """Return the loader's iterator, which begins at the batch that is due."""
+    def _start(self) -> None:
+        """Begin to iterate over the loader, at the batch that is due."""
         kept = kept_iterator(self._loader)
         if any(not worker.is_alive() for worker in workers_of(kept)):
             self._abandon(kept)  # a worker died after its last batch
         self._keys.start = (self._epoch, self._batch)
         # Workers that persist may die while torch waits for them to be ready again.
         with deaths_raise(workers_of(kept_iterator(self._loader))):
-            source = iter(self._loader)
-        if hide(source):  # its workers were started just now
-            end_with(self._loader if self._loader.persistent_workers else self, source)
-        return source
+            self._source = iter(self._loader)  # kept at once: until it is hidden, torch may raise at any line
+        if hide(self._source):  # its workers were started just now
+            end_with(self._loader if self._loader.persistent_workers else self, self._source)
 
     def _recover(self, error: Exception) -> None:
         """Prepare to read the batch that is due again; raise if no death explains `error`, or after too many."""

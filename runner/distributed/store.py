@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified

@@ -98,8 +98,9 @@ class BatchReader(Iterator[Any]):
     def _read(self) -> Any:
         if self._source is None:
             self._start()
-        with deaths_raise(workers_of(self._source)):
-            return next(self._source)
+        source: Any = self._source
+        with deaths_raise(workers_of(source)):
+            return next(source)
 
     def _start(self) -> None:
         """Begin to iterate over the loader, at the batch that is due."""

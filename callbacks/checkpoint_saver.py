@@ -121,10 +121,10 @@ class CheckpointSaver(Callback):
             raise OSError("the run's last checkpoint was not written: make room, then resume") from self._failure
 
     def close(self, state: State, logger: Logger) -> None:
-        from runner import is_known_alone
+        from runner import can_save_alone
 
         # After a signal all ranks have stopped after the same batch; after an error others may be anywhere, or gone.
-        agreed = state.error is not None and (state.ended_between_batches or is_known_alone(state))
+        agreed = state.error is not None and (state.ended_between_batches or can_save_alone(state))
         try:
             if agreed and self._tried_at.batch != state.timestamp.batch:
                 self._save(state, logger)

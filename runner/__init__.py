@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner.checkpoints.digest import first_difference
     from runner.checkpoints.files import discard, is_complete, write_checkpoint
-    from runner.checkpoints.snapshot import capture, is_known_alone, save_checkpoint
+    from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
     from runner.destination import LoggerDestination, Record
     from runner.distributed.collectives import get_global_rank, get_local_rank, get_world_size
     from runner.engine import Engine, evaluation_weights
@@ -47,6 +47,7 @@ _MODULES = {
     "TimeUnit": "time",
     "Timestamp": "time",
     "Trainer": "trainer",
+    "can_save_alone": "checkpoints.snapshot",
     "capture": "checkpoints.snapshot",
     "discard": "checkpoints.files",
     "evaluation_weights": "engine",
@@ -55,7 +56,6 @@ _MODULES = {
     "get_local_rank": "distributed.collectives",
     "get_world_size": "distributed.collectives",
     "is_complete": "checkpoints.files",
-    "is_known_alone": "checkpoints.snapshot",
     "replace_modules": "surgery",
     "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "randomness",
@@ -81,6 +81,7 @@ __all__ = [
     "TimeUnit",
     "Timestamp",
     "Trainer",
+    "can_save_alone",
     "capture",
     "discard",
     "evaluation_weights",
@@ -89,7 +90,6 @@ __all__ = [
     "get_local_rank",
     "get_world_size",
     "is_complete",
-    "is_known_alone",
     "replace_modules",
     "save_checkpoint",
     "stream_seed",

@@ -28,7 +28,7 @@ from runner.runs import folder as run_folder
 from runner.runs.changes import tell_changes, tell_changes_of_rerun
 from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.kept_code import import_from
-from runner.runs.rerun import arguments_to_record, begun_again, name_again
+from runner.runs.rerun import arguments_to_record, merge_config, saved_name
 from runner.runs.result import is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
@@ -100,7 +100,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         overrides = list(hydra_config.overrides.task)
         sweep.check_choice(hydra_config)
         if saved is not None:
-            plain = begun_again(saved, plain, overrides)
+            plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])
         threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
         resume = plain["resume"]
@@ -205,7 +205,7 @@ def name_run(
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
         name = "-".join([*chosen, *run_dir.parts[-2:]])
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
-        name = name_again(saved, config, run_dir) or name
+        name = saved_name(saved, config, run_dir) or name
     return f"{mode.name}-{name}" if mode.uses_weights else str(name)
 
 

@@ -16,6 +16,7 @@ from runner.checkpoints import snapshot
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.distributed import collectives, store
+from runner.distributed.clock import Clock
 from runner.distributed.signals import Interrupt
 from runner.engine import Engine, name_hooks
 from runner.evaluator import Evaluator, ensure_evaluators
@@ -292,7 +293,7 @@ class Trainer:
         self.run = Run(
             state=state,
             engine=self.engine,
-            clock=collectives.Pulse(self._interrupt),
+            clock=Clock(self._interrupt),
             train_stream=self._train_stream,
             eval_streams=self._eval_streams,
             iteration_length=self._iteration_length,

@@ -284,8 +284,8 @@ FAULTS = (
     ),
     Fault(
         "a rank that is interrupted alone leaves the others waiting",
-        "runner/distributed/local_ranks.py",
-        "self._meeting.agreed_to_end.wait(AGREED)",
+        "runner/distributed/watch.py",
+        "agreed_to_end.wait(AGREED)",
         "True",
         "distributed/test_local_ranks.py",
     ),

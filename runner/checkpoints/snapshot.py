@@ -104,7 +104,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     return snapshot
 
 
-def is_known_alone(state: State) -> bool:
+def can_save_alone(state: State) -> bool:
     """Whether this rank has all that a checkpoint holds, and it is whole, after an error that others may not have had.
 
     It is rank 0, and there are no metrics of training whose accumulators lie on other ranks.

@@ -6,8 +6,7 @@ import gc
 import inspect
 import json
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -15,10 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.distributed.signals import Interrupt
-from runner.distributed.store import TIMEOUT, agreed_to_end, group_store
-
-PERIOD = 1.0  # seconds between two agreements of the ranks on time and signals
+from runner.distributed.store import TIMEOUT, group_store
 
 T = TypeVar("T")
 
@@ -143,71 +139,3 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks; the hosts agree, no device is waited for."""
     return all_reduce_sum(torch.tensor(int(condition))).item() > 0
-
-
-class Pulse:
-    """What each rank sees by itself but all must agree on: how much time has passed, and whether a signal came.
-
-    Alone, every beat measures. With many ranks they agree every `PERIOD`, by one small all-reduce on the host after a
-    number of batches that rank 0 chooses; beats in between report no time and no signal. So wall-clock
-    durations, intervals and schedules hold at the same batch on all ranks, and nothing is exchanged per batch.
-
-    Args:
-        interrupt: remembers the signal that this process received.
-    """
-
-    def __init__(self, interrupt: Interrupt) -> None:
-        self.signal = 0
-        self._interrupt = interrupt
-        self._last = self._agreed = time.perf_counter()
-        self._elapsed = 0.0
-        self._batches = self._remaining = 1
-        self._alone = get_world_size() == 1
-        self.beat: Callable[[], float] = self._beat_alone if self._alone else self._beat_together
-        """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
-
-    def start(self) -> None:
-        """Start the clock; what passed before does not count."""
-        self._elapsed = 0.0
-        self.resume()
-
-    def stop(self) -> None:
-        """Agree once more at the end of training, so that no signal is lost. All ranks."""
-        self._remaining = 1
-        self.beat()
-
-    def pause(self) -> None:
-        """Stop the clock, for an evaluation."""
-        self._elapsed += time.perf_counter() - self._last
-
-    def resume(self) -> None:
-        """Let the clock run on; alone, see what came meanwhile."""
-        self._last = time.perf_counter()
-        if self._alone:
-            self.signal = self._interrupt.signal
-
-    def _beat_alone(self) -> float:
-        self.signal = self._interrupt.signal
-        now = time.perf_counter()
-        elapsed = self._elapsed + now - self._last
-        self._last = now
-        self._elapsed = 0.0
-        return elapsed
-
-    def _beat_together(self) -> float:
-        self._remaining -= 1
-        if self._remaining:
-            return 0.0
-        elapsed = self._beat_alone()
-        rank_zero = get_global_rank() == 0
-        since, self._agreed = time.perf_counter() - self._agreed, time.perf_counter()  # evaluations count here
-        batches = min(1000, max(1, round(self._batches * PERIOD / max(since, 1e-9))))
-        mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
-        votes = torch.tensor(mine, dtype=torch.float64)
-        dist.all_reduce(votes, dist.ReduceOp.MAX)  # On the CPU: no device is waited for.
-        signal, elapsed, batches = votes.tolist()
-        self.signal, self._batches = int(signal), int(batches)
-        if self.signal:
-            agreed_to_end.set()
-        self._remaining = self._batches
-        return elapsed

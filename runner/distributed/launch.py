@@ -206,7 +206,7 @@ class Ranks:
 
     def _connect(self) -> Store:
         if self._store is None:
-            from runner.distributed.store import meet
+            from runner.distributed.store import current_store
 
-            self._store = meet()
+            self._store = current_store()
         return self._store

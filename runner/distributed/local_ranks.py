@@ -16,27 +16,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.distributed.environment import PARENT, environment
 from runner.distributed.job import Job
 from runner.distributed.launch import Ranks
 from runner.distributed.launch_secret import VARIABLE, use_secret
-from runner.distributed.signals import HANDLED
 from runner.distributed.threads import VARIABLES
-
-if TYPE_CHECKING:
-    from runner.failures import RankFailed
-
-STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
-"""Exit codes of a child that a signal has stopped, as a rule because all ranks agreed to, and the signal's name."""
 
 PR_SET_PDEATHSIG = 1
 GRACE = 4.0  # seconds in which ranks leave a failed job, or end, by themselves
-CLOSING = 60.0  # seconds in which rank 0, once it knows of the failure, closes what the job has open
-AGREED = 0.5  # seconds after which this process, too, knows that the ranks have agreed to end
-POLL = 0.25  # seconds between two looks at the others
 
 
 class LocalRanks(Ranks):
@@ -91,7 +80,9 @@ class LocalRanks(Ranks):
         with environment(self._environment(0)):
             try:
                 self._send({"job": asdict(job)})
-                with _Watch(self._children):
+                from runner.distributed.watch import Watch  # imports torch
+
+                with Watch(self._children, GRACE):
                     yield
             except BaseException:
                 self.end()
@@ -113,9 +104,9 @@ class LocalRanks(Ranks):
         if self._listener is not None:
             self._listener.close()
         if self._store is not None:
-            from runner.distributed.store import leave
+            from runner.distributed.store import disconnect
 
-            leave()
+            disconnect()
         self._children, self._listener, self._store = [], None, None
         self.size, self._messages = 1, 0
 
@@ -146,77 +137,6 @@ def ranks() -> Ranks:
     if _ranks is None:
         _ranks = Ranks() if "RANK" in os.environ else LocalRanks()
     return _ranks
-
-
-class _Watch:
-    """Looks after the children while this process works on a job with them.
-
-    When one fails, this process most often sees it by itself, in what it waits for. Where it does not, a signal
-    interrupts what it does, and where that does not help either the process ends.
-
-    Args:
-        children: ranks 1 and up.
-    """
-
-    def __init__(self, children: list[subprocess.Popen[bytes]]) -> None:
-        from runner.distributed import store as meeting
-
-        self._children = children
-        self._meeting = meeting
-        self._store = meeting.connect()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
-        self._failure: RankFailed | None = None
-        self._handler_before: Any = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # nowhere else can a signal's handler be set
-            self._handler_before = signal.signal(signal.SIGURG, self._interrupt)
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-        if self._handler_before is not None:
-            signal.signal(signal.SIGURG, self._handler_before)
-
-    def _run(self) -> None:
-        while not self._over.wait(POLL):
-            self._failure = self._look()
-            if self._failure is not None:
-                break
-        if self._over.wait(GRACE):
-            return
-        for child in self._children:
-            child.kill()  # what waits for them in this process fails now
-        stopping = self._meeting.stopping
-        if not stopping.wait(1.0) and self._handler_before is not None:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-        # What is read back from a GPU may wait for an all-reduce, and that for the failed rank.
-        if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
-            print(self._failure, file=sys.stderr, flush=True)
-            os._exit(1)
-
-    def _look(self) -> RankFailed | None:
-        """Return what failed first, None while nothing did."""
-        for rank, child in enumerate(self._children, 1):
-            code = child.poll()
-            if code is not None and not (code in STOPPED and self._meeting.agreed_to_end.wait(AGREED)):
-                return self._meeting.report_failure(self._store, rank, _describe_end(code))
-        return self._meeting.find_failure(self._store)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-
-def _describe_end(code: int) -> str:
-    if code in STOPPED:
-        return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
-    if code >= 0:
-        return f"it ended with exit code {code}; what it had to say is above"
-    reason = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
-    return f"it was killed by {signal.Signals(-code).name}{reason}"
 
 
 def end_with_parent() -> None:

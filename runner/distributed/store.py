@@ -65,13 +65,13 @@ def connect() -> Store:
     return TCPStore(LOCALHOST, _launch.port, is_master=False)
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Forget the ranks of before; others will meet anew."""
     global _launch, _round
     _launch = _round = None
 
 
-def meet() -> Store:
+def current_store() -> Store:
     """Return the store of those ranks that run at present, made at the first call. All ranks."""
     global _round
     if _round is None:
@@ -98,7 +98,7 @@ def group_store() -> Store:
     """
     global _groups
     _groups += 1
-    store = meet()
+    store = current_store()
     name = f"job/{_job}/group/{_groups}"
     store.set(f"{name}/{_rank()}", "here")
     everyone = [f"{name}/{rank}" for rank in range(_world_size())]

@@ -30,7 +30,7 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
     return merge_repeated([*arguments[:first], *kept, *arguments[first:], *options])
 
 
-def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a run's config with what was typed now.
 
     Args:
@@ -52,12 +52,12 @@ def begun_again(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequenc
     return config
 
 
-def name_again(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
+def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
     """Return the name of a run that goes on, or of one made again that cannot be named after its choices; else ''.
 
     Args:
         saved: the run.
-        config: from `begun_again`, which gives it no other `run_name`.
+        config: from `merge_config`, which gives it no other `run_name`.
         run_dir: its folder now.
     """
     if config["rerun"] is None:

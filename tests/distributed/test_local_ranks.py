@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from runner import Callback, get_global_rank
-from runner.distributed import local_ranks
+from runner.distributed import watch
 
 
 class Witness(Callback):
@@ -76,7 +76,7 @@ class Stuck(Callback):
     """Never closes on rank 0, as what reads from a GPU that waits for a rank which is gone; `unread` may be stderr."""
 
     def __init__(self, unread: bool = False):
-        local_ranks.CLOSING = 2.0
+        watch.CLOSING = 2.0
         self.unread = unread
 
     def close(self, state, logger):

@@ -11,7 +11,7 @@ import torch
 from python_process import PATIENCE
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from runner.distributed import store as meeting
+from runner.distributed import store as ranks_store
 
 SIGNS = ("rank 1 failed:", "ValueError: the cause")
 
@@ -57,10 +57,10 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
         from turns import say, wait_for
 
         from runner import Event, Timestamp
-        from runner.distributed.store import first_failure, group_store, meet
+        from runner.distributed.store import current_store, first_failure, group_store
         from runner.failures import add_raiser, facts_of
 
-        meet()
+        current_store()
         rank = int(os.environ["RANK"])
         group_store()
         if rank == 1:
@@ -95,10 +95,10 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
 
         from turns import say, wait_for
 
-        from runner.distributed.store import first_failure, group_store, meet
+        from runner.distributed.store import current_store, first_failure, group_store
         from runner.failures import RankFailed
 
-        meet()
+        current_store()
         if os.environ["RANK"] == "1":
             wait_for("waits")
             time.sleep(0.5)
@@ -124,9 +124,9 @@ def test_a_failure_belongs_to_its_job(run_ranks: Any):
 
         from turns import say, wait_for
 
-        from runner.distributed.store import begin_job, first_failure, group_store, meet
+        from runner.distributed.store import begin_job, current_store, first_failure, group_store
 
-        meet()
+        current_store()
         begin_job(1)
         first_failure(ValueError(os.environ["RANK"]))
         begin_job(2)
@@ -142,27 +142,27 @@ def test_a_failure_belongs_to_its_job(run_ranks: Any):
 
 def test_a_failure_that_no_rank_wrote_is_none():
     store = HashStore()
-    meeting.begin_job(1)
+    ranks_store.begin_job(1)
     store.set("job/1/failure", json.dumps([1, "a lie"]))
-    assert meeting.find_failure(store) is None
-    assert str(meeting.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
-    assert str(meeting.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
+    assert ranks_store.find_failure(store) is None
+    assert str(ranks_store.report_failure(store, 0, "the truth")) == "rank 0 failed:\nthe truth"
+    assert str(ranks_store.report_failure(store, 1, "what follows")) == "rank 0 failed:\nthe truth"
 
 
 @pytest.mark.parametrize("kind", ["AcceleratorError", "OutOfMemoryError"])
 def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
     """It follows from no other rank's, for whose report it would wait, and NCCL may end the process meanwhile."""
     store = HashStore()
-    monkeypatch.setattr(meeting, "_round", store)
-    monkeypatch.setattr(meeting, "SETTLE", PATIENCE)
+    monkeypatch.setattr(ranks_store, "_round", store)
+    monkeypatch.setattr(ranks_store, "SETTLE", PATIENCE)
     began = time.monotonic()
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    meeting.begin_job(1)
+    ranks_store.begin_job(1)
     error = getattr(torch, kind)("the cause")
-    assert meeting.first_failure(error) is error is meeting.first_failure(error)
+    assert ranks_store.first_failure(error) is error is ranks_store.first_failure(error)
     assert time.monotonic() - began < PATIENCE
-    failure = meeting.find_failure(store)
+    failure = ranks_store.find_failure(store)
     assert failure is not None and failure.rank == 1 and failure.trace.endswith("Error: the cause")
     told = [record.getMessage() for record in caplog.records]
     assert told == (["rank 1 cannot go on, as its device failed"] if kind == "AcceleratorError" else [])

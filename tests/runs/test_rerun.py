@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kept_runs import LONGER
 
-from runner.runs.rerun import begun_again, with_saved_arguments
+from runner.runs.rerun import merge_config, with_saved_arguments
 from runner.runs.saved_run import SavedRun
 
 KEPT = ["model=mlp", "optimizer.lr=0.5", "+callbacks=a", "~callbacks.progress_bar"]
@@ -64,7 +64,7 @@ def test_what_is_typed_changes_the_record_and_nothing_else_does(
 ):
     saved = SavedRun("x", "x", "x", THEN, [], NOW)
     before = json.dumps(THEN)
-    config = begun_again(saved, composed, ["model=mlp", *typed])
+    config = merge_config(saved, composed, ["model=mlp", *typed])
     of_now = {"mode": "train", "resume": None, "rerun": "x", "new": None}
     expected = expected or THEN | {"data": THEN["data"] | {"of": {"deep": 2}}}
     assert config == of_now | expected

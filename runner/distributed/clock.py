@@ -1,0 +1,91 @@
+"""The clock of a training run: time and signals, on which all ranks agree from time to time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.signals import Interrupt
+from runner.distributed.store import agreed_to_end
+
+PERIOD = 1.0  # seconds from one agreement of the ranks on time and signals to the next
+MOST_BATCHES = 1000  # from one agreement to the next, however short they are
+
+
+class Clock:
+    """Measures training time and notices signals, so that all ranks see the same at the same batch.
+
+    A single process measures at every `beat`. Several ranks agree about every `PERIOD`, by one small all-reduce on the
+    host: it shares rank 0's elapsed time, a signal that any rank received, and the number of batches until the next
+    agreement, which rank 0 chooses. Beats in between report no time and no signal. So wall-clock durations, intervals
+    and schedules take effect at the same batch on all ranks, and nothing is exchanged per batch.
+
+    Args:
+        interrupt: remembers the signal that this process received.
+    """
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self.signal = 0
+        self._interrupt = interrupt
+        now = time.perf_counter()
+        self._last = now
+        self._agreed = now
+        self._elapsed = 0.0
+        self._batches = 1
+        self._remaining = 1
+        self._alone = get_world_size() == 1
+        self.beat: Callable[[], float] = self._beat_alone if self._alone else self._beat_together
+        """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
+
+    def start(self) -> None:
+        """Start the clock; time that passed before does not count."""
+        self._elapsed = 0.0
+        self.resume()
+
+    def stop(self) -> None:
+        """Agree once more at the end of training, so that no signal is lost. All ranks."""
+        self._remaining = 1
+        self.beat()
+
+    def pause(self) -> None:
+        """Stop the clock during an evaluation."""
+        self._elapsed += time.perf_counter() - self._last
+
+    def resume(self) -> None:
+        """Let the clock run again. A single process also notices a signal that arrived meanwhile."""
+        self._last = time.perf_counter()
+        if self._alone:
+            self.signal = self._interrupt.signal
+
+    def _beat_alone(self) -> float:
+        self.signal = self._interrupt.signal
+        now = time.perf_counter()
+        elapsed = self._elapsed + now - self._last
+        self._last = now
+        self._elapsed = 0.0
+        return elapsed
+
+    def _beat_together(self) -> float:
+        self._remaining -= 1
+        if self._remaining:
+            return 0.0
+        elapsed = self._beat_alone()
+        rank_zero = get_global_rank() == 0
+        now = time.perf_counter()
+        since = now - self._agreed  # evaluations count here
+        self._agreed = now
+        batches = min(MOST_BATCHES, max(1, round(self._batches * PERIOD / max(since, 1e-9))))
+        mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
+        votes = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(votes, dist.ReduceOp.MAX)  # on the CPU: nothing waits for a device
+        signal, elapsed, batches = votes.tolist()
+        self.signal = int(signal)
+        self._batches = int(batches)
+        if self.signal:
+            agreed_to_end.set()
+        self._remaining = self._batches
+        return elapsed

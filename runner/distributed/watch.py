@@ -1,0 +1,91 @@
+"""A watch over the child processes that work on a job as its other ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from runner.distributed.signals import HANDLED
+from runner.distributed.store import agreed_to_end, connect, find_failure, report_failure, stopping
+from runner.failures import RankFailed
+
+STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
+"""Exit codes of a child that a signal stopped, usually because all ranks agreed to, and the signal's name."""
+
+CLOSING = 60.0  # seconds that rank 0 has to close what the job has open, once it knows of the failure
+AGREED = 0.5  # seconds after which this process, too, knows that the ranks have agreed to end
+POLL = 0.25  # seconds from one look at the children to the next
+
+
+class Watch:
+    """Watches the child processes while this process works on a job with them.
+
+    When one fails, this process usually notices by itself, because whatever it was waiting for fails. If it does not, a
+    signal interrupts its work, and if that does not help either, the process is ended.
+
+    Args:
+        children: ranks 1 and up.
+        grace: seconds that this process has to leave a failed job by itself.
+    """
+
+    def __init__(self, children: list[subprocess.Popen[bytes]], grace: float) -> None:
+        self._children = children
+        self._grace = grace
+        self._store = connect()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._failure: RankFailed | None = None
+        self._handler_before: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # no other thread can set a signal's handler
+            self._handler_before = signal.signal(signal.SIGURG, self._interrupt)
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._handler_before is not None:
+            signal.signal(signal.SIGURG, self._handler_before)
+
+    def _run(self) -> None:
+        while not self._over.wait(POLL):
+            self._failure = self._look()
+            if self._failure is not None:
+                break
+        if self._over.wait(self._grace):
+            return
+        for child in self._children:
+            child.kill()  # anything in this process that waits for them now fails
+        if not stopping.wait(1.0) and self._handler_before is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+        # Reading back from a GPU may wait for an all-reduce, which in turn waits for the failed rank.
+        if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
+            print(self._failure, file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _look(self) -> RankFailed | None:
+        """Return what failed first, None while nothing has."""
+        for rank, child in enumerate(self._children, 1):
+            code = child.poll()
+            if code is not None and not (code in STOPPED and agreed_to_end.wait(AGREED)):
+                return report_failure(self._store, rank, _describe_end(code))
+        return find_failure(self._store)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _describe_end(code: int) -> str:
+    if code in STOPPED:
+        return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
+    if code >= 0:
+        return f"it ended with exit code {code}; what it had to say is above"
+    reason = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    return f"it was killed by {signal.Signals(-code).name}{reason}"

@@ -243,8 +243,8 @@ FAULTS = (
     Fault(
         "checkpoint: not synced",
         "runner/checkpoints/files.py",
-        "    os.fsync(file.fileno())",
-        "    pass",
+        "            sync_file(raw)\n",
+        "",
         "checkpoints/test_files.py",
     ),
     Fault(
@@ -356,8 +356,8 @@ FAULTS = (
     Fault(
         "GPUs: a job takes what another has",
         "runner/distributed/gpus.py",
-        "if take_lock(file) is False:",
-        "if False:",
+        'lock_file(folder / one.replace("/", "-"), mode=0o600)',
+        '(folder / one.replace("/", "-")).open("a")',
         "distributed/test_gpus.py",
     ),
     # the house, and what a user types

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,9 +120,7 @@ def append_digests(path: Path, entry: Mapping[str, Any]) -> None:
 
 def truncate_digests(path: Path, batch: int) -> None:
     """Remove the lines past a batch from a file of digests, all at once."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(_to_line(one) for one in read_digests(path) if one["batch"] <= batch))
-    os.replace(temporary, path)
+    write_whole(path, "".join(_to_line(one) for one in read_digests(path) if one["batch"] <= batch))
 
 
 def _to_line(entry: Mapping[str, Any]) -> str:

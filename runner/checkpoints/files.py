@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from runner.files.whole import sync_folder
+from runner.files.whole import sync_file, sync_folder
 
 log = logging.getLogger("runner")
 
@@ -208,12 +208,7 @@ def _write_file(path: Path, content: Any) -> dict[str, Any]:
                 file.write(json.dumps(content, indent=1, default=str).encode())
             else:
                 torch.save(content, file)  # type: ignore[arg-type]
-            _sync(raw)
+            sync_file(raw)
         except Exception as error:
             raise (file.error or error) from None
         return {"size": raw.tell(), "sha256": file.digest.hexdigest()}
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.whole import sync_file
 
 log = logging.getLogger("runner")
 
@@ -167,8 +168,7 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
             files[member] = scratch / str(members.index(member))
             with source, files[member].open("wb") as file:
                 shutil.copyfileobj(source, file, CHUNK)
-                file.flush()
-                os.fsync(file.fileno())  # so that even after a power cut no name stands for missing content
+                sync_file(file)  # a name never comes before the contents, not even when the power fails
         while plain.read(CHUNK):  # to the end, where gzip's own checksum is
             pass
     return files

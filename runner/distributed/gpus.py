@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from runner.files.lock import take_lock
+from runner.files.lock import lock_file
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL = 0.5  # seconds between two looks at who has what
@@ -78,16 +78,16 @@ def _take(wanted: list[str], number: int, least: int) -> bool:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user: remove it, or set TMPDIR")
-    with _open(folder / "choosing") as choosing:  # one at a time, so that nobody holds a part and waits for the rest
-        if take_lock(choosing) is False:
-            return False
+    choosing = lock_file(folder / "choosing", mode=0o600)
+    if choosing is None:  # one process chooses at a time, so that none holds some GPUs and waits for the rest
+        return False
+    with choosing:
         taken = []
         for place, one in enumerate(wanted):
             if len(_held) == number:
                 break
-            file = _open(folder / one.replace("/", "-"))
-            if take_lock(file) is False:
-                file.close()
+            file = lock_file(folder / one.replace("/", "-"), mode=0o600)
+            if file is None:
                 if place < least:
                     break
                 continue
@@ -99,7 +99,3 @@ def _take(wanted: list[str], number: int, least: int) -> bool:
             return False
     _chosen[:number] = taken
     return True
-
-
-def _open(path: Path) -> IO[str]:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")

@@ -38,6 +38,26 @@ def take_lock(file: IO[Any]) -> bool | None:
     return True
 
 
+def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] | None:
+    """Return a file that stays locked until it is closed or this process ends; None when another process has the lock.
+
+    On a file system without locks the file is returned all the same, and nothing keeps two processes apart.
+
+    Args:
+        path: the file; it is made if it does not exist, and stays.
+        patience: seconds to wait for another process to give it back.
+        mode: permissions of a new file, less the umask.
+    """
+    file = _open(path, mode)
+    deadline = time.monotonic() + patience
+    while take_lock(file) is False:
+        if time.monotonic() >= deadline:
+            file.close()
+            return None
+        time.sleep(0.05)
+    return file
+
+
 @contextmanager
 def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
     """Inside the context, no other process or thread works in the folder of a lock; a killed process gives it up.
@@ -57,7 +77,7 @@ def alone(path: Path, doing: str, progress: Callable[[], int], patience: float =
     """
     # Threads first: closing the file in any of them would release the lock of the process.
     in_thread = _threads.setdefault(os.path.realpath(path), threading.Lock())
-    with in_thread, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+    with in_thread, _open(path, 0o666) as file:
         seen = -1
         since = time.monotonic()
         while (locked := take_lock(file)) is False:
@@ -71,6 +91,10 @@ def alone(path: Path, doing: str, progress: Callable[[], int], patience: float =
                 reason = f"another process {doing} there, and for {patience:g} s nothing has come"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
         yield locked is True
+
+
+def _open(path: Path, mode: int) -> IO[str]:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, mode), "r+")
 
 
 def size_of(folder: Path, pattern: str) -> int:

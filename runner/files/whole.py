@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
@@ -27,8 +27,7 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(descriptor)
+            sync_file(file)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -36,8 +35,14 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(file: IO[Any]) -> None:
+    """Make the content of a file that is open for writing survive a power cut."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def sync_folder(path: Path) -> None:
-    """Sync a folder, so that the names in it survive a power cut."""
+    """Make the names in a folder survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

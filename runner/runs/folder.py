@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from omegaconf import OmegaConf
 
 from runner.config.errors import WrongConfig
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
-from runner.files.lock import PATIENCE, take_lock
+from runner.files.lock import PATIENCE, lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 
@@ -104,25 +103,6 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
             known[identity] = str(Path(make_run_folder(base)).relative_to(root))
         write_whole(root / INDEX, json.dumps(known, indent=1))
     return str(root / known[identity])
-
-
-def lock_file(path: Path, patience: float = 0.0) -> IO[str] | None:
-    """Return a file that is locked until it is closed or this process ends; None when another process has the lock.
-
-    Where the file system has no locks nothing but habit keeps two apart.
-
-    Args:
-        path: of the file; made where it does not exist.
-        patience: seconds to wait for another process to give it back.
-    """
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-    deadline = time.monotonic() + patience
-    while take_lock(file) is False:
-        if time.monotonic() >= deadline:
-            file.close()
-            return None
-        time.sleep(0.05)
-    return file
 
 
 def watch(folder: Path) -> None:

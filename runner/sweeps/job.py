@@ -25,7 +25,8 @@ from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
 from runner.distributed.signals import end
 from runner.distributed.threads import parallel_jobs
-from runner.runs.folder import LOCK, lock_file
+from runner.files.lock import lock_file
+from runner.runs.folder import LOCK
 from runner.runs.result import Diverged, Result, identify, identity_in, read_result
 from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep

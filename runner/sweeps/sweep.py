@@ -22,9 +22,10 @@ from runner.config.errors import WrongConfig, config_errors
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.signals import Interrupt, asking_to_end
+from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
-from runner.runs.folder import LOCK, SWEEP, lock_file, make_run_folder, remembered_folder, watch
+from runner.runs.folder import LOCK, SWEEP, make_run_folder, remembered_folder, watch
 from runner.runs.result import Result, fingerprint, read_result
 from runner.runs.saved_run import is_id
 from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides

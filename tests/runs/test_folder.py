@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from python_process import PATIENCE
 
 from runner.config.errors import WrongConfig
+from runner.files.lock import lock_file
 from runner.runs import folder as run_folder
 from runner.runs.folder import (
     LOCK,
     checkpoints_in,
     latest_run,
-    lock_file,
     make_run_folder,
     owned,
     register_resolver,
@@ -59,7 +59,7 @@ def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
 
 
 def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
-    holds = "import sys; from pathlib import Path; from runner.runs.folder import lock_file; "
+    holds = "import sys; from pathlib import Path; from runner.files.lock import lock_file; "
     holds += "file = lock_file(Path(sys.argv[1])); "
     other = subprocess.Popen(
         [sys.executable, "-c", holds + "print('held', flush=True); input()", str(tmp_path / LOCK)],

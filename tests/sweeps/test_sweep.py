@@ -225,7 +225,7 @@ def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Pa
     assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
     (sweep,) = sweeps(folder)
     hold = "f = lock_file(Path(sys.argv[1])); print(1, flush=True); input()"
-    modules = "import sys; from pathlib import Path; from runner.runs.folder import lock_file"
+    modules = "import sys; from pathlib import Path; from runner.files.lock import lock_file"
     lock = [sys.executable, "-c", f"{modules}; {hold}", str(sweep / "digits-seed1" / ".lock")]
     with subprocess.Popen(lock, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.whole import sync_file
 
 log = logging.getLogger("runner")
 
@@ -109,7 +110,7 @@ class TokenCache:
                         return _joined([numpy.frombuffer(kept, dtype), part, *parts], dtype)
                 os.fchmod(file.fileno(), 0o644)
                 try:
-                    os.fsync(file.fileno())
+                    sync_file(file)
                     os.replace(name, path)
                 except OSError as error:
                     self._warn(error)

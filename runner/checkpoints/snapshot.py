@@ -132,7 +132,8 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
 
 def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
     own = model.state_dict()
-    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    missing = sorted(own.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - own.keys())
     shapes = [
         f"{k} {tuple(weights[k].shape)} into {tuple(own[k].shape)}"
         for k in own.keys() & weights.keys()
@@ -200,7 +201,8 @@ def _order(state: State) -> dict[str, Any]:
 
 def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
     """Raise where the rest of an epoch would be other samples than those that its first part has left."""
-    before, stands = saved.get("order", {}), Timestamp.from_state_dict(saved["timestamp"])
+    before = saved.get("order", {})
+    stands = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
     if changes and stands.batch_in_epoch > 0:
         raise ValueError(

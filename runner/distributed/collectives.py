@@ -47,7 +47,8 @@ def init_process_group(device: torch.device) -> bool:
         torch.cuda.set_device(device)
     if get_world_size() == 1 or dist.is_initialized():
         return False
-    rank, size = get_global_rank(), get_world_size()
+    rank = get_global_rank()
+    size = get_world_size()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     # Others may wait for rank 0 while it writes a large checkpoint: NCCL alone would give it ten minutes.
     dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size, timeout=TIMEOUT)

@@ -55,7 +55,10 @@ def ended_by_signals(grace: float) -> Iterator[None]:
 
 def _count_along(reader: int, grace: float) -> None:
     """Read signals as the system delivers them, until a 0 comes; end the process where the time after one is up."""
-    poll, deadline, last, interrupted = select.poll(), float("inf"), 0, False
+    poll = select.poll()
+    deadline = float("inf")
+    last = 0
+    interrupted = False
     poll.register(reader, select.POLLIN)
     while True:
         left = deadline - time.monotonic()
@@ -67,7 +70,8 @@ def _count_along(reader: int, grace: float) -> None:
             if number == signal.SIGINT and not interrupted:
                 interrupted = True
             elif number in asking_to_end():
-                last, seconds = number, SECOND_CTRL_C if number == signal.SIGINT else grace
+                last = number
+                seconds = SECOND_CTRL_C if number == signal.SIGINT else grace
                 deadline = min(deadline, time.monotonic() + seconds)
     reason = "what went on did not end in time, and is not saved"
     print(f"ended by {signal.Signals(last).name}: {reason}", file=sys.stderr, flush=True)

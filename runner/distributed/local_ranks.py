@@ -107,8 +107,11 @@ class LocalRanks(Ranks):
             from runner.distributed.store import disconnect
 
             disconnect()
-        self._children, self._listener, self._store = [], None, None
-        self.size, self._messages = 1, 0
+        self._children = []
+        self._listener = None
+        self._store = None
+        self.size = 1
+        self._messages = 0
 
     def _environment(self, rank: int) -> dict[str, str]:
         return {

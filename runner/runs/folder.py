@@ -22,7 +22,8 @@ from runner.modes.table import WITHOUT_OUTPUT
 
 LOCK = ".lock"  # in the folder of a run, held while it trains
 SWEEP = "sweep.json"  # in a sweep's folder: what it is
-INDEX, INDEX_LOCK = ".index.json", ".index.lock"  # beside the folders of sweeps: which of them is whose
+INDEX = ".index.json"
+INDEX_LOCK = ".index.lock"  # beside the folders of sweeps: which of them is whose
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
@@ -193,13 +194,15 @@ def latest_run() -> Path | None:
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # of another name
-    newest, run = 0, None
+    newest = 0
+    run = None
     for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
         if changed <= newest:
             break  # a folder changes when a checkpoint gets its name in it: those that follow hold no later one
         saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
         if saved and max(saved) > newest:
-            newest, run = max(saved), folder.parent
+            newest = max(saved)
+            run = folder.parent
     return run
 
 

@@ -61,7 +61,8 @@ def write_record(
 
         aside = set_aside_later(goes_on_from, session / "checkpoints")
         if aside:
-            names, folder = ", ".join(aside), show_path(session / "checkpoints")
+            names = ", ".join(aside)
+            folder = show_path(session / "checkpoints")
             log.warning(
                 "checkpoints later than %s are of another future: moved to %s: %s", goes_on_from.name, folder, names
             )

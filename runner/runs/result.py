@@ -87,7 +87,8 @@ class Result:
         chosen = [key for key in self.metrics if objective in (key, key.partition("/")[2])] if objective else evaluated
         if chosen:
             label, _, name = chosen[0].partition("/")
-            self.objective, self.objective_name = self.metrics[chosen[0]], chosen[0]
+            self.objective = self.metrics[chosen[0]]
+            self.objective_name = chosen[0]
             self.lower_is_better = lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name))
 
     def write(self, folder: Path) -> None:
@@ -215,7 +216,8 @@ def recording(job: Job) -> Iterator[Result]:
 
     A WrongConfig leaves what was said before.
     """
-    folder, started = Path(job.run_dir), time.monotonic()
+    folder = Path(job.run_dir)
+    started = time.monotonic()
     before = read_result(folder)
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides)
     _write(result, folder)
@@ -226,13 +228,15 @@ def recording(job: Job) -> Iterator[Result]:
         _put_back(before, folder)
         raise
     except Diverged as error:
-        result.status, result.error = "DIVERGED", str(error)
+        result.status = "DIVERGED"
+        result.error = str(error)
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
         raise
     except BaseException as error:
-        result.status, result.error = "FAILED", "".join(traceback.format_exception(error))
+        result.status = "FAILED"
+        result.error = "".join(traceback.format_exception(error))
         raise
     finally:
         if result.status != "RUNNING":

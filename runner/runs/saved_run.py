@@ -131,7 +131,8 @@ def from_the_start(saved: SavedRun) -> bool:
     """
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
-    folder, resume = Path(saved.run_dir), f"resume={saved.given!r}"
+    folder = Path(saved.run_dir)
+    resume = f"resume={saved.given!r}"
     found = checkpoints_in(folder)
     if any((one / MANIFEST).exists() for one in found):
         return False

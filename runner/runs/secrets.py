@@ -33,7 +33,8 @@ def is_secret(path: str, content: bytes = b"") -> bool:
 def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
     """Return a patch of git's without the files that are likely to hold secrets, and their names."""
     starts = [match.start() for match in _FILE.finditer(patch)]
-    kept, left_out = [patch[: starts[0]] if starts else patch], []
+    kept = [patch[: starts[0]] if starts else patch]
+    left_out = []
     for start, end in pairwise([*starts, len(patch)]):
         part = patch[start:end]
         head = part.partition(b"\n@@")[0]

@@ -110,7 +110,9 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
         job: as composed.
         hydra_config: of the job.
     """
-    sweep, number, choices = Sweep.read(hydra_config.sweep.dir), hydra_config.job.num, hydra_config.runtime.choices
+    sweep = Sweep.read(hydra_config.sweep.dir)
+    number = hydra_config.job.num
+    choices = hydra_config.runtime.choices
     identity = identify(job.config)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
     name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices)
@@ -143,7 +145,8 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
         raise
     except Exception as error:
         if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before it began
-            result.status, result.error = "FAILED", "".join(traceback.format_exception(error))
+            result.status = "FAILED"
+            result.error = "".join(traceback.format_exception(error))
             result.write(folder)
         raise
     finally:

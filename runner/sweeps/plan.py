@@ -130,7 +130,8 @@ def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
 
 def _example(override: Override) -> str:
     """Return an override with one of the values that are swept."""
-    key, value = override.get_key_element(), override.value()
+    key = override.get_key_element()
+    value = override.value()
     if not override.is_sweep_override():
         return f"{key}={override.get_value_element_as_str()}"
     return f"{key}={value.start if isinstance(value, IntervalSweep) else next(override.sweep_string_iterator())}"

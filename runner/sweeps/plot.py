@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MAX_PANELS = 6
 MAX_LINES = 8  # in a panel
 MAX_TICKS = 8  # one for each value, up to here
-BEST, POINT = "#d1495b", "#33658a"
+BEST = "#d1495b"
+POINT = "#33658a"
 
 
 def draw(jobs: Sequence[SweepJob], objective: str, path: Path) -> None:
@@ -104,7 +105,8 @@ def _fill(axes: Any, jobs: Sequence[SweepJob], key: str, others: Sequence[str], 
 def _band(axes: Any, objectives: Sequence[float]) -> None:
     """Draw the mean over seeds, with a band of one sample standard deviation on either side."""
     if len(objectives) > 1:
-        mean, spread = statistics.fmean(objectives), statistics.stdev(objectives)
+        mean = statistics.fmean(objectives)
+        spread = statistics.stdev(objectives)
         axes.axhline(mean, color=POINT, linewidth=1.2)
         axes.axhspan(mean - spread, mean + spread, color=POINT, alpha=0.12, linewidth=0)
         axes.set_title(f"mean {mean:.4g}, spread {spread:.2g}", fontsize="medium")

@@ -49,7 +49,8 @@ class SweepJob:
 
 def end_sweep() -> int:
     """Sum up the sweep that this process led, and return the exit code that it asks for; 0 where it led none."""
-    led, sweep.led = sweep.led, None
+    led = sweep.led
+    sweep.led = None
     if led is None:
         return 0
     results = led.results()
@@ -162,7 +163,8 @@ def _sum_up(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
 
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
         log.warning("hydra.sweeper.direction=%s, but of %s the opposite is better", led.direction, objective_name(jobs))
-    table, means = tabulate(jobs), average(jobs)
+    table = tabulate(jobs)
+    means = average(jobs)
     tables = {"jobs": table} | ({"means": means} if means is not None else {})
     files = [led.folder / "jobs.csv", led.folder / "jobs.json", led.folder / "comparison.png"]
     text = io.StringIO(newline="")

@@ -245,7 +245,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     While a job trains in this very process, it hears signals itself.
     """
     assert led is not None
-    again, led.stopped_by = led.stopped_by > 0, number
+    again = led.stopped_by > 0
+    led.stopped_by = number
     (led.folder / STOP).touch()
     if led.launcher == "basic" or (again and number == signal.SIGINT):
         raise Interrupt.exception(number)

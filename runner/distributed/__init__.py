@@ -1,1 +1,1 @@
-"""Ranks: how they are started, meet, agree, and end; nothing else knows how many there are."""
+"""Ranks: how they start, find each other, agree and end. Code elsewhere does not depend on how many there are."""

@@ -1,4 +1,4 @@
-"""Ranks: who this process is, how a model is replicated, and what all ranks must agree on."""
+"""The ranks: which one this process is, how a model is replicated, and collectives on the host."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ T = TypeVar("T")
 
 
 def get_global_rank() -> int:
-    """Return this process's rank among all, from the process group or else from the environment; 0 when alone."""
+    """Return this process's rank among all, from the process group or else the environment; 0 for a single process."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def get_world_size() -> int:
-    """Return the number of ranks, from the process group or else from the environment; 1 when alone."""
+    """Return the number of ranks, from the process group or else the environment; 1 for a single process."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def get_local_rank() -> int:
-    """Return this process's rank on its machine, which is also the index of its GPU; 0 when alone."""
+    """Return this process's rank on its machine, which is also the index of its GPU; 0 for a single process."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def init_process_group(device: torch.device) -> bool:
-    """Join the other ranks where there are any: gloo on the CPU, NCCL beside it on CUDA. All ranks.
+    """Make a process group with the other ranks, if there are any: gloo on the CPU, plus NCCL on CUDA. All ranks.
 
-    One process alone makes no process group, and one that exists already is used. In any case a GPU becomes the current
-    one, so that no rank takes memory on another's.
+    A single process makes no group, and an existing group is used as it is. A GPU becomes the current device in any
+    case, so that no rank allocates memory on another rank's GPU.
 
     Returns:
-        Whether a group was made, which `destroy_process_group` then has to end.
+        Whether a group was made; if so, `destroy_process_group` has to end it.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -50,16 +50,17 @@ def init_process_group(device: torch.device) -> bool:
     rank = get_global_rank()
     size = get_world_size()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # Others may wait for rank 0 while it writes a large checkpoint: NCCL alone would give it ten minutes.
+    # The others may wait while rank 0 writes a large checkpoint, and NCCL's own timeout is ten minutes.
     dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size, timeout=TIMEOUT)
     return True
 
 
 def destroy_process_group(error: BaseException | None = None) -> None:
-    """Leave the other ranks. What DDP left behind goes first: its threads must not outlive the group.
+    """Destroy the process group, after DDP's leftovers are collected, because its threads must not outlive the group.
 
     Args:
-        error: that the run ends with. Where the device has failed, nothing waits for it as NCCL would.
+        error: the error that ends the run. After a failure of the device the group is left alone: NCCL would wait for
+            the device while destroying it.
     """
     gc.collect()
     if dist.is_initialized() and not isinstance(error, torch.AcceleratorError):
@@ -67,10 +68,10 @@ def destroy_process_group(error: BaseException | None = None) -> None:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device that a name asks for; 'auto': this rank's GPU, else Apple's, else the CPU.
+    """Return the device for a name; 'auto' means this rank's GPU if there is one, else Apple's, else the CPU.
 
     Raises:
-        ValueError: the name is no device, or there is none of that kind here.
+        ValueError: the name is not that of a device, or this machine has no such device.
     """
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -89,9 +90,10 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return the model wrapped for data-parallel training, or itself when this process is alone.
+    """Return the model wrapped for data-parallel training, or the model itself in a single process.
 
-    Buffers are not broadcast in each forward pass; `broadcast_buffers` gives rank 0's to all, where they are read.
+    Buffers are not broadcast in each forward pass; `broadcast_buffers` copies rank 0's to all ranks before they are
+    read.
     """
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -102,14 +104,14 @@ def replicate(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers (running statistics of batch norm). All ranks."""
+    """Copy rank 0's buffers, such as the running statistics of batch norm, to all ranks. All ranks."""
     if get_world_size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value, one that JSON holds, on all ranks. All ranks; nothing is unpickled."""
+    """Return rank 0's value on all ranks. All ranks; the value travels as JSON, so nothing is unpickled."""
     if get_world_size() == 1:
         return value
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -121,14 +123,14 @@ def broadcast_object(value: T) -> T:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Return a tensor summed over all ranks, in place. All ranks."""
+    """Sum a tensor over all ranks, in place, and return it. All ranks."""
     if get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average gradients over all ranks, as DDP does within backward. All ranks, with the same gradients present."""
+    """Average gradients over all ranks, as DDP does in backward. All ranks must have the same gradients present."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         if work is not None:
@@ -138,5 +140,5 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def any_rank(condition: bool) -> bool:
-    """Return whether a condition holds on at least one rank. All ranks; the hosts agree, no device is waited for."""
+    """Return whether a condition holds on at least one rank. All ranks, on the host: waits for no device."""
     return all_reduce_sum(torch.tensor(int(condition))).item() > 0

@@ -1,4 +1,4 @@
-"""How a signal ends a process that works on a job: in order where it can, in time where it cannot."""
+"""How a signal ends a process that is running a job: cleanly if it can, and otherwise by a deadline."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from runner.distributed.signals import asking_to_end, end
 
 SECOND_CTRL_C = 5.0  # seconds
 
-# A process that is forked has our handlers, and would report its own signals as ours.
+# A forked process inherits the wakeup descriptor, and would report its own signals as ours.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 @contextmanager
 def ended_by_signals(grace: float) -> Iterator[None]:
-    """Inside, a signal ends this process through all that has to be closed, or without it where that lasts too long.
+    """Within the context, let a signal end this process cleanly, or abruptly once the grace period is over.
 
-    While a Trainer fits it hears signals by itself, and so does a sweep. But what waits in torch for a rank that is
-    stuck hears nothing for half an hour, which is why a thread counts along.
+    A Trainer that is fitting handles signals by itself, and so does a sweep. But a process that waits inside torch for
+    a stuck rank runs no Python handler for half an hour, so a thread of its own watches the deadline.
 
     Args:
-        grace: seconds after a signal in which a job may end in order; after a second Ctrl-C it is `SECOND_CTRL_C`.
+        grace: seconds that a job has to end cleanly after a signal; after a second Ctrl-C it has `SECOND_CTRL_C`.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     before = {number: signal.getsignal(number) for number in asking_to_end()}
     before = {number: handler for number, handler in before.items() if handler == signal.SIG_DFL}
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    thread = threading.Thread(target=_count_along, args=(reader, grace), name="signals", daemon=True)
+    thread = threading.Thread(target=_watch_deadline, args=(reader, grace), name="signals", daemon=True)
     thread.start()
     outer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in before:
@@ -53,8 +53,8 @@ def ended_by_signals(grace: float) -> Iterator[None]:
         os.close(writer)
 
 
-def _count_along(reader: int, grace: float) -> None:
-    """Read signals as the system delivers them, until a 0 comes; end the process where the time after one is up."""
+def _watch_deadline(reader: int, grace: float) -> None:
+    """Read signals as the system delivers them, until a 0 arrives; end the process when the grace period is over."""
     poll = select.poll()
     deadline = float("inf")
     last = 0
@@ -73,6 +73,6 @@ def _count_along(reader: int, grace: float) -> None:
                 last = number
                 seconds = SECOND_CTRL_C if number == signal.SIGINT else grace
                 deadline = min(deadline, time.monotonic() + seconds)
-    reason = "what went on did not end in time, and is not saved"
+    reason = "the job did not stop in time; progress since its last checkpoint is lost"
     print(f"ended by {signal.Signals(last).name}: {reason}", file=sys.stderr, flush=True)
     os._exit(128 + last)

@@ -1,4 +1,4 @@
-"""GPUs for the jobs of a sweep that run at the same time: each has some to itself, and sees no others."""
+"""GPUs for the parallel jobs of a sweep: each job leases its own, and sees no others."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from typing import IO
 from runner.files.lock import lock_file
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-POLL = 0.5  # seconds between two looks at who has what
+POLL = 0.5  # seconds between two attempts to lease
 
 _held: list[IO[str]] = []
-"""Locked, one for each GPU of the job that this process works on."""
+"""Locked files, one for each GPU that the current job of this process has leased."""
 _chosen: list[str] = []
-"""What this process has leased so far. A later job has the same: CUDA and other ranks, once started, see no others."""
+"""GPUs that this process has leased so far; later jobs use them again, because CUDA, once started, sees no others."""
 
 
 def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Have GPUs that no other leases, the lowest free ones, and see only these; waits for them. Before CUDA starts.
+    """Lease the lowest free GPUs and hide all others from this process, waiting if necessary. Before CUDA starts.
 
-    Does nothing where there are not so many. A lease ends with this process, or with `given_back`.
+    Nothing is leased if the machine has fewer GPUs than that. A lease ends with this process, or with `given_back`.
 
     Args:
-        number: of GPUs.
-        is_over: asked while it waits; true: the job is not wanted any more.
+        number: how many GPUs to lease.
+        is_over: called while waiting; True means that the job is no longer wanted.
 
     Raises:
-        SystemExit: it is over.
-        PermissionError: somebody else has made the folder in which it is written down who has what.
+        SystemExit: the job was called off while it waited.
+        PermissionError: the folder of lock files belongs to another user.
     """
     if number > len(_gpus()):
         return
@@ -45,7 +45,7 @@ def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
     while not _take(wanted, number, least):
         if not has_told:
             has_told = True
-            print(f"INFO: waits for {number} of the GPUs {', '.join(wanted)}: other jobs have them", file=sys.stderr)
+            print(f"INFO: waiting for {number} of the GPUs {', '.join(wanted)}: other jobs use them", file=sys.stderr)
         if is_over():
             raise SystemExit(143)
         time.sleep(POLL)
@@ -54,7 +54,7 @@ def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """After it, what was leased inside is free for others."""
+    """On exit, give back the GPUs that were leased within the context."""
     try:
         yield
     finally:
@@ -69,11 +69,11 @@ def _gpus() -> list[str]:
         return [*takewhile(lambda one: one not in ("", "-1"), map(str.strip, os.environ[VISIBLE].split(",")))]
     import torch
 
-    return [str(index) for index in range(torch.cuda.device_count())]  # asks the driver, and starts no CUDA
+    return [str(index) for index in range(torch.cuda.device_count())]  # asks the driver without starting CUDA
 
 
 def _take(wanted: list[str], number: int, least: int) -> bool:
-    """Lock the first free ones of those wanted, but all of the first `least`; none at all where that fails."""
+    """Lock the first free GPUs of those wanted, including all of the first `least`; lock none if that is impossible."""
     folder = Path(tempfile.gettempdir()) / f"runner-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():

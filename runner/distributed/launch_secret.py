@@ -1,4 +1,4 @@
-"""The secret of a launch: who does not know it cannot write what ranks take from the store in which they meet."""
+"""The secret of a launch: ranks accept only those messages in their store that were signed with it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import hashlib
 import hmac
 
 VARIABLE = "RUNNER_SECRET"
-"""Environment variable that hands the secret to a rank; under torchrun the user may set it, alike on each machine."""
+"""Environment variable that passes the secret to a rank; with torchrun, users may set it, alike on each machine."""
 
 _DIGITS = 2 * hashlib.sha256().digest_size
 _secret = b""
 
 
 def use_secret(secret: str) -> None:
-    """Sign and verify with a secret from now on; with an empty one anybody can sign."""
+    """Sign and verify with a secret from now on. With an empty one, anybody can sign."""
     global _secret
     _secret = secret.encode()
 
 
 def signed(name: str, text: str) -> str:
-    """Return a text with the signature by which `verified` knows it.
+    """Return a text with its signature in front, for `verified` to check.
 
     Args:
-        name: the key under which it is stored: it is valid there alone.
-        text: what is stored.
+        name: the key in the store; the signature is valid only under this key.
+        text: the text to store.
     """
     return hmac.digest(_secret, f"{name}\n{text}".encode(), "sha256").hex() + text
 
 
 def verified(name: str, stored: bytes) -> str:
-    """Return the text that a process of this launch has stored.
+    """Return a text that a process of this launch has stored.
 
     Args:
-        name: the key under which it was found.
-        stored: what was found there.
+        name: the key in the store.
+        stored: the signed text that was read there.
 
     Raises:
-        PermissionError: it is not what `signed` returns.
+        PermissionError: the signature is missing or wrong.
     """
     text = stored[_DIGITS:].decode(errors="replace")
     if not hmac.compare_digest(signed(name, text).encode(), stored):
         raise PermissionError(
-            f"{name} in the store of the ranks was written by a process that is none of this launch, and is refused: "
+            f"{name} in the store of the ranks was written by a process outside this launch, and is refused: "
             "find out who has access to this machine"
         )
     return text

@@ -1,4 +1,4 @@
-"""Ranks from inside: this process is rank 0 and the job, plain child processes are the others."""
+"""Ranks without torchrun: this process is rank 0, and child processes are the others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from runner.distributed.launch_secret import VARIABLE, use_secret
 from runner.distributed.threads import VARIABLES
 
 PR_SET_PDEATHSIG = 1
-GRACE = 4.0  # seconds in which ranks leave a failed job, or end, by themselves
+GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, by themselves
 
 
 class LocalRanks(Ranks):
-    """Child processes that are ranks 1 and up while this process is rank 0. They are kept from one job to the next.
+    """Child processes that serve as ranks 1 and up while this process is rank 0. They are reused from job to job.
 
-    They are started anew where another number is wanted, one of them has died, or the job before has failed. In a
-    process that stays alone everything here does nothing.
+    New ones are started if the number of ranks changes, a child has died, or the previous job failed. With a single
+    process, none of these methods does anything.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class LocalRanks(Ranks):
         self.size = processes
         if processes == 1:
             return
-        # They call at a socket that listens already, so no other process can take the port before rank 0 answers.
+        # The children connect to a socket that is already listening, so no other process can take its port.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=processes)
-        secret = secrets.token_hex()  # any process of this machine can call there
+        secret = secrets.token_hex()  # because any process on this machine can connect to that socket
         use_secret(secret)
         shared = {
             **os.environ,
@@ -58,7 +58,8 @@ class LocalRanks(Ranks):
             **({} if threads is None else dict.fromkeys(VARIABLES, str(threads))),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._listener.getsockname()[1]),
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # they import what this one does
+            # So that the children import the same modules as this process.
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             PARENT: str(os.getpid()),
             VARIABLE: secret,
         }
@@ -67,7 +68,7 @@ class LocalRanks(Ranks):
                 [sys.executable, "-P", "-m", "runner"],
                 env=shared | self._environment(rank),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C reaches rank 0 alone, which agrees with the others on what to do
+                process_group=0,  # Ctrl-C reaches only rank 0, which agrees with the others on what to do
             )
             for rank in range(1, processes)
         ]
@@ -92,7 +93,7 @@ class LocalRanks(Ranks):
         self.end()
 
     def end(self) -> None:
-        """Let the children leave, if they do so within a moment, and end the others."""
+        """Let the children exit by themselves, and kill those that take longer than `GRACE`."""
         if self._store is not None:
             self._send({"exit": 0})
         deadline = time.monotonic() + (0.0 if self._store is None else GRACE)
@@ -135,7 +136,7 @@ _ranks: Ranks | None = None
 
 
 def ranks() -> Ranks:
-    """Return the ranks of this process; the same object at every call."""
+    """Return the ranks of this process, the same object at every call."""
     global _ranks
     if _ranks is None:
         _ranks = Ranks() if "RANK" in os.environ else LocalRanks()
@@ -143,7 +144,7 @@ def ranks() -> Ranks:
 
 
 def end_with_parent() -> None:
-    """Have this process killed when the one ends that started it from inside, however that comes about."""
+    """Have this process killed when its parent, rank 0, ends for whatever reason."""
     if PARENT not in os.environ:
         return  # torchrun looks after its workers
     parent = int(os.environ[PARENT])
@@ -151,7 +152,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_end_when_orphaned, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it has ended before that was arranged
+    if os.getppid() != parent:  # the parent ended before that took effect
         os._exit(1)
 
 
@@ -163,10 +164,10 @@ def _end_when_orphaned(parent: int) -> None:
 
 @functools.cache
 def end_with(process: int) -> None:
-    """Have this process, which a launcher started for a sweep, end soon after another: as on SIGTERM, if it can.
+    """End this process, which a launcher started for a sweep, soon after the sweep's process: by SIGTERM if possible.
 
     Args:
-        process: the sweep's process id, on this machine.
+        process: process id of the sweep, on this machine.
     """
     threading.Thread(target=_end_after, args=(process,), name="sweep", daemon=True).start()
 
@@ -174,14 +175,14 @@ def end_with(process: int) -> None:
 def _end_after(process: int) -> None:
     while is_alive(process):
         time.sleep(1.0)
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as between two jobs
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # it is ignored between two jobs
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)
     os._exit(128 + signal.SIGTERM)
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine runs."""
+    """Return whether a process on this machine is running."""
     import psutil
 
     try:

@@ -1,6 +1,6 @@
 """Signals, which end training from outside.
 
-After a signal the batch in flight is finished and a checkpoint is written before the process ends.
+After a signal, the current batch is finished and a checkpoint is written before the process ends.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT)
 HANDLED = (*ALWAYS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that ask a run to end: users and schedulers send them, and SIGHUP comes when a terminal is closed."""
+"""Signals that ask a run to end. Users and schedulers send them; SIGHUP arrives when a terminal is closed."""
 
 
 def asking_to_end() -> list[int]:
-    """Return those of `HANDLED` that do ask this process to end.
+    """Return the signals of `HANDLED` that ask this process to end.
 
-    Not those that are ignored, as SIGHUP is under nohup, or that someone else handles, as submitit does SIGUSR2.
+    Signals that are ignored, such as SIGHUP under nohup, are left out, and so are those that another library handles,
+    such as SIGUSR2 under submitit.
     """
     return [number for number in HANDLED if number in ALWAYS or _is_free(signal.getsignal(number))]
 
@@ -30,29 +31,29 @@ def _is_free(handler: Any) -> bool:
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """End the process as a signal asks, closing everything first; the same signal again does not interrupt that."""
+    """End the process as a signal asks, closing everything first; a repeat of the signal does not interrupt that."""
     if number != signal.SIGINT:
         signal.signal(number, _go_on)
     raise Interrupt.exception(number)
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Do nothing about a signal, which is known."""
+    """Ignore a signal that is being acted on already."""
 
 
 class Interrupt:
-    """Remembers a signal that asks for the end while it is listening; a second Ctrl-C interrupts at once."""
+    """Remembers a signal that asks the run to end; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal = 0
-        """Number of the signal that came last, 0 while none did."""
+        """Number of the last signal received; 0 if there was none."""
         self._interrupted = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, signals are remembered; the handlers from before are restored on the way out.
+        """Remember signals within the context; on exit, the previous handlers are restored.
 
-        Outside the main thread nothing can be installed, and the process's own handling stays.
+        Outside the main thread no handler can be installed, so signals keep the handling that they had.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -73,5 +74,5 @@ class Interrupt:
 
     @staticmethod
     def exception(number: int) -> BaseException:
-        """Return what ends the process as the signal asked: KeyboardInterrupt, or SystemExit with 128 + its number."""
+        """Return the exception to end the process with: KeyboardInterrupt for SIGINT, else SystemExit(128 + number)."""
         return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)

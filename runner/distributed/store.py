@@ -1,4 +1,4 @@
-"""Where the ranks of a launch meet: one store, for their jobs, each other's addresses, and what failed first."""
+"""The store that the ranks of a launch share: it holds their jobs, their addresses, and the first failure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TIMEOUT = timedelta(minutes=30)
 LOCALHOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks at the store
 OF_THE_DEVICE = (torch.AcceleratorError, torch.OutOfMemoryError)
-SETTLE = 1.0  # seconds after which nobody else is known to have failed first
+SETTLE = 1.0  # seconds to wait for a report that another rank failed first
 
 stopping = threading.Event()
 """Set when this process knows that the job has failed, here or on another rank."""
 agreed_to_end = threading.Event()
-"""Set when this process knows that all ranks end because of a signal."""
+"""Set when this process knows that all ranks are ending because of a signal."""
 
 _launch: Store | None = None
 _round: Store | None = None
@@ -39,7 +39,7 @@ _groups = 0
 
 
 def launch_store() -> Store:
-    """Return the store of the launch, which outlives its ranks under torchrun: the agent keeps it over restarts."""
+    """Return the store of the launch. Under torchrun the agent keeps it when it restarts the ranks."""
     global _launch
     if _launch is None:
         _launch, _, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
@@ -50,7 +50,7 @@ def host(listener: int) -> None:
     """Make this process, rank 0, the host of the store.
 
     Args:
-        listener: descriptor of a listening socket, owned by the store from now on. Ranks may have called there already.
+        listener: descriptor of a listening socket, which the store now owns. Ranks may have connected already.
     """
     global _launch, _round
     _launch = _round = TCPStore(
@@ -59,20 +59,20 @@ def host(listener: int) -> None:
 
 
 def connect() -> Store:
-    """Return another connection to the store that this process hosts: on the first, another thread may be waiting."""
+    """Return a second connection to the store that this process hosts, because a thread may be blocking the first."""
     if not isinstance(_launch, TCPStore):
         raise RuntimeError("this process hosts no store")
     return TCPStore(LOCALHOST, _launch.port, is_master=False)
 
 
 def disconnect() -> None:
-    """Forget the ranks of before; others will meet anew."""
+    """Forget the store, so that the next ranks share a new one."""
     global _launch, _round
     _launch = _round = None
 
 
 def current_store() -> Store:
-    """Return the store of those ranks that run at present, made at the first call. All ranks."""
+    """Return the store of the ranks that are running now; the first call makes it. All ranks."""
     global _round
     if _round is None:
         store = launch_store()
@@ -82,7 +82,7 @@ def current_store() -> Store:
 
 
 def begin_job(number: int) -> None:
-    """Use keys of its own for a job: what earlier ones left there is stale. All ranks."""
+    """Use separate keys for a job, since those of earlier jobs are stale. All ranks."""
     global _job, _groups
     _job = number
     _groups = 0
@@ -91,10 +91,10 @@ def begin_job(number: int) -> None:
 
 
 def group_store() -> Store:
-    """Return a store for a new process group, once all ranks have come to make one. All ranks.
+    """Return a store for a new process group, once all ranks are ready to make one. All ranks.
 
     Raises:
-        RankFailed: one of them will not come.
+        RankFailed: a rank failed, so it will never be ready.
     """
     global _groups
     _groups += 1
@@ -111,10 +111,10 @@ def group_store() -> Store:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Return why the ranks fail: `error`, or a RankFailed where that only follows from another's; tell the others.
+    """Return the error that failed first, `error` or a RankFailed from another rank, and report `error` to the others.
 
-    What follows from another's failure is a RuntimeError, by which torch says that a rank has left; not one of this
-    rank's own device. Signals are agreed upon, and no failure. Any rank.
+    An error counts as a consequence of another rank's failure if it is a RuntimeError, which torch raises when a rank
+    has gone, unless this rank's own device raised it. Signals are not failures: all ranks agree on those. Any rank.
     """
     is_news = not stopping.is_set()
     stopping.set()
@@ -124,8 +124,8 @@ def first_failure(error: BaseException) -> BaseException:
         error, (torch.AcceleratorError, torch.OutOfMemoryError)
     )
     if isinstance(error, torch.AcceleratorError) and is_news:
-        # Told now, for NCCL's watchdogs may end this process, and those that wait for it, at any moment.
-        log.error("rank %d cannot go on, as its device failed", _rank(), exc_info=error)
+        # Logged now, because NCCL's watchdogs may end this process, and those waiting for it, at any moment.
+        log.error("rank %d cannot continue: its device failed", _rank(), exc_info=error)
     try:
         if follows:
             _await_failure(_round)
@@ -136,24 +136,24 @@ def first_failure(error: BaseException) -> BaseException:
 
 
 def _await_failure(store: Store) -> None:
-    """Wait a moment for the failure of another rank to be reported: one that was killed is reported for by rank 0."""
+    """Wait a moment for a report that another rank failed; rank 0 reports those that were killed."""
     deadline = time.monotonic() + SETTLE
     while not store.check([_failure_key()]) and time.monotonic() < deadline:
         time.sleep(POLL)
 
 
 def report_failure(store: Store, rank: int, trace: str, facts: Facts = UNKNOWN) -> RankFailed:
-    """Tell all ranks that one has failed, and return what failed first."""
+    """Report to all ranks that one has failed, and return the first failure reported."""
     name = _failure_key()
     mine = signed(name, json.dumps([rank, trace, facts.to_data()]))
     store.compare_set(name, "", mine)
-    if (first := find_failure(store)) is None:  # someone else wrote there
+    if (first := find_failure(store)) is None:  # what is there was not written by a rank
         store.set(name, mine)
     return first or RankFailed(rank, trace, facts)
 
 
 def find_failure(store: Store) -> RankFailed | None:
-    """Return what failed first in this job, None while nothing did; what no rank of this launch wrote is ignored."""
+    """Return the first failure of this job, or None; a report that no rank of this launch has signed is ignored."""
     name = _failure_key()
     with suppress(PermissionError):
         if store.check([name]):
@@ -167,23 +167,24 @@ def _failure_key() -> str:
 
 
 def _agree_on_round(store: Store) -> str:
-    """Return a name that all ranks that run at present agree on, and none of before a restart had. All ranks.
+    """Return a name that the ranks running now agree on, and that was not used before a restart. All ranks.
 
-    torchrun's count of restarts is no such name: of two nodes, one counts a failure where the other sees a newcomer.
-    So rank 0 takes a new name and welcomes whoever calls under it; those of an earlier round are never welcomed.
+    torchrun's count of restarts cannot serve as this name, because it can differ between nodes: one counts a failure
+    where the other sees a new member. So rank 0 chooses a new name and acknowledges every rank that calls under it;
+    ranks of an earlier round are never acknowledged.
     """
     if _rank() == 0:
         name = f"round/{store.add('rounds', 1)}"
         store.set("round", name)
         for rank in range(1, _world_size()):
-            store.set(f"{name}/welcome/{store.get(f'{name}/caller/{rank}').decode()}", "")
+            store.set(f"{name}/acknowledged/{store.get(f'{name}/caller/{rank}').decode()}", "")
         return name
     me = uuid.uuid4().hex
     while True:
         name = store.get("round").decode()
         store.set(f"{name}/caller/{_rank()}", me)
         time.sleep(POLL)
-        if store.check([f"{name}/welcome/{me}"]):
+        if store.check([f"{name}/acknowledged/{me}"]):
             return name
 
 

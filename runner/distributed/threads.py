@@ -1,4 +1,4 @@
-"""CPU threads: as many to each process as do not get in the way of the others on this machine."""
+"""CPU threads: how many each process uses, so that processes on one machine do not slow each other down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-SPINS = "50000"  # looks for work; by default it is 300,000, and with much less a run alone is slower
+SPINS = "50000"  # an idle thread looks for work this often; the default is 300,000, and far fewer slow a single run
 
 
 def cores() -> int:
@@ -18,22 +18,22 @@ def cores() -> int:
 
 
 def wait_briefly() -> None:
-    """Have torch's idle threads sleep soon, unless the user's environment says how they wait. Before torch is imported.
+    """Make torch's idle threads go to sleep soon, unless the environment sets a policy. Before torch is imported.
 
-    They look for work for milliseconds otherwise, on cores that another process may need: two runs at once on one
-    machine slow each other down by far more than they compute, see `benchmarks/together.py`.
+    By default they spin for milliseconds on cores that another process may need. Two runs on one machine then slow each
+    other down by far more than what they compute, see `benchmarks/together.py`.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def choose_threads(asked: int | None, processes: int, jobs: int) -> int | None:
-    """Return the CPU threads of each process, None where they stay as they are.
+    """Return the number of CPU threads for each process, or None to leave it unchanged.
 
     Args:
-        asked: `launch.threads`, which goes before all else; then the user's own OMP_NUM_THREADS.
-        processes: of the job, on this machine.
-        jobs: at the same time, on this machine.
+        asked: `launch.threads`, which takes precedence over the user's own OMP_NUM_THREADS.
+        processes: processes of the job on this machine.
+        jobs: jobs that run at the same time on this machine.
     """
     if asked is not None:
         return asked
@@ -43,7 +43,7 @@ def choose_threads(asked: int | None, processes: int, jobs: int) -> int | None:
 
 
 def _defaults_of_others(jobs: int) -> list[str]:
-    """Return what torchrun and joblib set OMP_NUM_THREADS to where the user has not."""
+    """Return the values that torchrun and joblib give OMP_NUM_THREADS if the user has not set it."""
     torchrun = ["1"] if "TORCHELASTIC_RUN_ID" in os.environ else []
     joblib = [str(max(1, cores() // jobs))] if jobs > 1 else []
     return torchrun + joblib
@@ -53,13 +53,13 @@ def parallel_jobs(hydra_config: Any) -> int:
     """Return how many jobs of a sweep run at the same time on this machine.
 
     Args:
-        hydra_config: of a job.
+        hydra_config: Hydra's config of one job.
     """
     launcher = hydra_config.launcher
     name = launcher.get("_target_", "").rpartition(".")[2]
     if name == "JoblibLauncher":
         return launcher.n_jobs if launcher.n_jobs > 0 else max(1, cores() + 1 + launcher.n_jobs)
-    if name == "LocalLauncher":  # of submitit, which starts all at once: those without a result yet
+    if name == "LocalLauncher":  # submitit starts all jobs at once: count those without a result
         folders = [folder for folder in Path(launcher.submitit_folder).parent.iterdir() if folder.is_dir()]
         return max(1, sum(not any(folder.glob("*_result.pkl")) for folder in folders))
     return 1
@@ -67,7 +67,7 @@ def parallel_jobs(hydra_config: Any) -> int:
 
 @contextmanager
 def with_threads(number: int | None) -> Iterator[None]:
-    """Inside, torch computes with so many threads; None: with as many as before."""
+    """Within the context, let torch compute with this number of threads; None leaves it unchanged."""
     if number is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""Files that several processes write: completely or not at all, and one process at a time."""
+"""Files that several processes may write: written whole or not at all, locked, and signed."""

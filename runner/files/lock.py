@@ -1,4 +1,4 @@
-"""Files that one process locks at a time, and work that one process does while the others wait."""
+"""Locks of files: for a process that needs a file to itself, and for work that one does while others wait."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from typing import IO, Any
 
 log = logging.getLogger("runner")
 
-PATIENCE = 120.0  # seconds that others wait for one that makes no progress
+PATIENCE = 120.0  # seconds to wait for another process that makes no progress
 
-_threads: dict[str, threading.Lock] = {}  # by path; POSIX's locks do not exclude threads of the same process
-os.register_at_fork(after_in_child=_threads.clear)  # the child lacks the thread that would release a lock
+_threads: dict[str, threading.Lock] = {}  # by path, because POSIX locks do not keep threads of one process apart
+# A thread that was holding a lock does not exist in a forked child, so the child would wait for it forever.
+os.register_at_fork(after_in_child=_threads.clear)
 
 
 def take_lock(file: IO[Any]) -> bool | None:
-    """Lock an open file until it is closed or this process ends; return whether it is locked, None without locks.
+    """Lock an open file until it is closed or this process ends, and return whether that succeeded.
 
-    The lock is POSIX's, which forked data loader workers do not inherit. Some file systems have no locks.
+    This is a POSIX lock, which forked data loader workers do not inherit.
+
+    Returns:
+        False if another process has the lock, None if the file system has no locks.
 
     Args:
         file: a file that is open for writing.
@@ -60,22 +64,22 @@ def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] |
 
 @contextmanager
 def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
-    """Inside the context, no other process or thread works in the folder of a lock; a killed process gives it up.
+    """Within the context, keep other processes and threads out of a folder; a process that is killed gives up its lock.
 
     Yields:
-        Whether this is ensured: on a file system without locks, others may work there too.
+        Whether the lock was taken: on a file system without locks, other processes may be working there too.
 
     Args:
-        path: the lock's file, which is created and stays.
-        doing: what is done there, as a verb for messages, such as 'downloads'.
+        path: the lock file in that folder; it is made if it does not exist, and stays.
+        doing: the work that is done there, for messages, such as 'downloads'.
         progress: returns a number that changes while another process makes progress.
-        patience: seconds to wait for another process that makes no progress.
+        patience: seconds to wait for a process that makes none.
 
     Raises:
-        OSError: the file cannot be created.
-        TimeoutError: another process makes no progress.
+        OSError: the lock file cannot be made.
+        TimeoutError: another process holds the lock and makes no progress.
     """
-    # Threads first: closing the file in any of them would release the lock of the process.
+    # Threads are locked out first, because closing the file in any thread gives up the lock of the whole process.
     in_thread = _threads.setdefault(os.path.realpath(path), threading.Lock())
     with in_thread, _open(path, 0o666) as file:
         seen = -1
@@ -88,7 +92,7 @@ def alone(path: Path, doing: str, progress: Callable[[], int], patience: float =
                 seen = now
                 since = time.monotonic()
             elif time.monotonic() - since > patience:
-                reason = f"another process {doing} there, and for {patience:g} s nothing has come"
+                reason = f"another process {doing} there, and has made no progress for {patience:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
         yield locked is True
 
@@ -98,7 +102,7 @@ def _open(path: Path, mode: int) -> IO[str]:
 
 
 def size_of(folder: Path, pattern: str) -> int:
-    """Return the size in bytes of all files in a folder that match a pattern and still exist."""
+    """Return the total size in bytes of the files in a folder that match a pattern; deleted ones count as 0."""
     size = 0
     for file in folder.glob(pattern):
         try:

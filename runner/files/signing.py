@@ -1,4 +1,4 @@
-"""Signatures of this user, to recognize what somebody else wrote. Standard library only."""
+"""Signatures with this user's key, which tell this user's files from other people's. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("runner")
 
 
 def sign(contents: Sequence[bytes]) -> str | None:
-    """Return this user's signature of some contents, or None, with a warning, if there is no key."""
+    """Return this user's signature of some contents; if there is no key, warn and return None."""
     try:
         key = _user_key()
     except (OSError, RuntimeError) as error:
@@ -26,16 +26,16 @@ def sign(contents: Sequence[bytes]) -> str | None:
 
 
 def is_signed(given: bytes, contents: Sequence[bytes]) -> bool:
-    """Return whether a signature is this user's signature of some contents."""
+    """Return whether a signature of some contents is this user's."""
     signature = sign(contents)
     return signature is not None and hmac.compare_digest(given, signature.encode())
 
 
 def _user_key() -> bytes:
-    """Return the secret key of this user, created at the first call.
+    """Return this user's secret key; the first call makes it.
 
     Raises:
-        OSError, RuntimeError: there is no home folder that can be written to.
+        OSError, RuntimeError: there is no home folder, it cannot be written to, or the key in it is too short.
     """
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     path = Path(base) / "experiment-runner" / "key"
@@ -44,10 +44,10 @@ def _user_key() -> bytes:
         partial = path.with_name(f".key.{os.getpid()}")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process was quicker
             os.link(partial, path)
         partial.unlink()
     key = path.read_bytes()
     if len(key) < 32:
-        raise OSError(f"{path} holds no key; remove it")
+        raise OSError(f"{path} does not hold a key; remove it")
     return key

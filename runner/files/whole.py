@@ -1,4 +1,4 @@
-"""Write files completely or not at all, and read those that may be damaged."""
+"""Files that are written whole or not at all, and reading files that may be torn."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import IO, Any
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write a file under another name, sync it and rename it: a kill or a power cut leaves the old file or the new.
+    """Write a file under a temporary name, sync it and rename it: a kill or a power cut leaves the old file or the new.
 
     Args:
-        path: path of the file; its folder is created if it does not exist.
-        content: content of the file; text is written as UTF-8.
+        path: the file; its folder is made if it does not exist.
+        content: the content; text is encoded as UTF-8.
         mode: permissions of the file, less the umask.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to; an old file stays as it was.
+        OSError: the disk is full, or the folder cannot be written to; an existing file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    # A name that nobody can predict and that must be new, so that no link in the folder is followed.
+    # The name is unpredictable and must be new, so that no link in the folder is followed.
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -51,7 +51,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if the file does not exist, is damaged or holds something else."""
+    """Return the JSON object in a file; an empty one if the file is missing, torn, or holds something else."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

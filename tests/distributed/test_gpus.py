@@ -79,7 +79,7 @@ def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tm
     hold("c", 2)
     wait_until(lambda: is_told(tmp_path, "c"))
     told = (tmp_path / "c.err").read_text()
-    assert told == "INFO: waits for 2 of the GPUs 0, 1, 2: other jobs have them\n"
+    assert told == "INFO: waiting for 2 of the GPUs 0, 1, 2: other jobs use them\n"
     hold("d", 1)  # which `c` leaves to others, as long as there are not two
     assert sees(tmp_path, "d-0") == "2"
     first.send_signal(signal.SIGKILL)

@@ -165,4 +165,4 @@ def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch
     failure = ranks_store.find_failure(store)
     assert failure is not None and failure.rank == 1 and failure.trace.endswith("Error: the cause")
     told = [record.getMessage() for record in caplog.records]
-    assert told == (["rank 1 cannot go on, as its device failed"] if kind == "AcceleratorError" else [])
+    assert told == (["rank 1 cannot continue: its device failed"] if kind == "AcceleratorError" else [])

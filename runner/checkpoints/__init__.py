@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, how they lie on disk, and digests that tell two of them apart."""
+"""Checkpoints: what they contain, how they are stored on disk, and digests that tell two runs apart."""

@@ -1,7 +1,7 @@
-"""Digests of a run: short hashes of its state, by which two runs are compared to the bit.
+"""Digests of a run: short hashes of its state, for comparing two runs bit by bit.
 
-Two equal states have equal digests on any device and in any process; one bit apart, they differ. Imports no torch until
-there is a state to hash, so that files of digests can be compared at once.
+Equal states have equal digests on any device and in any process; states that differ in one bit have different ones.
+torch is not imported until there is a state to hash, so that comparing files of digests starts fast.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 FILE = "digests.jsonl"
 PARTS = ("samples", "content", "randomness", "weights", "optimizer", "algorithms")
-"""What a line of the file may hold digests of; the callback `StateDigest` says what each is."""
+"""Parts of a run that a line of the file may hold digests of; the callback `StateDigest` describes each."""
 
 
 def digest(value: Any) -> str:
-    """Return a hash of 32 hexadecimal digits of tensors, numbers, strings, lists and dicts, nested as one likes.
+    """Return a hash, 32 hexadecimal digits, of tensors, numbers, strings, lists and dicts, nested to any depth.
 
-    What counts of a tensor is shape, dtype and bits, of a float its bits (0.0 is not -0.0), of a dict no order. Numbers
-    of different types are different; a list and a tuple are the same. A tensor of an accelerator is copied to the host.
+    Tensors are compared by shape, dtype and bits, floats by their bits (0.0 is not -0.0), and dicts regardless of their
+    order. Numbers of different types differ; a list equals a tuple. Tensors on an accelerator are copied to the host.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: the value contains something else.
     """
     found = hashlib.blake2b(digest_size=16)
     _feed(found.update, value)
@@ -40,7 +40,7 @@ def digest(value: Any) -> str:
 
 
 def digest_state(state: State) -> dict[str, str]:
-    """Return digests of what this rank trains with, after a batch and before evaluations, by part but for `samples`."""
+    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations."""
     import torch
 
     generators = [torch.get_rng_state()]
@@ -62,7 +62,7 @@ def digest_state(state: State) -> dict[str, str]:
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:
-    """Give a value's bits to a hash, each after its type and size, so that no two values give the same."""
+    """Feed a value to a hash: the type and size come before the bits, so that no two values feed the same bytes."""
     if value is None or isinstance(value, bool | int):
         update(f"{type(value).__name__} {value};".encode())
     elif isinstance(value, float):
@@ -89,15 +89,15 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} has no digest: state is tensors, numbers, strings, lists and dicts")
     update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
-    # The intended host-device sync: one tensor at a time, so that the host needs no room for all.
+    # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
     update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of digests, by batch; one that was cut off by the end of its run is left out.
+    """Return the entries of a file of digests, one for each batch; a line that was cut off is left out.
 
     Raises:
-        FileNotFoundError: `path` is neither such a file nor the folder of a run that has one.
+        FileNotFoundError: `path` is neither a file of digests nor the folder of a run that has one.
     """
     path = Path(path)
     path = path / FILE if path.is_dir() else path
@@ -113,13 +113,13 @@ def read_digests(path: str | Path) -> list[dict[str, Any]]:
 
 
 def append_digests(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line to a file of digests, at once."""
+    """Append an entry to a file of digests."""
     with path.open("a") as file:
         file.write(_to_line(entry))
 
 
 def truncate_digests(path: Path, batch: int) -> None:
-    """Remove the lines past a batch from a file of digests, all at once."""
+    """Remove the entries after a batch from a file of digests, by replacing the file."""
     write_whole(path, "".join(_to_line(one) for one in read_digests(path) if one["batch"] <= batch))
 
 
@@ -128,27 +128,27 @@ def _to_line(entry: Mapping[str, Any]) -> str:
 
 
 class Comparison(NamedTuple):
-    """How far two runs agree, by the batches whose digests both have."""
+    """How far two runs agree, judged by the batches for which both have digests."""
 
     agreed: int
-    """The last batch up to which they agree, counted from 1; 0: they differ from the first that is compared."""
+    """The last batch up to which they agree, counted from 1; 0 if they differ at the first one compared."""
     batch: int | None
-    """The first batch after which they differ, None where they do not."""
+    """The first batch after which they differ; None if they never do."""
     parts: tuple[str, ...]
-    """What differs after it: of `PARTS`; empty where nothing does."""
+    """The parts (see `PARTS`) that differ after that batch; empty if nothing differs."""
 
 
 def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> Comparison:
-    """Return where two runs part, and in what, or up to which batch they agree.
+    """Return the batch at which two runs diverge, and in which parts, or the batch up to which they agree.
 
     Args:
-        a: the folder of a run with the callback `StateDigest`, or its file of digests.
-        b: that of another, whose interval may differ.
-        parts: what to compare. On another number of ranks only `samples` are the same.
+        a: the folder of a run that had the callback `StateDigest`, or its file of digests.
+        b: the folder or file of the other run, whose interval may differ.
+        parts: the parts to compare. Runs on different numbers of ranks can only agree in `samples`.
 
     Raises:
-        ValueError: no batch is in both.
-        FileNotFoundError: a run has no digests.
+        ValueError: the two runs have digests of no batch in common.
+        FileNotFoundError: one of the runs has no digests.
     """
     others = {one["batch"]: one for one in read_digests(b)}
     pairs = [(one, others[one["batch"]]) for one in read_digests(a) if one["batch"] in others]

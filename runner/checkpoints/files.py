@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written so that a complete one can be told from a torn one, and never half there."""
+"""Checkpoints on disk. They appear whole or not at all, and a manifest reveals one that was damaged later."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ MANIFEST = "manifest.json"
 CONFIG = "config.json"
 LATEST = "latest"  # link beside a run's checkpoints
 Snapshot = dict[str, Any]
-"""Content by file name, `.pt` or `.json`, and under 'timestamp' where training stood."""
+"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'."""
 
 
 def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
-    """Write what `capture` returned; on ranks other than 0, where that is None, nothing is done.
+    """Write what `capture` returned. That is None on ranks other than 0, where nothing is written.
 
-    Files go to a hidden folder beside `path`, are synced, and appear under `path` by one rename.
+    The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible.
 
     Raises:
-        FileExistsError: at `path` is something that is no checkpoint.
-        OSError: the disk is full or the folder read-only; nothing is left under `path`.
+        FileExistsError: `path` exists and is not a checkpoint.
+        OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind.
     """
     if snapshot is None:
         return
     path = Path(path)
     if path.exists() and not (path / MANIFEST).exists():
-        raise FileExistsError(f"path={str(path)!r} is there and no checkpoint: give the name of a folder that is not")
+        raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -51,7 +51,7 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
         manifest = {
             "format": FORMAT,
             "timestamp": snapshot["timestamp"],
-            "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # also when a clock was set back
+            "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # grows even if a clock is set back
             "torch": torch.__version__,
             "files": {name: _write_file(partial / name, snapshot[name]) for name in snapshot if "." in name},
         }
@@ -72,33 +72,33 @@ def _replace(path: Path, by: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder so that no half of it is ever seen under its name."""
+    """Remove a checkpoint folder, which is never seen half removed under its name."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
 def _hide(path: Path) -> Path:
-    """Rename a checkpoint folder to what `find_checkpoint` falls back on, should a kill come now; return that."""
+    """Rename a checkpoint folder to a hidden name, which `find_checkpoint` falls back on after a kill, and return it."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden
 
 
 def verify(path: str | Path) -> str | None:
-    """Return why a folder is no complete checkpoint, or None if it is one: its manifest holds, file by file."""
+    """Return why a folder is not an intact checkpoint, or None if every file matches its manifest."""
     path = Path(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] > FORMAT:
-            return f"it has format {manifest['format']}, of a later version of this project"
+            return f"it has format {manifest['format']}, which a later version of this project wrote"
         files = manifest["files"]
         for name, facts in {"model.pt": files["model.pt"], **files}.items():
             if Path(name).name != name or not stat.S_ISREG((path / name).stat().st_mode):
-                return f"its manifest names {name!r}, which is no file in its folder"
+                return f"its manifest names {name!r}, which is not a file in its folder"
             if (path / name).stat().st_size != facts["size"]:
-                return f"{name} has another size than its manifest says"
+                return f"the size of {name} differs from its manifest"
             with (path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
-                    return f"{name} was altered: its SHA-256 differs from its manifest's"
+                    return f"{name} was modified: its SHA-256 differs from its manifest"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -107,16 +107,18 @@ def verify(path: str | Path) -> str | None:
 
 
 def is_complete(path: str | Path) -> bool:
-    """Return whether a folder is a complete, unaltered checkpoint."""
+    """Return whether a folder is a complete, unmodified checkpoint."""
     return verify(path) is None
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint to use: `path` itself, or the newest complete one in a run's folder.
+    """Return the checkpoint to use: `path` itself, or the newest intact one in a run's folder.
+
+    Truncated or modified checkpoints are reported, and the previous one is used.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: `path` is a checkpoint that is torn or altered.
+        FileNotFoundError: `path` holds no intact checkpoint.
+        ValueError: `path` itself is a checkpoint that was truncated or modified.
     """
     path = Path(path)
     if (path / MANIFEST).exists():
@@ -124,8 +126,8 @@ def find_checkpoint(path: str | Path) -> Path:
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
-    for names in ("[!.]*", ".*.discarded-*"):  # the latter: a kill came while it was being replaced by a newer one
-        # In a run's folder they lie in a folder of their own, whatever its config calls that.
+    for names in ("[!.]*", ".*.discarded-*"):  # the latter are left by a kill during a replacement
+        # A run keeps its checkpoints in a folder of their own, which its config may rename.
         found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
         for one in sorted(found, key=saved_at, reverse=True):
             if _is_usable(one, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())):
@@ -135,7 +137,7 @@ def find_checkpoint(path: str | Path) -> Path:
 
 @functools.lru_cache
 def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
-    """Whether a checkpoint verifies; one that does not is named once, and files that did not change are read once."""
+    """Return whether a checkpoint is intact; a damaged one is reported once, and unchanged files are read only once."""
     fault = verify(path)
     if fault is not None:
         log.warning("checkpoint %s is not used: %s", path, fault)
@@ -143,7 +145,7 @@ def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
 
 
 def saved_at(path: Path) -> float:
-    """Return when a checkpoint was written; a copy has times of its own, so that its manifest is asked first."""
+    """Return when a checkpoint was written, by its manifest if possible, since copying changes the times of files."""
     try:
         return float(json.loads((path / MANIFEST).read_text())["saved_at"])
     except FileNotFoundError:
@@ -153,25 +155,25 @@ def saved_at(path: Path) -> float:
 
 
 def read_config(path: str | Path) -> dict[str, Any] | None:
-    """Return the config of the run that wrote a checkpoint, to compare with; None where it has none.
+    """Return the config of the run that wrote a checkpoint, or None if it has none.
 
     Args:
-        path: the checkpoint's folder, verified.
+        path: the folder of the checkpoint, already verified.
     """
     file = Path(path) / CONFIG
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def read_file(path: str | Path, name: str) -> Any:
-    """Return a file of a checkpoint, tensors on the CPU.
+    """Return the content of a checkpoint's file, with tensors on the CPU.
 
     Raises:
-        ValueError: it holds more than tensors, numbers, strings, lists and dicts, or cannot be read at all.
+        ValueError: the file contains more than tensors, numbers, strings, lists and dicts, or cannot be read.
     """
     try:
         return torch.load(Path(path) / name, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest says how to run it all the same
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
             f"{Path(path) / name} holds {what} that would have to be unpickled, which could run code: refused"
@@ -181,7 +183,7 @@ def read_file(path: str | Path, name: str) -> Any:
 
 
 class _HashingFile:
-    """A file that hashes what is written to it and remembers the OSError that torch.save would turn into another."""
+    """A file that hashes what is written to it, and keeps an OSError that torch.save would replace by its own error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

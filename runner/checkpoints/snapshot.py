@@ -1,14 +1,14 @@
-"""Checkpoints: what is in one, and how a run takes it back.
+"""Checkpoints: what they contain, and how a run is restored from one.
 
 A checkpoint is a folder:
 
-- `model.pt`: the weights that an evaluation measures (under an averaging algorithm, the average).
-- `state.pt`: everything else that a resumed run needs; under an averaging algorithm also the weights in training.
-- `config.json`: the resolved config of the run, to compare with.
-- `manifest.json`: sizes and SHA-256 of these, and where training stood. A folder without a valid one is never used.
+- `model.pt`: the weights that evaluations measure; with an averaging algorithm, these are the averaged weights.
+- `state.pt`: everything else that a resumed run needs; with an averaging algorithm, also the weights in training.
+- `config.json`: the resolved config of the run, for comparison.
+- `manifest.json`: size and SHA-256 of each file, and the training time. A folder without a valid manifest is not used.
 
-All of it is tensors, numbers, strings, lists and dicts, and is loaded with `weights_only=True`: nothing is unpickled.
-Where training stands in the data is the timestamp, and the streams of randomness are functions of that: see
+Everything is tensors, numbers, strings, lists and dicts, loaded with `weights_only=True`: nothing is unpickled.
+The timestamp determines the position in the data, and the streams of random numbers are functions of it: see
 `runner.randomness`.
 """
 
@@ -39,24 +39,24 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False) 
     """Write a checkpoint folder at `path`, complete or not at all. Call it on all ranks; rank 0 writes.
 
     Args:
-        state: the run, between batches.
-        path: the folder to be; an existing one is replaced once the new one is complete.
-        weights_only: leave out `state.pt`: enough to evaluate and to start from, not to resume.
+        state: the run, between two batches.
+        path: the folder to write; an existing checkpoint is replaced once the new one is complete.
+        weights_only: leave out `state.pt`. The rest is enough to evaluate and to start from, but not to resume.
 
     Raises:
-        FileExistsError: at `path` is something that is no checkpoint.
-        OSError: the disk is full or the folder read-only; nothing is left under `path`.
+        FileExistsError: `path` exists and is not a checkpoint.
+        OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind.
     """
     write_checkpoint(capture(state, weights_only, copy=False), path)
 
 
 def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snapshot | None:
-    """Return what a checkpoint will hold, on the CPU; None on ranks other than 0. Call it on all ranks.
+    """Return the content of a checkpoint, on the CPU; None on ranks other than 0. Call it on all ranks.
 
     Args:
-        state: the run, between batches.
+        state: the run, between two batches.
         weights_only: leave out what only a resumed run needs.
-        copy: copy tensors, so that training may go on while they are written.
+        copy: copy tensors, so that training can continue while they are written.
     """
     metrics = _metric_states(state)
     if get_global_rank() != 0:
@@ -67,7 +67,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
 
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
-        # Tensors that an average is swapped into for the moment must be copied before they are swapped back.
+        # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
         evaluated = dict(state.unwrapped_model.state_dict())
         weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
     snapshot: Snapshot = {
@@ -105,27 +105,27 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
 
 
 def can_save_alone(state: State) -> bool:
-    """Whether this rank has all that a checkpoint holds, and it is whole, after an error that others may not have had.
+    """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
 
-    It is rank 0, and there are no metrics of training whose accumulators lie on other ranks.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics.
     """
-    # Until TrainMetrics has heard of an epoch's end, each rank has accumulators of its own.
+    # Each rank has its own accumulators until TrainMetrics has handled the end of the epoch.
     measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
     shared = get_world_size() > 1 and measured and bool(state.train_metrics)
     return state.is_consistent and get_global_rank() == 0 and not shared
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
-    """Load the weights that a checkpoint's evaluations measured into the model.
+    """Load a checkpoint's `model.pt`, the weights that evaluations measured, into the model.
 
     Args:
-        state: the run; only the model is changed.
-        path: a checkpoint's or a run's folder.
-        strict: raise where names differ; otherwise load those that match and warn.
+        state: the run, of which only the model changes.
+        path: the folder of a checkpoint or a run.
+        strict: raise if names differ; otherwise load the weights whose names match, and warn.
 
     Raises:
-        ValueError: names or shapes differ; all of them are listed.
-        FileNotFoundError: there is no checkpoint.
+        ValueError: names or shapes differ; the message lists all of them.
+        FileNotFoundError: `path` holds no checkpoint.
     """
     _load_into(state.unwrapped_model, read_file(find_checkpoint(path), "model.pt"), path, strict)
 
@@ -142,7 +142,7 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
     if shapes or (strict and (missing or unexpected)):
         raise ValueError(
             f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, "
-            f"of other shape {shapes}"
+            f"of a different shape {shapes}"
         )
     if missing or unexpected:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
@@ -150,15 +150,17 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
 
 
 def restore(state: State, path: str | Path) -> None:
-    """Take back everything that a checkpoint holds, so that training goes on as if it had not stopped.
+    """Restore everything that a checkpoint holds, so that training continues as if it had not stopped.
 
     Raises:
-        ValueError: the checkpoint is of another experiment: other optimizers, weights, or only weights.
-        FileNotFoundError: there is no checkpoint.
+        ValueError: the checkpoint does not fit this run, or contains only weights.
+        FileNotFoundError: `path` holds no checkpoint.
     """
     path = find_checkpoint(path)
     if not (path / "state.pt").exists():
-        raise ValueError(f"checkpoint {str(path)!r} holds weights only: start from it with load_path, resume another")
+        raise ValueError(
+            f"checkpoint {str(path)!r} holds only weights: start from it with load_path, or resume another"
+        )
     saved = read_file(path, "state.pt")
     _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
@@ -166,13 +168,13 @@ def restore(state: State, path: str | Path) -> None:
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
-                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run {len(own)}: resume with the same"
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: resume with as many"
             )
         for one, its in zip(own, saved[kind], strict=True):
             one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
-        optimizer._opt_called = True  # torch's schedulers warn when they step first, as at the end of an epoch
+        optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch
     if state.scaler is not None and saved["scaler"] is not None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
@@ -192,7 +194,7 @@ def restore(state: State, path: str | Path) -> None:
 
 
 def _order(state: State) -> dict[str, Any]:
-    """Return what decides which samples make up a batch; nothing where the loader has no order, or not the data's."""
+    """Return the settings that decide which samples are in a batch; none for a loader without order, or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
@@ -200,23 +202,23 @@ def _order(state: State) -> dict[str, Any]:
 
 
 def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
-    """Raise where the rest of an epoch would be other samples than those that its first part has left."""
+    """Raise if the rest of the epoch would not be the samples that its first part has left over."""
     before = saved.get("order", {})
     stands = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
     if changes and stands.batch_in_epoch > 0:
         raise ValueError(
-            f"checkpoint {str(path)!r} is of the middle of an epoch, after {stands.sample_in_epoch} samples, and the "
-            f"batches are others now: {', '.join(changes)}. Samples would be trained twice or never: resume from the "
-            "end of an epoch"
+            f"checkpoint {str(path)!r} was saved mid-epoch, after {stands.sample_in_epoch} samples, and the order of "
+            f"batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that change, or "
+            "resume from the end of an epoch"
         )
 
 
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     tensor = tensor.detach()
     if tensor.is_meta:
-        return tensor  # of a run that is tried out without memory
-    if copy and tensor.is_cuda:  # to pinned memory, so that nothing is waited for in between
+        return tensor  # a dry run allocates no memory
+    if copy and tensor.is_cuda:  # to pinned memory, so that nothing waits between copies
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
@@ -240,8 +242,8 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
             one.load_state_dict(saved[one.config_key])
     for key in saved.keys() - {one.config_key for one in hooks}:
         if get_global_rank() != 0:
-            break  # where there are no destinations
-        log.warning("the checkpoint's state of %r is not used: this run has nothing of that name", key)
+            break  # only rank 0 has destinations
+        log.warning("the checkpoint's state of %r is not used: nothing in this run has that name", key)
 
 
 def _metric_states(state: State) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def _metric_states(state: State) -> dict[str, Any]:
 
 
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the accumulators of all ranks to rank 0; the others start from nothing."""
+    """Give the merged accumulators to rank 0; the other ranks start from empty ones."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue
@@ -270,4 +272,4 @@ def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
                     setattr(part, key, [value])  # merging ranks joined the list
         if get_global_rank() != 0:
             empty(metric)
-        metric._update_count = 1  # accumulators count as updated: compute() must not warn that they are not
+        metric._update_count = 1  # otherwise compute() warns that the metric was never updated

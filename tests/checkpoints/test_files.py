@@ -53,7 +53,7 @@ def test_a_manifest_names_files_of_its_folder_alone(tmp_path: Path):
         manifest = json.loads(text)
         manifest["files"][name] = {"size": 0, "sha256": ""}
         (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest))
-        assert verify(tmp_path / "one") == f"its manifest names {name!r}, which is no file in its folder"
+        assert verify(tmp_path / "one") == f"its manifest names {name!r}, which is not a file in its folder"
 
 
 def value_of(path: Path) -> float:
@@ -66,7 +66,7 @@ def test_the_config_is_beside_the_weights_and_verified(tmp_path: Path):
     assert read_config(tmp_path / "one") == config | {"path": "here"}
     text = (tmp_path / "one" / "config.json").read_text()
     (tmp_path / "one" / "config.json").write_text(text.replace("0.1", "0.2"))
-    assert "config.json was altered" in (verify(tmp_path / "one") or "")
+    assert "config.json was modified" in (verify(tmp_path / "one") or "")
     write_checkpoint({"timestamp": {"batch": 7}, "model.pt": {}}, tmp_path / "two")
     assert read_config(tmp_path / "two") is None
 
@@ -266,20 +266,20 @@ def test_a_torn_file_is_refused(checkpoint: Path):
     for name in ("model.pt", "state.pt"):
         data = (checkpoint / name).read_bytes()
         (checkpoint / name).write_bytes(data[: len(data) // 2])
-        assert verify(checkpoint) == f"{name} has another size than its manifest says"
-        with pytest.raises(ValueError, match="cannot be used: .* another size"):
+        assert verify(checkpoint) == f"the size of {name} differs from its manifest"
+        with pytest.raises(ValueError, match="cannot be used: the size of "):
             find_checkpoint(checkpoint)
         (checkpoint / name).write_bytes(data)
     assert verify(checkpoint) is None
 
 
-def test_every_altered_bit_is_refused(checkpoint: Path):
+def test_every_flipped_bit_is_refused(checkpoint: Path):
     for name in ("model.pt", "state.pt"):
         data = bytearray((checkpoint / name).read_bytes())
         for position in (0, len(data) // 3, len(data) // 2, len(data) - 1):
             data[position] ^= 1
             (checkpoint / name).write_bytes(data)
-            assert verify(checkpoint) == f"{name} was altered: its SHA-256 differs from its manifest's"
+            assert verify(checkpoint) == f"{name} was modified: its SHA-256 differs from its manifest"
             data[position] ^= 1
         (checkpoint / name).write_bytes(data)
     assert is_complete(checkpoint)
@@ -353,7 +353,7 @@ def test_the_newest_complete_checkpoint_of_a_run_is_found(checkpoint: Path, capl
     (folder / "ep3" / "model.pt").write_bytes(b"torn")
     for path in (folder, folder.parent):
         assert find_checkpoint(path) == (folder / "ep2").resolve()
-    assert "ep3 is not used: model.pt has another size" in caplog.text
+    assert "ep3 is not used: the size of model.pt differs" in caplog.text
 
 
 def test_none_found(tmp_path: Path):

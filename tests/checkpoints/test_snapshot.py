@@ -320,14 +320,14 @@ def test_weights_that_fit_in_part_are_loaded_in_part_when_asked(checkpoint: Path
 
 
 def test_shapes_are_never_loaded_in_part(checkpoint: Path):
-    with pytest.raises(ValueError, match="of other shape"):
+    with pytest.raises(ValueError, match="of a different shape"):
         make_trainer(model=Model(width=5), load_path=checkpoint, load_strict=False)
 
 
 def test_weights_alone_cannot_be_resumed(checkpoint: Path):
     path = checkpoint.parent.parent.parent / "weights"
     assert not (path / "state.pt").exists()
-    with pytest.raises(ValueError, match="holds weights only: start from it with load_path"):
+    with pytest.raises(ValueError, match="holds only weights: start from it with load_path"):
         make_trainer(resume_path=path)
 
 

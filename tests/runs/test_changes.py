@@ -298,7 +298,7 @@ def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_
     for change in ("data.batch_size=300", "data.seed=7"):
         asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]")
         refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
-        assert "is of the middle of an epoch, after 400 samples" in refused.err
+        assert "was saved mid-epoch, after 400 samples" in refused.err
         assert "samples" not in run_here("resume=run", *asked, "mode=check", code=0).err  # of it no data is read
     run_here("resume=run", *asked, code=0)  # at the end of an epoch it is the user's to decide
 

@@ -100,12 +100,12 @@ def with_files_of_another(path: Path) -> None:
 
 
 HARMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "cut": ("state.pt", cut, "state.pt has another size than its manifest says"),
-    "flipped": ("model.pt", flip, "model.pt was altered: its SHA-256 differs from its manifest's"),
+    "cut": ("state.pt", cut, "the size of state.pt differs from its manifest"),
+    "flipped": ("model.pt", flip, "model.pt was modified: its SHA-256 differs from its manifest"),
     "missing": ("state.pt", Path.unlink, "state.pt is missing"),
     "empty": ("manifest.json", lambda path: path.write_text(""), "its manifest cannot be read"),
     "of nothing": ("manifest.json", lambda path: path.write_text("{}"), "its manifest cannot be read"),
-    "exchanged": ("model.pt", of_another, "model.pt was altered: its SHA-256 differs from its manifest's"),
+    "exchanged": ("model.pt", of_another, "model.pt was modified: its SHA-256 differs from its manifest"),
     "of another": ("manifest.json", with_files_of_another, "its SHA-256 differs from its manifest's"),
 }
 

@@ -77,7 +77,7 @@ def discard(path: Path) -> None:
 
 
 def _hide(path: Path) -> Path:
-    """Rename a checkpoint folder to a hidden name, which `find_checkpoint` falls back on after a kill, and return it."""
+    """Rename a checkpoint folder to a hidden name, on which `find_checkpoint` falls back after a kill; return that."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden

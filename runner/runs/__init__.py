@@ -1,1 +1,1 @@
-"""Runs: what one leaves in its folder, and how one made before is found, trusted and begun again."""
+"""Runs: what a run leaves in its folder, and how a saved run is found, checked, resumed and rerun."""

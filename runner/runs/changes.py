@@ -1,4 +1,4 @@
-"""Where two configs differ, key by key, and which differences a run may be resumed with unasked."""
+"""Differences between two configs, key by key, and which of them are safe when a run is resumed."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from runner.config.composed import OF_THE_COMMAND
 from runner.config.signatures import nearest
 from runner.terminal import show_path
 
-# What changes neither the batches, nor the mathematics or randomness of a training step. All else does, or may: the
-# model, the data, the optimizer, schedules, algorithms, seeds, and what is of a user's own.
+# Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the
+# model, the data, the optimizer, schedules, algorithms, seeds, and a user's own keys.
 SAFE = (
-    "callbacks",  # they watch
+    "callbacks",  # they only watch
     "launch",  # the global batches are the same on any number of ranks
-    "run_name",  # it goes on in the same folder and the same MLflow run
+    "run_name",  # the run continues in the same folder and the same MLflow run
     "experiment_name",  # likewise
-    "objective",  # sweeps compare by it
-    "trainer.max_duration",  # how long, not how; a schedule in fractions of it stretches, which is said
-    "trainer.eval_interval",  # an evaluation leaves training as it was
+    "objective",  # only sweeps use it, to compare
+    "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
+    "trainer.eval_interval",  # evaluating does not change training
     "trainer.device",  # the same mathematics, up to rounding
 )
-# Of sections that name something of `runner.data`; each sample is seeded and evaluated alone, whatever is beside it.
+# In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.
 SAFE_DATA = ("eval_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 ABSENT = object()
-"""In place of a value: the key is not there."""
-_LONGEST = 60  # characters of a value that are shown
+"""Stands for the value of a key that is missing."""
+_LONGEST = 60  # characters of a value to show
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference: a key with two values, or a section that is of another class, or on one side only.
+    """One difference: a key with two values, or a section whose class differs or that only one config has.
 
     Attributes:
-        key: dotted path.
-        before: value there before.
-        after: value there now.
-        target: of the nearest section around it, as it is now; empty without one.
+        key: dotted path of the key or section.
+        before: its value before, or `ABSENT`.
+        after: its value now, or `ABSENT`.
+        target: `_target_` of the nearest enclosing section, as it is now; empty if there is none.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Change:
 
     @property
     def is_safe(self) -> bool:
-        """Whether it changes nothing of how training goes on."""
+        """Whether training continues in the same way despite this difference."""
         last = self.key.rpartition(".")[2]
         return is_among(self.key, SAFE) or (self.target.startswith("runner.data.") and last in SAFE_DATA)
 
@@ -64,8 +64,8 @@ class Change:
 
 
 def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> Iterator[Change]:
-    """Yield where two configs differ, in the order of the first; keys that say what a command does are left out."""
-    if hidden_everywhere(before) == hidden_everywhere(after):  # a record holds no credentials
+    """Yield the differences of two configs, in the order of the first; keys that only direct a command are left out."""
+    if hidden_everywhere(before) == hidden_everywhere(after):  # compared without credentials, which a record leaves out
         return
     both = isinstance(before, Mapping) and isinstance(after, Mapping)
     if not both or before.get("_target_") != after.get("_target_"):
@@ -79,23 +79,23 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
 
 
 def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Say what a resumed run does otherwise from now on.
+    """Print what a resumed run does differently from now on.
 
     Args:
-        resume: the run or the checkpoint.
-        before: the config of its record; None without one: the checkpoint's own, where it has one.
-        after: the config with which it is to go on.
-        typed: overrides, its own and those typed now.
+        resume: the run or checkpoint to resume from.
+        before: the config in the run's record; None to use the checkpoint's own config, if it has one.
+        after: the config to continue with.
+        typed: overrides, both the run's own and those typed now.
 
     Raises:
-        ValueError: see `check_changes`.
+        ValueError: the changes are not allowed, see `check_changes`.
     """
     from runner.checkpoints.files import find_checkpoint, read_config
 
     try:
         trained = read_config(find_checkpoint(resume))
     except FileNotFoundError:
-        trained = None  # it was cut off before there was one
+        trained = None  # the run was cut off before its first checkpoint
     before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):
@@ -105,75 +105,75 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
 
 
 def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Say what a run that is made again does otherwise.
+    """Print what a rerun does differently from the original run.
 
     Args:
-        before: the config of its record.
-        after: the config with which it is made now.
+        before: the config in the original run's record.
+        after: the config of the rerun.
     """
     for one in find_changes(before, after):
         print(f"INFO: {one}", file=sys.stderr)
 
 
 def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """Return a line for each difference between the config that a run was trained with and that of going on.
+    """Return a line for each difference between the config that a run was trained with and the one to continue with.
 
     Args:
-        resume: as in `tell_changes`, and so are the others.
-        before: not empty.
-        after: its `resume_allow` names keys and sections that may differ.
-        typed: these may have removed a key, also the last time.
+        resume: the run or checkpoint to resume from.
+        before: the config that the run was trained with; not empty.
+        after: the config to continue with; its `resume_allow` names keys and sections that may differ.
+        typed: overrides, both the run's own and those typed now; a key that they removed is known as well.
 
     Raises:
-        ValueError: `resume_allow` names no key of the config; something differs that it should name, of which all is
-            listed; or the optimizer is another one, whose state no checkpoint has.
+        ValueError: `resume_allow` names an unknown key, a difference is neither safe nor allowed (the message lists all
+            of these), or the optimizer is a different one, for which the checkpoint has no state.
     """
     allowed = [after["resume_allow"]] if isinstance(after["resume_allow"], str) else after["resume_allow"]
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
-            raise ValueError(f"resume_allow={one!r}: is no key of this config; {nearest(one, known)}")
+            raise ValueError(f"resume_allow={one!r}: this config has no such key; {nearest(one, known)}")
     changes = list(find_changes(before, after))
     for one in changes:
         if one.key == "optimizer":
             raise ValueError(
-                f"{one}: a run cannot go on with another optimizer; begin a new one from its weights, with "
-                f"trainer.load_path={show_path(Path(resume))} in place of resume="
+                f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
+                f"trainer.load_path={show_path(Path(resume))} instead of resume="
             )
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]
     if refused:
         listed = "".join(f"\n  {one}" for one in refused)
         names = ",".join([*allowed, *(one.key for one in refused)])
         raise ValueError(
-            f"resume={show_path(Path(resume))}: it was trained otherwise so far:{listed}\n"
-            f"If it is to go on with that, add 'resume_allow=[{names}]'"
+            f"resume={show_path(Path(resume))}: the run was trained with a different config so far:{listed}\n"
+            f"To continue with these changes, add 'resume_allow=[{names}]'"
         )
     return [f"{one}{_remark(one, after)}" for one in changes]
 
 
 def is_among(key: str, names: Sequence[str]) -> bool:
-    """Whether a key, or a section around it, is one of some names."""
+    """Return whether a key, or a section that contains it, is among some names."""
     return any(f"{key}.".startswith(f"{one}.") for one in names)
 
 
 def _remark(change: Change, config: Mapping[str, Any]) -> str:
-    """Return what a line about a change has to add."""
+    """Return the remark to append to a line about a change."""
     if change.key == "trainer.max_duration":
         parts = {group: config.get(group) for group in ("scheduler", "algorithms")}
         found = [f"{key}={value}" for key, value in _paths(parts).items() if _is_fraction(value)]
-        return f"; fractions of it stretch: {', '.join(found)}" if found else ""
+        return f"; settings in fractions of it stretch: {', '.join(found)}" if found else ""
     return "" if change.is_safe else " (resume_allow)"
 
 
 def _is_fraction(value: Any) -> bool:
-    """Whether a value is, or holds, a time in fractions of the run other than 0."""
+    """Return whether a value is, or contains, a nonzero time in fractions of the run."""
     if isinstance(value, list):
         return any(map(_is_fraction, value))
     return isinstance(value, str) and re.fullmatch(r"[\d.e+-]*[1-9][\d.e+-]*\s*dur", value) is not None
 
 
 def _paths(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return all values of a config by dotted path, those of sections too."""
+    """Return all values and sections of a config by dotted path."""
     found = {}
     for key, value in config.items() if isinstance(config, Mapping) else ():
         found |= {f"{prefix}{key}": value} | _paths(value, f"{prefix}{key}.")
@@ -181,9 +181,9 @@ def _paths(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _show(value: Any) -> str:
-    """Return a value as it would be typed, a section as its class."""
+    """Return a value as it would be typed, or a section's class."""
     if value is ABSENT:
-        return "(not there)"
+        return "(missing)"
     if isinstance(value, Mapping) and "_target_" in value:
         return str(value["_target_"])
     text = yaml.safe_dump(

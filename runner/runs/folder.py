@@ -1,4 +1,4 @@
-"""Folders of runs and sweeps: each made for one alone, removed again when nothing came of it."""
+"""Folders of runs and sweeps: each belongs to one run or sweep, and is removed again if it stays empty."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from runner.files.lock import PATIENCE, lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 
-LOCK = ".lock"  # in the folder of a run, held while it trains
-SWEEP = "sweep.json"  # in a sweep's folder: what it is
-INDEX = ".index.json"
-INDEX_LOCK = ".index.lock"  # beside the folders of sweeps: which of them is whose
+LOCK = ".lock"  # in a run's folder, locked while the run trains
+SWEEP = "sweep.json"  # in a sweep's folder, describes the sweep
+INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
+INDEX_LOCK = ".index.lock"  # locked while the index changes
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
-RUNS = ("*", "*/*", "sweeps/*/*/*")  # in it: of the Python API, of commands, of jobs of sweeps
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
 
-_made: list[Path] = []  # by this process, since the last clean-up
+_made: list[Path] = []  # folders that this process has made since the last clean-up
 
 
 def register_resolver() -> None:
-    """Let `${run_folder:base,mode}` in a config name a new folder, one per config."""
+    """Register `${run_folder:base,mode}`, which names a new folder for each config."""
     OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
 
 
 def _run_folder(base: str, mode: str) -> str:
-    if mode in WITHOUT_OUTPUT:  # there may be nowhere else to write
+    if mode in WITHOUT_OUTPUT:  # leaves nothing behind, and may not be able to write here
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder
@@ -45,15 +45,15 @@ def _run_folder(base: str, mode: str) -> str:
 
 
 def make_run_folder(base: str) -> str:
-    """Return a new folder `base/<date>/<time>`, made for this run alone, however many start in one second.
+    """Make a folder `base/<date>/<time>` for this run alone, even if several start in one second, and return it.
 
-    Where torchrun has restarted the workers it is the folder of before.
+    After torchrun has restarted the workers, it is the same folder as before.
 
     Args:
-        base: relative to the working directory.
+        base: parent folder, relative to the working directory.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     folder = kept_over_restarts(f"folder/{base}", lambda: _make_folder(base))
     watch(Path(folder))
@@ -78,23 +78,24 @@ def _make_folder(base: str) -> str:
 
 
 def remembered_folder(base: str, identity: str, renew: bool) -> str:
-    """Return the folder that was made under `base` for the same sweep before, or else a new one.
+    """Return the folder that this sweep got under `base` before, or else a new one.
 
     Args:
-        base: relative to the working directory.
-        identity: of the sweep.
-        renew: whether it is to have a new folder from now on.
+        base: parent folder, relative to the working directory.
+        identity: hash that identifies the sweep.
+        renew: whether to give the sweep a new folder from now on.
 
     Raises:
-        OSError: it cannot be made, or another process does not give back the list of them.
+        OSError: the folder cannot be made.
+        TimeoutError: another process keeps the index of folders locked.
     """
     root = Path(base).absolute()
     watch(root)
     root.mkdir(parents=True, exist_ok=True)
     if (lock := lock_file(root / INDEX_LOCK, PATIENCE)) is None:
-        raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; end it, and start again")
+        raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; stop it and try again")
     with lock:
-        # New, or torn: the folders of sweeps say themselves whose they are, the latest last.
+        # Without an intact index, the folders of sweeps themselves say which sweep they belong to, the latest last.
         listed = read_object(root / INDEX) or {
             read_object(file).get("identity"): str(file.parent.relative_to(root))
             for file in sorted(root.glob(f"*/*/{SWEEP}"), key=_changed_at)
@@ -107,13 +108,13 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
 
 
 def watch(folder: Path) -> None:
-    """Have `remove_unused` look at a folder and those around it, as far as they do not exist yet."""
+    """Let `remove_unused` check a folder and its parents later, those of them that do not exist yet."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     _made.extend(reversed(new))
 
 
 def remove_unused() -> None:
-    """Remove those folders made here that nothing came into but what is known of a sweep without jobs."""
+    """Remove the folders that this process made and that are empty, or hold only the files of a sweep without jobs."""
     while _made:
         folder = _made.pop()
         with suppress(OSError):
@@ -126,27 +127,27 @@ def remove_unused() -> None:
 
 @contextmanager
 def owned(run_dir: Path) -> Iterator[None]:
-    """Inside, no other process trains in a run's folder. Rank 0.
+    """Within the context, keep other processes from training in a run's folder. Rank 0.
 
-    Where no lock can be had, as on a full disk, nothing but habit keeps two apart.
+    If no lock can be made, as on a full disk, nothing keeps two processes apart.
 
     Raises:
-        WrongConfig: another process trains there.
+        WrongConfig: another process is training this run.
     """
     with ExitStack() as stack:
         with suppress(OSError):
             lock = lock_file(run_dir / LOCK)
             if lock is None:
-                raise WrongConfig(f"{str(run_dir)!r}: another process trains this run now; wait for it, or stop it")
+                raise WrongConfig(f"{str(run_dir)!r}: another process is training this run; wait for it, or stop it")
             stack.enter_context(lock)
         yield
 
 
 @contextmanager
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
-    """On a WrongConfig inside, remove the run's folder, if it was empty before. Rank 0."""
+    """If a WrongConfig is raised within the context, remove the run's folder, provided it was empty before. Rank 0."""
     is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
-    is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never where the user stands
+    is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never the user's working directory
     try:
         yield
     except WrongConfig:
@@ -156,9 +157,9 @@ def removed_when_refused(run_dir: Path) -> Iterator[None]:
 
 
 def checkpoint_before_restart(run_dir: Path) -> str | None:
-    """Return the newest checkpoint that this launch has written into a run's folder, before its workers were restarted.
+    """Return the newest checkpoint that this launch wrote into a run's folder before its workers were restarted.
 
-    None where there is none, or nothing was restarted. Rank 0.
+    Returns None if there is none, or if nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
     written = [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
@@ -170,7 +171,7 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
 
 
 def run_folder_of(path: str) -> Path | None:
-    """Return the folder of the run that a path names: itself, or the one around a checkpoint; None for a lone one."""
+    """Return the run's folder for a path to it or to one of its checkpoints; None for a checkpoint outside any run."""
     folder = Path(path).absolute()
     if not (folder / MANIFEST).exists():
         return folder
@@ -179,26 +180,26 @@ def run_folder_of(path: str) -> Path | None:
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, torn ones too, wherever its config has them saved.
+    """Return the folders of a run's checkpoints, including damaged ones, wherever its config saves them.
 
-    What a save was cut off in does not count: it has no name yet.
+    A save that was cut off does not count, since its folder has no final name yet.
     """
     found = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
     return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())
 
 
 def latest_run() -> Path | None:
-    """Return the run of this working directory that wrote a checkpoint last; None where none has.
+    """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 
-    Names and times are looked at, and no contents: a run in ten thousand is found in a tenth of a second.
+    Only names and times are read, no contents, so that one run in ten thousand is found in a tenth of a second.
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
-    folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # of another name
+    folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
     newest = 0
     run = None
     for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
         if changed <= newest:
-            break  # a folder changes when a checkpoint gets its name in it: those that follow hold no later one
+            break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
         saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
         if saved and max(saved) > newest:
             newest = max(saved)
@@ -207,7 +208,7 @@ def latest_run() -> Path | None:
 
 
 def _changed_at(path: Path) -> int:
-    """Return when a file or folder was changed, in nanoseconds; 0 where it is gone by now."""
+    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Modules that are kept with a run, as no commit holds them: written, read, and imported when it is made again."""
+"""Uncommitted modules that are kept with a run: writing and reading them, and importing them for a rerun."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runner.runs.uncommitted import OURS
 from runner.terminal import show_path
 
 CODE = "code"
-"""The folder of a run in which they lie, each below it as below an entry of `sys.path`."""
+"""The subfolder of a run's folder that holds them, laid out like an entry of `sys.path`."""
 
 _copies: list[TemporaryDirectory[str]] = []
-"""Folders that modules are imported from; removed when this process ends."""
+"""Temporary copies that modules are imported from; removed when this process ends."""
 
 
 def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
@@ -32,7 +32,7 @@ def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
 
 
 def read_code(run_dir: Path) -> dict[str, bytes]:
-    """Return the modules that a run's folder holds, by path below it; of a link, where it leads."""
+    """Return the modules kept in a run's folder, by relative path; for a link, its destination in place of content."""
     folder = run_dir / CODE
     found = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
     return {
@@ -43,15 +43,15 @@ def read_code(run_dir: Path) -> dict[str, bytes]:
 
 
 def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
-    """Return the modules that a run is made again with, where some are not as they were then; says which.
+    """Return the kept modules to import for a rerun, if any module has changed since, and print which ones changed.
 
     Args:
-        run_dir: of its record.
-        again: whether it is made again; one that goes on does so with the modules of now.
-        is_own: whether this user made the record: what others made is not imported.
+        run_dir: the folder with the run's record.
+        again: whether this is a rerun; a resumed run uses the modules as they are now.
+        is_own: whether this user made the record; modules from other people are not imported.
 
     Returns:
-        Contents as in `import_from`.
+        The contents to pass to `import_from`; empty to import nothing.
     """
     code = {name: content.decode("latin-1") for name, content in read_code(run_dir).items()}
     changed = _changed(code)
@@ -63,19 +63,19 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
     for names, what in ((used, "used"), ({*changed} - used, "not used")):
         if names:
             print(
-                f"INFO: {', '.join(sorted(names))}: not as when the run was made; what it was then is {what}: {where}",
+                f"INFO: {', '.join(sorted(names))}: changed since the run was made; the version of then is {what}: {where}",
                 file=sys.stderr,
             )
     return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}
 
 
 def import_from(code: Mapping[str, str]) -> None:
-    """Have modules imported as given, in this process and in workers that it starts, where they are others now.
+    """Make this process and the workers that it starts import modules as given, if they have changed since.
 
-    From a copy: nobody else can write there.
+    They are imported from a copy that nobody else can write to.
 
     Args:
-        code: contents by path, each byte a character, so that they go into messages.
+        code: contents by path, each byte as one character, so that they can be sent in messages.
     """
     if not _changed(code):
         return
@@ -89,7 +89,7 @@ def import_from(code: Mapping[str, str]) -> None:
 
 
 def _changed(code: Mapping[str, str]) -> list[str]:
-    """Return the names of modules that would be imported otherwise now, or not at all."""
+    """Return the modules that would now be imported with a different content, or not found at all."""
 
     def is_there(name: str, content: str) -> bool:
         places = (Path(entry) / name for entry in sys.path)

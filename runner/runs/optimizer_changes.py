@@ -1,4 +1,4 @@
-"""What a config says of optimizers otherwise than a checkpoint's did: they would go on with the values saved in it."""
+"""Changes to the settings of optimizers between a checkpoint and a resumed run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ _SCHEDULES = "runner.schedulers."
 
 
 def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
-    """Give the optimizers of a resumed run what its config says now, where that has changed. All ranks.
+    """Apply to the optimizers of a resumed run the settings that have changed in its config. All ranks.
+
+    Without this they would continue with the values saved in the checkpoint.
 
     Args:
-        state: after a checkpoint was loaded; where the checkpoint does not say its config, nothing is done.
-        config: of the run, as it is now.
+        state: the run, after its checkpoint was loaded; if the checkpoint has no config, nothing is changed.
+        config: the config of the run as it is now.
 
     Raises:
-        ValueError: the checkpoint holds what cannot become something else: another optimizer's state, a value that its
-            groups of parameters do not share, or a schedule of torch's own, which makes each rate of the one before.
+        ValueError: the change cannot be applied, because it concerns the optimizer's state, a value that differs
+            between parameter groups, or a schedule of torch's own, which derives each rate from the previous one.
     """
     from runner.checkpoints.files import read_config
 
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
     schedules = [str((one.get("scheduler") or {}).get("_target_", _SCHEDULES)) for one in (before, config)]
-    is_function = all(one.startswith(_SCHEDULES) for one in schedules)  # of time, of which a checkpoint holds nothing
+    is_function = all(one.startswith(_SCHEDULES) for one in schedules)  # of time, so a checkpoint holds no state of it
     groups = [group for one in state.optimizers for group in one.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
@@ -41,7 +43,7 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
         if not is_function or change.after is ABSENT or any(one is ABSENT or one != saved[0] for one in saved):
             weights = show_path(state.resumed_from)
             raise ValueError(
-                f"{change}: the checkpoint cannot take that up; start from its weights with trainer.load_path={weights}"
+                f"{change}: cannot be applied to a checkpoint; start from its weights with trainer.load_path={weights}"
             )
         for group in groups:
-            group |= dict.fromkeys(names, change.after)  # schedules take multiples of initial_lr
+            group |= dict.fromkeys(names, change.after)  # schedules multiply initial_lr

@@ -1,4 +1,4 @@
-"""`conf/` as it is now, with the overrides of a run that was made before, and with the `--config-dir` of then."""
+"""Composing the current `conf/` with the overrides of a saved run, and with the `--config-dir` that it used."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from runner.runs.changes import find_changes
 from runner.terminal import show_path
 
 CONFIG_DIR = "--config-dir"
-_SHOWN = 4  # differences that are listed before the rest is counted
+_SHOWN = 4  # differences to list; the rest are counted
 
 
 @contextmanager
 def composing() -> Iterator[None]:
-    """Inside, `compose_conf` and `composable` can be called."""
+    """Initialize Hydra, so that `compose_conf` and `composable` can be called within the context."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
 
 def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig:
-    """Return `conf/` with overrides, and with a `--config-dir` where one is among the options."""
+    """Return `conf/` composed with overrides, and with the `--config-dir` if one is among the options."""
     return compose("config", [*overrides, *search_path(options)])
 
 
 def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the overrides that `compose_conf` takes: what they speak of may be gone."""
+    """Return those overrides that `compose_conf` still accepts; others may name keys that no longer exist."""
     with suppress(HydraException, OmegaConfBaseException):
         compose_conf(overrides, options)
         return list(overrides)
@@ -48,11 +48,11 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config as plain values; what it asks of Hydra (`${hydra:job.name}`) is as the record has it.
+    """Return a composed config as plain values, with those that depend on Hydra's job taken from the record.
 
     Args:
-        composed: from `compose_conf`, where no job of Hydra's runs that could be asked.
-        config: of the record.
+        composed: from `compose_conf`, where no job is running that could resolve `${hydra:job.name}`.
+        config: the config in the run's record.
     """
     plain = _as_recorded(OmegaConf.to_container(composed), config)
     found: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
@@ -70,22 +70,25 @@ def _as_recorded(value: Any, recorded: Any) -> Any:
 
 
 def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -> tuple[str | None, bool]:
-    """Return the `--config-dir` to compose a run with unasked, and whether that is all it was composed from; says so.
+    """Return the recorded `--config-dir` to compose with, if any, and print what becomes of it.
 
     Args:
-        recorded: arguments of its record.
-        typed: arguments of now; a `--config-dir` among them is used in place of the run's.
-        is_own: whether this user made the record. Files in the directory of another one's could have Hydra itself
-            make any object, before there is a config whose targets can be checked.
+        recorded: arguments in the run's record.
+        typed: arguments typed now; a `--config-dir` among them replaces the recorded one.
+        is_own: whether this user made the record. Files in someone else's directory could make Hydra itself create any
+            object, before there is a config whose targets can be checked.
+
+    Returns:
+        The directory, or None to compose without it, and whether this is everything that the run was composed from.
     """
     directory = typed_value(recorded, CONFIG_DIR)
     if directory is None or config_dir(typed) is not None:
         return None, True
-    option = f"{CONFIG_DIR}={show_path(Path(directory))}, with which the run was made,"
+    option = f"{CONFIG_DIR}={show_path(Path(directory))} of the run"
     if not Path(directory).is_dir():
-        print(f"INFO: {option} is not there; what the record says is used", file=sys.stderr)
+        print(f"INFO: {option} does not exist; the recorded config is used", file=sys.stderr)
     elif not is_own:
-        trust = "the run was made by someone else, or on another machine; type it if you trust what is in it"
+        trust = "the run was made by someone else, or on another machine; type the option if you trust that directory"
         print(f"INFO: {option} is not read: {trust}", file=sys.stderr)
     else:
         print(f"INFO: {option} is used again", file=sys.stderr)
@@ -94,12 +97,12 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
 
 
 def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return lines about where what a run was composed from has come to say something else than its record.
+    """Return a line about the configs that have changed since a run was recorded; no line if nothing has changed.
 
     Args:
-        config: of the record.
-        now: from `compose_conf`.
-        options: with which it was composed.
+        config: the config in the run's record.
+        now: the config that the same overrides compose to now.
+        options: the options that it was composed with.
     """
     changes = list(find_changes(config, now))
     if not changes:
@@ -107,4 +110,4 @@ def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Se
     where = "conf/ or the --config-dir" if config_dir(options) is not None else "conf/"
     more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     listed = "; ".join(map(str, changes[:_SHOWN]))
-    return [f"{where} has changed since, and what the record says is used: {listed}{more}"]
+    return [f"{where} has changed since, and the recorded config is used: {listed}{more}"]

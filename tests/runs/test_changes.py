@@ -53,7 +53,7 @@ def changed(**values: Any) -> dict[str, Any]:
     ("change", "line"),
     [
         ({"optimizer__lr": 0.2}, "optimizer.lr: 0.1 -> 0.2"),
-        ({"optimizer__momentum": ABSENT}, "optimizer.momentum: 0.9 -> (not there)"),
+        ({"optimizer__momentum": ABSENT}, "optimizer.momentum: 0.9 -> (missing)"),
         ({"model__module": {"_target_": "own.Net"}}, "model.module: runner.models.MLP -> own.Net"),
         ({"scheduler": {}}, "scheduler: runner.schedulers.multi_step -> {}"),
         ({"run_name": "b"}, "run_name: null -> b"),
@@ -129,16 +129,19 @@ def test_all_that_is_refused_is_listed_beside_what_was_allowed():
     with pytest.raises(ValueError) as refused:
         check_changes("run", CONFIG, after, [])
     assert str(refused.value).splitlines() == [
-        "resume=run: it was trained otherwise so far:",
+        "resume=run: the run was trained with a different config so far:",
         "  seed: 0 -> 1",
         "  trainer.seed: 0 -> 1",
-        "If it is to go on with that, add 'resume_allow=[optimizer,seed,trainer.seed]'",
+        "To continue with these changes, add 'resume_allow=[optimizer,seed,trainer.seed]'",
     ]
 
 
 def test_a_schedule_that_stretches_is_named():
     (line,) = check_changes("run", CONFIG, changed(trainer__max_duration="16ep"), [])
-    assert line == "trainer.max_duration: 8ep -> 16ep; fractions of it stretch: scheduler.milestones=['0.5dur']"
+    assert (
+        line
+        == "trainer.max_duration: 8ep -> 16ep; settings in fractions of it stretch: scheduler.milestones=['0.5dur']"
+    )
     before = changed(scheduler={}, algorithms={})
     (line,) = check_changes("run", before, before | {"trainer": {**CONFIG["trainer"], "max_duration": "16ep"}}, [])
     assert line == "trainer.max_duration: 8ep -> 16ep"
@@ -146,7 +149,7 @@ def test_a_schedule_that_stretches_is_named():
 
 def test_what_is_allowed_must_be_a_key():
     for name, near in (("optimizer.lrr", "'optimizer.lr'"), ("optimiser", "'optimizer'"), ("data.nothing.x", "")):
-        with pytest.raises(ValueError, match=f"resume_allow='{name}': is no key of this config.*{near}"):
+        with pytest.raises(ValueError, match=f"resume_allow='{name}': this config has no such key.*{near}"):
             check_changes("run", CONFIG, CONFIG | {"resume_allow": [name]}, [])
     gone = changed(algorithms__ema=ABSENT)  # given again, when it is gone already
     assert check_changes("run", gone, gone | {"resume_allow": ["algorithms.ema"]}, ["~algorithms.ema"]) == []
@@ -185,12 +188,12 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
 
     refused = run_here("resume=run", LONGER, "optimizer.lr=0.3", "seed=4", code=2)
     assert refused.out == "" and refused.err.splitlines() == [
-        "error: resume=run: it was trained otherwise so far:",
+        "error: resume=run: the run was trained with a different config so far:",
         "  seed: 0 -> 4",
         "  data.seed: 0 -> 4",
         "  optimizer.lr: 0.1 -> 0.3",
         "  trainer.seed: 0 -> 4",
-        "If it is to go on with that, add 'resume_allow=[seed,data.seed,optimizer.lr,trainer.seed]'",
+        "To continue with these changes, add 'resume_allow=[seed,data.seed,optimizer.lr,trainer.seed]'",
     ]
     assert run_here("mode=check", "resume=run", LONGER, "seed=4", code=2).err.count("seed: 0 -> 4") == 3
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -215,8 +218,8 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     one_in(
         3,
         [
-            ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot go on with another optimizer"),
-            ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "the checkpoint cannot take that up"),
+            ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot continue with another optimizer"),
+            ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "cannot be applied to a checkpoint"),
             ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run 0"),
             ((), ("model.module.hidden=[7]", "resume_allow=[model]"), "do not fit the model"),
             (

@@ -58,7 +58,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
     run = tmp_path / "run"
     assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
     refused = run_app("resume=run", "seed=1", exit_code=2)  # its first values are logged already
-    assert refused.stderr.splitlines()[1].endswith("it was trained otherwise so far:")
+    assert refused.stderr.splitlines()[1].endswith("the run was trained with a different config so far:")
     (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it had been in the middle of saving
     (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')
 

@@ -69,7 +69,7 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
     )
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(WrongConfig, match="another process trains this run now"), owned(tmp_path):
+        with pytest.raises(WrongConfig, match="another process is training this run"), owned(tmp_path):
             pass
     finally:
         other.communicate("\n", timeout=PATIENCE)

@@ -46,7 +46,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     for name in ("own", "widths"):
         del sys.modules[name]
     again = run_here("rerun=run", "hydra.run.dir=run2", code=0)
-    assert "own.py, widths.py: not as when the run was made; what it was then is used: run/code" in again.err
+    assert "own.py, widths.py: changed since the run was made; the version of then is used: run/code" in again.err
     assert read_code(project / "run2") == read_code(project / "run")
     first, second = ((project / one / "checkpoints/ep0-ba1/model.pt").read_bytes() for one in ("run", "run2"))
     assert first == second
@@ -56,7 +56,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     sys.path.remove(next(entry for entry in sys.path if "runner-code-" in entry))
     del sys.modules["own"]
     refused = run_here("rerun=run", "allow_targets=own.Net", "hydra.run.dir=run3", code=2)
-    assert "what it was then is not used: run/code" in refused.err and "there is no module 'own'" in refused.err
+    assert "the version of then is not used: run/code" in refused.err and "there is no module 'own'" in refused.err
     assert not (project / "imported").exists()
 
 

@@ -21,9 +21,9 @@ optimizer:
 trainer:
   max_duration: 2ep
 """
-USED = "INFO: --config-dir={}, with which the run was made, is used again\n"
-GONE = "INFO: --config-dir={}, with which the run was made, is not there; what the record says is used\n"
-STRETCHED = "INFO: trainer.max_duration: 2ep -> 3ep; fractions of it stretch: scheduler.t_max=1dur, "
+USED = "INFO: --config-dir={} of the run is used again\n"
+GONE = "INFO: --config-dir={} of the run does not exist; the recorded config is used\n"
+STRETCHED = "INFO: trainer.max_duration: 2ep -> 3ep; settings in fractions of it stretch: scheduler.t_max=1dur, "
 STRETCHED += "scheduler.t_warmup=0.15dur\n"
 
 
@@ -142,7 +142,7 @@ def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..
     (tmp_path / "other" / "experiment" / "mine.yaml").write_text(other)
     done = run_here(f"rerun={run}", "--config-dir=other", "hydra.run.dir=again", code=0)
     assert done.err == (
-        "INFO: conf/ or the --config-dir has changed since, and what the record says is used: "
+        "INFO: conf/ or the --config-dir has changed since, and the recorded config is used: "
         "model.module.hidden: [8] -> [128, 128]; optimizer.lr: 0.07 -> 0.3\n"
     )
     assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE, f"rerun={run}"]
@@ -174,8 +174,8 @@ def test_that_of_somebody_else_is_not_read(
     (run / "signature").write_text("of another user")
     done = run_here(f"rerun={run}", "hydra.run.dir=again", code=0)
     assert done.err == (
-        "INFO: --config-dir=Ann's conf, with which the run was made, is not read: the run was made by someone else, or "
-        "on another machine; type it if you trust what is in it\n"
+        "INFO: --config-dir=Ann's conf of the run is not read: the run was made by someone else, or "
+        "on another machine; type the option if you trust that directory\n"
     )
     assert arguments_of(tmp_path / "again") == [*MADE[1:], f"rerun={run}"], "signed now: nothing unread may be in it"
     assert run_here("rerun=again", code=0).err.count("is used again") == 0

@@ -52,7 +52,7 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     (tmp_path / "own" / "scheduler").mkdir(parents=True)
     shutil.copy(ROOT / "conf" / "scheduler" / "cosine_annealing.yaml", tmp_path / "own" / "scheduler" / "mine.yaml")
     composed = ("scheduler=mine", "--config-dir=own")
-    used = "INFO: --config-dir=own, with which the run was made, is used again\n"
+    used = "INFO: --config-dir=own of the run is used again\n"
     run_app(*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "run_name=mine", *composed)
     (first,) = folders(tmp_path)
     run_id = json.loads((first / "mlflow" / "sent.json").read_text())["run_id"]

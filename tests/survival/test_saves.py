@@ -106,7 +106,7 @@ HARMS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty": ("manifest.json", lambda path: path.write_text(""), "its manifest cannot be read"),
     "of nothing": ("manifest.json", lambda path: path.write_text("{}"), "its manifest cannot be read"),
     "exchanged": ("model.pt", of_another, "model.pt was modified: its SHA-256 differs from its manifest"),
-    "of another": ("manifest.json", with_files_of_another, "its SHA-256 differs from its manifest's"),
+    "of another": ("manifest.json", with_files_of_another, "its SHA-256 differs from its manifest"),
 }
 
 

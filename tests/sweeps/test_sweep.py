@@ -255,7 +255,7 @@ def test_an_index_that_another_process_does_not_give_back_is_not_waited_for(
         try:
             assert other.stdout is not None and other.stdout.readline() == "1\n"
             done = run_here("-m", "seed=0,1", *QUIET)
-            assert done.code and "another process has held it for 0.3 s; end it" in done.err
+            assert done.code and "another process has held it for 0.3 s; stop it" in done.err
         finally:
             other.kill()
     assert batches(folder) == []

@@ -63,7 +63,8 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
     for names, what in ((used, "used"), ({*changed} - used, "not used")):
         if names:
             print(
-                f"INFO: {', '.join(sorted(names))}: changed since the run was made; the version of then is {what}: {where}",
+                f"INFO: {', '.join(sorted(names))}: changed since the run was made; the version of then is "
+                f"{what}: {where}",
                 file=sys.stderr,
             )
     return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}

@@ -1,7 +1,8 @@
-"""What a run keeps of how it was made: config, overrides, versions, hardware, commit and what no commit holds.
+"""A run's record: its config, overrides, versions, hardware, commit and uncommitted code.
 
-The newest record lies in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
-`signature` says that this user made it: what others made may name any class, and making objects of it runs code.
+The newest record is in the run's folder; a resumed run keeps those of earlier sessions in `sessions/1` and so on. The
+`signature` proves that this user made the record. Records from others may name any class, and creating objects from
+them runs code.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def write_record(
     """Write a run's record into its folder, and return the files. Rank 0.
 
     Args:
-        run_dir: made where it does not exist; a record that it holds is kept as that of an earlier session.
+        run_dir: the run's folder; an existing record in it is kept as that of an earlier session.
         config: the resolved config.
-        arguments: with which it was composed: overrides, and a `--config-dir`.
+        arguments: the arguments that the config was composed with: overrides, and a `--config-dir`.
         run_name: name of the run.
-        goes_on_from: the checkpoint, where it goes on from one; later ones in its folder are moved to the earlier
-            session's.
+        goes_on_from: the checkpoint to resume from, if any; later checkpoints in its folder are moved to the folder of
+            the earlier session.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -64,7 +65,10 @@ def write_record(
             names = ", ".join(aside)
             folder = show_path(session / "checkpoints")
             log.warning(
-                "checkpoints later than %s are of another future: moved to %s: %s", goes_on_from.name, folder, names
+                "checkpoints later than %s do not belong to the resumed run: moved to %s: %s",
+                goes_on_from.name,
+                folder,
+                names,
             )
     code = loose_modules(config)
     files = {
@@ -74,11 +78,11 @@ def write_record(
     }
     changes, secrets = without_secrets(patch())
     if secrets:
-        log.warning("git.patch leaves out what may hold secrets: %s", ", ".join(secrets))
+        log.warning("git.patch omits files that may contain secrets: %s", ", ".join(secrets))
     if changes:
         files["git.patch"] = changes
     if secrets := [name for name, content in code.items() if is_secret(name, content)]:
-        log.warning("code/ leaves out what may hold secrets: %s", ", ".join(secrets))
+        log.warning("code/ omits files that may contain secrets: %s", ", ".join(secrets))
         code = {name: content for name, content in code.items() if name not in secrets}
     signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
     if signature is not None:
@@ -92,7 +96,7 @@ def write_record(
 
 
 def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
-    """Write a job's record, and give it to the run's destinations, with the job's tags. All ranks."""
+    """Write a job's record, and send it and the job's tags to the run's destinations. All ranks."""
     from runner.distributed.collectives import get_global_rank
 
     if get_global_rank() == 0:
@@ -100,16 +104,16 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
             logger.log_tags(job.tags)
         run_dir = Path(job.run_dir)
         files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
-        # Of earlier sessions; checkpoints of another future, which lie there too, stay here.
+        # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
         files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
         for path in files:
-            # A link may have been laid by whoever made the run before.
+            # Whoever made the earlier run may have left a link that leads elsewhere.
             if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
                 logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
 
 
 def differences(then: Mapping[str, Any]) -> list[str]:
-    """Return lines about what differs now from a record's environment and changes numbers: commit and versions."""
+    """Return lines about differences from a record's environment that affect results: the commit and versions."""
     lines = []
     commit = git_commit()
     if then.get("git_commit") and commit and then["git_commit"] != commit:
@@ -125,7 +129,7 @@ def differences(then: Mapping[str, Any]) -> list[str]:
 
 
 def _keep_earlier(run_dir: Path) -> Path | None:
-    """Copy the record of an earlier session aside, and return where; None where there is none."""
+    """Copy the record of the previous session to a folder of its own and return that; None if there is no record."""
     if not (run_dir / "config.yaml").exists():
         return None
     sessions = run_dir / "sessions"

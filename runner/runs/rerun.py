@@ -1,7 +1,7 @@
-"""A saved run with what is typed now.
+"""The config of a resumed run or a rerun: that of the saved run, with the overrides typed now.
 
-What is typed changes the record and nothing else does: `conf/` is composed with the record's overrides, and again with
-the typed ones added; what differs between the two is what the user wants.
+Only the typed overrides change the recorded config. `conf/` is composed with the recorded overrides, and again with the
+typed ones added; the difference between the two is applied to the recorded config.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from runner.runs.saved_run import SavedRun
 
 
 def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
-    """Return arguments with the run's own overrides before them, without those that are given again or replaced.
+    """Return arguments preceded by the run's own overrides, less those that are typed again or replaced.
 
-    Its `--config-dir` comes last, where it is used.
+    The run's `--config-dir` comes last, if it is used.
     """
     kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
     arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
@@ -31,34 +31,34 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
 
 
 def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a run's config with what was typed now.
+    """Return a saved run's config with the changes typed now.
 
     Args:
-        saved: the run.
-        composed: `conf/` with `overrides`, resolved.
-        overrides: its own and those typed now.
+        saved: the saved run.
+        composed: `conf/` composed with `overrides`, resolved.
+        overrides: the run's own overrides, and those typed now.
     """
     config = _changed(saved.config, saved.base, composed)
     for one in overrides:
         if one not in saved.overrides and not _appends(one):
-            _copy(key_of(one).split("."), composed, config)  # typed, though conf/ may say the same by now
+            _copy(key_of(one).split("."), composed, config)  # the user typed it, even if conf/ now has the same value
     for key in composed:
         if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
             config[key] = composed[key]
     if config["resume"] is not None:
-        config["resume"] = saved.path  # which may have been typed as an id
+        config["resume"] = saved.path  # an id may have been typed
     elif config["rerun"] is not None:
-        config["rerun"] = saved.given  # an id of digits alone is a number to Hydra
+        config["rerun"] = saved.given  # Hydra reads an id of only digits as a number
     return config
 
 
 def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the name of a run that goes on, or of one made again that cannot be named after its choices; else ''.
+    """Return the name of a resumed run, or of a rerun that cannot be named after its choices; '' otherwise.
 
     Args:
-        saved: the run.
-        config: from `merge_config`, which gives it no other `run_name`.
-        run_dir: its folder now.
+        saved: the saved run.
+        config: the config from `merge_config`.
+        run_dir: the folder of the run now.
     """
     if config["rerun"] is None:
         return saved.run_name
@@ -69,11 +69,11 @@ def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str
 
 
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
-    """Return what the record of a run keeps of how it was composed: the `--config-dir`, then overrides.
+    """Return the arguments for a run's record: its `--config-dir`, then its overrides.
 
     Args:
-        saved: the run that it goes on with, or makes again; what could not be used of its own is kept.
-        hydra_config: of the job.
+        saved: the saved run that is resumed or rerun, if any; its arguments that could not be used are kept.
+        hydra_config: Hydra's config of the job.
     """
     sources = hydra_config.runtime.config_sources
     options = [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
@@ -84,7 +84,7 @@ def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
 
 
 def _changed(config: Any, before: Any, after: Any) -> Any:
-    """Return a config with what changed from one config to another."""
+    """Return a config with the changes between two other configs applied to it."""
     if not all(isinstance(one, Mapping) for one in (config, before, after)):
         return config if before == after else after
     same = {key: value for key, value in config.items() if key in after or key not in before}
@@ -94,7 +94,7 @@ def _changed(config: Any, before: Any, after: Any) -> Any:
 
 
 def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
-    """Let a value in a config, or its absence, be as in another config."""
+    """Copy a value from one config into another; remove it there if the first config does not have it."""
     *sections, key = path
     for one in sections:
         source = source.get(one) if isinstance(source, Mapping) else None
@@ -109,7 +109,7 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
 
 
 def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
-    """Whether what is typed changes a key of the record that what it is composed from now has no longer."""
+    """Return whether an argument changes a key of the record that the configs no longer have."""
 
     def has(section: Any) -> bool:
         *above, key = argument.partition("=")[0].split(".")
@@ -125,7 +125,7 @@ def _appends(argument: str) -> bool:
 
 
 def _replaces(typed: str, saved: str) -> bool:
-    """Whether an override says all that another says: of the same key or a section around it."""
-    if typed.startswith("~"):  # removes what others may have to add first
+    """Return whether an override makes a saved one redundant: both have the same key, or the saved one's is inside."""
+    if typed.startswith("~"):  # removes a key that other overrides may have to add first
         return saved.startswith("~") and key_of(typed) == key_of(saved)
     return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

@@ -1,4 +1,4 @@
-"""What came of a run: `result.json` in its folder, by which sweeps skip, resume and compare."""
+"""The result of a run: `result.json` in its folder, which sweeps use to skip, resume and compare jobs."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 FILE = "result.json"
-# What changes nothing of what is trained.
+# Keys that do not affect training.
 _NO_PART = (*OF_THE_COMMAND, "run_name")
 
 
 @dataclass
 class Result:
-    """What came of a run so far.
+    """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, for its config; such
-            a job has no folder). One that was cut off without a word stays RUNNING.
-        name: of the run.
-        identity: of the config that was trained: see `identify`.
-        overrides: as the job was given them.
-        objective: what runs are compared by; None where it was not computed.
-        objective_name: the metric that it is, 'eval/MulticlassAccuracy'; empty before it is known.
-        lower_is_better: whether a smaller objective is the better one.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, because of its
+            config; such a job has no folder). A run that was cut off stays RUNNING.
+        name: name of the run.
+        identity: hash of the config that was trained, see `identify`.
+        overrides: overrides of the job.
+        objective: the value that runs are compared by; None if it was not computed.
+        objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
+        lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
-        seconds: in all sessions that ended.
-        error: trace of what it failed with.
-        wrong_key: key of the config with which the error of a REFUSED job begins; empty where it begins otherwise.
-        pid: process that trains it, or did.
-        host: machine that trains it, or did.
+        seconds: training time in all sessions that ended.
+        error: stack trace of the failure, or the reason for a refusal.
+        wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
+        pid: the process that trains the run, or last did.
+        host: the machine that trains the run, or last did.
     """
 
     status: str
@@ -72,11 +72,11 @@ class Result:
     host: str = field(default_factory=socket.gethostname)
 
     def measure(self, state: State, objective: str | None) -> None:
-        """Take the last metrics of a run, and what it is compared by. All ranks.
+        """Fill in the last metrics of a run and its objective. All ranks.
 
         Args:
-            state: of its Trainer.
-            objective: the metric's name; see `check_objective`.
+            state: the state of its Trainer.
+            objective: name of the metric to compare by; see `check_objective`.
         """
         from runner.metrics import lower_is_better, scalars
 
@@ -92,12 +92,12 @@ class Result:
             self.lower_is_better = lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name))
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, replacing what is there at once; NaN and infinities are written as text.
+        """Write the result into a folder, replacing an earlier one; NaN and infinities are written as text.
 
-        Where no file can be made, as without a free inode, it is written over what is there.
+        If no new file can be made, for example because no inode is free, the existing file is overwritten in place.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         content = hidden_everywhere(asdict(self))
         content["objective"] = _to_json(self.objective)
@@ -105,17 +105,17 @@ class Result:
         text = json.dumps(content, indent=1)
         try:
             write_whole(folder / FILE, text)
-        except OSError:  # no room for another file, as where there is no inode left
+        except OSError:  # no new file can be made, for example without a free inode
             if not (folder / FILE).exists():
                 raise
             _write_over(folder / FILE, text.encode())
 
 
 def _write_over(path: Path, content: bytes) -> None:
-    """Replace a file's content in its place; it stays as it was where there is no room.
+    """Overwrite a file's content in place; the file stays as it was if the disk has no room.
 
     Raises:
-        OSError: there is none.
+        OSError: the disk has no room.
     """
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         if hasattr(os, "posix_fallocate"):
@@ -125,22 +125,22 @@ def _write_over(path: Path, content: bytes) -> None:
 
 
 class Diverged(Exception):
-    """A run was trained to its end, and what came of it is NaN or infinite."""
+    """A run was trained to the end, but its loss or objective is NaN or infinite."""
 
 
 def check_converged(state: State, result: Result) -> None:
-    """Raise where a run that has been measured has diverged. All ranks alike.
+    """Raise if a finished run has diverged. All ranks; they raise together.
 
     Args:
-        state: of its Trainer.
-        result: what came of it.
+        state: the state of its Trainer.
+        result: its result, measured.
 
     Raises:
-        Diverged: its last loss, on any rank, or its objective is not finite.
+        Diverged: the last loss on any rank, or the objective, is not finite.
     """
     from runner.distributed.collectives import any_rank
 
-    loss = float(getattr(state, "total_loss", 0.0))  # a run that had ended before trains nothing
+    loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
     wrong = f"the loss of the last batch is {loss}"
     if not any_rank(not math.isfinite(loss)):
         if result.objective is None or math.isfinite(result.objective):
@@ -155,7 +155,7 @@ def check_converged(state: State, result: Result) -> None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """Return what came of the run in a folder; None where nothing is said of it that can be read."""
+    """Return the result of the run in a folder; None if there is none that can be read."""
     try:
         content = json.loads((folder / FILE).read_text())
         content["objective"] = None if content["objective"] is None else float(content["objective"])
@@ -186,17 +186,17 @@ def check_objective(state: State, objective: str | None) -> None:
     metrics["train"] = [*state.train_metrics]
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed]
     if objective is not None and not any(one == objective or one.partition("/")[2] == objective for one in names):
-        raise ValueError(f"objective={objective!r}: is no metric of this run; {nearest(objective, names)}")
+        raise ValueError(f"objective={objective!r}: this run has no such metric; {nearest(objective, names)}")
 
 
 def identify(config: Mapping[str, Any]) -> str:
-    """Return a short hash of what a resolved config trains: two runs of one identity give the same result."""
+    """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
     parts = {key: value for key, value in config.items() if key not in _NO_PART}
     return fingerprint(hidden_everywhere(parts))
 
 
 def identity_in(folder: Path) -> str | None:
-    """Return the identity of the run in a folder: its result has it, or where that was torn, its config."""
+    """Return the identity of the run in a folder, from its result, or from its config if the result is unreadable."""
     if (found := read_result(folder)) is not None:
         return found.identity
     try:
@@ -206,15 +206,15 @@ def identity_in(folder: Path) -> str | None:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a short hash of plain values; the order of keys plays no part."""
+    """Return a short hash of plain values, regardless of the order of keys."""
     return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 @contextmanager
 def recording(job: Job) -> Iterator[Result]:
-    """Inside, what comes of a job is filled in; its folder says RUNNING until the end, then how it ended. All ranks.
+    """Write a job's result to its folder: RUNNING on entry, and how the job ended on exit. All ranks.
 
-    A WrongConfig leaves what was said before.
+    After a WrongConfig, the previous result is restored.
     """
     folder = Path(job.run_dir)
     started = time.monotonic()
@@ -250,7 +250,7 @@ def _write(result: Result, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
         except OSError as error:
-            log.warning("%s was not written: %s. A sweep cannot tell what came of this run", folder / FILE, error)
+            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / FILE, error)
 
 
 def _put_back(before: Result | None, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""A run that was made before: found by its folder or id, and read from its record, trusted or not.
+"""Saved runs: finding one by its folder or id, and reading its record, whether trusted or not.
 
-The record is the truth: its config is used as it was composed then, whatever `conf/` has become since.
+The record is authoritative: its config is used as it was composed then, however `conf/` has changed since.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class SavedRun:
     """A run's record, in plain containers, so that launchers can send it to other processes.
 
     Attributes:
-        given: as typed after `resume=` or `rerun=`.
-        path: the run's folder or the checkpoint that is meant; None where only the record is here.
-        run_dir: the run's folder, likewise.
-        config: as composed then.
-        overrides: those of its overrides that `conf/` still takes.
-        base: `conf/` as it is now, with these.
-        run_name: the name that the run had, empty where that is not known.
-        config_dir: directory whose configs it is composed with as well, though none is typed now.
-        is_whole: whether `base` is composed with all that the run was, so that its choices are the run's.
-        unused: arguments of its record that are not among `overrides`, and that the next record keeps.
-        code: modules that it is made again with, where some have changed since: for `import_from`.
+        given: the value typed after `resume=` or `rerun=`.
+        path: the run's folder or the checkpoint that was named; None if only the record was downloaded.
+        run_dir: the run's folder; None if only the record was downloaded.
+        config: the recorded config.
+        overrides: the recorded overrides that `conf/` still accepts.
+        base: the current `conf/` composed with these overrides.
+        run_name: the name that the run had; empty if unknown.
+        config_dir: the recorded `--config-dir`, if it is used and none is typed now.
+        is_whole: whether `base` is composed with everything that the run was, so that it makes the same choices.
+        unused: recorded arguments that are not among `overrides`, which the next record keeps.
+        code: modules to rerun with if some have changed since, for `import_from`.
         is_own: whether this user made the record, and nobody has changed it since.
     """
 
@@ -73,19 +73,19 @@ class SavedRun:
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
-    """Return the run that `resume=` or `rerun=` names; None without one, or where a folder to resume has no record.
+    """Return the run that `resume=` or `rerun=` names; None without these, or if the folder to resume has no record.
 
     Args:
-        arguments: as typed.
+        arguments: the arguments as typed.
 
     Raises:
-        ValueError: there is no such run, it is none to begin again, or it holds classes that nobody vouches for.
+        ValueError: there is no such run, it cannot be resumed or rerun, or its record names untrusted classes.
     """
     found = {key: value for key in ("resume", "rerun") if (value := typed_value(arguments, key)) is not None}
     if not found:
         return None
     if len(found) == 2:
-        raise ValueError("resume= and rerun=: the one goes on with a run, the other begins it anew; give one of them")
+        raise ValueError("resume= and rerun=: one continues a run, the other starts it over; give one of them")
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     ((key, given),) = found.items()
@@ -94,7 +94,7 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
             return _find_by_id(key, given, arguments)
         if "," in given:
             raise ValueError(f"{key}={given}: takes one run at a time")
-    # A run's folder, its folder of checkpoints, or one of them.
+    # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
     folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
     if folder is not None:
@@ -108,15 +108,15 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with the folder of a run in place of `resume=latest` or `rerun=latest`, and say which it is.
+    """Return arguments with `latest` in `resume=` or `rerun=` replaced by a run's folder, and print that folder.
 
     Raises:
-        ValueError: there is no such run.
+        ValueError: no run has written a checkpoint.
     """
     keys = [key for key in ("resume", "rerun") if typed_value(arguments, key) == "latest"]
     if not keys:
         return list(arguments)
-    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # by then it has been at work
+    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
     if not run:
         raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
     print(f"INFO: {keys[0]}=latest: {run}", file=sys.stderr)
@@ -124,10 +124,10 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
 
 
 def from_the_start(saved: SavedRun) -> bool:
-    """Whether a run to go on with ended before its first checkpoint, so that it is begun again in its folder; says so.
+    """Return whether a run to resume ended before its first checkpoint, and so starts over in its folder; print that.
 
     Raises:
-        ValueError: it has finished, or its checkpoints are not complete.
+        ValueError: the run has finished, or none of its checkpoints is complete.
     """
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
@@ -137,21 +137,21 @@ def from_the_start(saved: SavedRun) -> bool:
     if any((one / MANIFEST).exists() for one in found):
         return False
     if found:
-        raise ValueError(f"{resume}: no checkpoint there is complete: {', '.join(map(show_path, found))}")
+        raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, found))}")
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
-        raise ValueError(f"{resume}: this run has finished and left no checkpoint; rerun={saved.given} trains it again")
-    print(f"INFO: {resume}: ended before its first checkpoint; it begins from the start", file=sys.stderr)
+        raise ValueError(f"{resume}: this run has finished without a checkpoint; rerun={saved.given} trains it again")
+    print(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning", file=sys.stderr)
     return True
 
 
 def is_id(given: Any) -> bool:
-    """Whether what names a run is an id of MLflow's, and no path."""
+    """Return whether the name of a run is an MLflow id rather than a path."""
     return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
 
 
 def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
-    """Ask the destinations of the user's own config for a run, also one that now is to go without them."""
+    """Find a run through the destinations in the user's own config, even if the run is to go without them now."""
     typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
     with composing():
         config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
@@ -159,28 +159,28 @@ def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
         wanted = Path(downloads) if key == "rerun" else None
         found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
         if not found:
-            raise ValueError(f"{key}={run_id!r}: neither a folder, nor a run that MLflow has where this config looks")
+            raise ValueError(f"{key}={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
         if len(found) > 1:
-            raise ValueError(f"{key}={run_id!r}: names several runs: {', '.join(sorted(found))}; give a folder")
+            raise ValueError(f"{key}={run_id!r}: matches several runs: {', '.join(sorted(found))}; give a folder")
         folder = Path(found.pop())
         if not (folder / "config.yaml").is_file():
-            raise ValueError(f"{key}={run_id!r}: this run has no record (config.yaml); it was not made by a command")
+            raise ValueError(f"{key}={run_id!r}: this run has no record (config.yaml), as it was not made by a command")
         return _read(key, run_id, None if folder == wanted else str(folder), folder, arguments)
 
 
 def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str]) -> SavedRun:
-    """Return the run whose record lies in a folder, once it is known that it may be used; tell what differs now."""
+    """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
     check_links(folder)
     config = _read_yaml(folder / "config.yaml")
     overrides = _read_yaml(folder / "overrides.yaml") or []
     environment = _read_yaml(folder / "environment.json") or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
-        raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is no record of a run")
+        raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is not the record of a run")
     if config.get("mode", "train") not in TRAINING and typed_value(arguments, "mode") not in ACCEPTING_ANY_RUN:
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
             f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
-            f"give the one that it used: {used}"
+            f"give the run that it used: {used}"
         )
     for one in OF_THE_COMMAND:
         config.pop(one, None)
@@ -215,7 +215,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         run_name=str(environment.get("run_name", "")),
         config_dir=directory,
         is_whole=has_all and kept == plain,
-        # The next record is signed by this user: nothing goes into it unseen that somebody else wrote.
+        # This user signs the next record, so nothing that somebody else wrote may go into it unseen.
         unused=[one for one in recorded if one not in kept] if is_trusted else [],
         is_own=is_trusted,
         code=code,
@@ -223,15 +223,15 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
 
 
 def _is_plain(override: str) -> bool:
-    """Whether a record may say so when it is composed again.
+    """Return whether a recorded override may be used in composing the run again.
 
-    Of Hydra itself it may change nothing, it chooses no file outside of the groups, and what an override computes is in
-    its config already.
+    It must not configure Hydra itself or choose a file outside the config groups. Overrides with interpolations are not
+    needed, since the recorded config already has their values.
     """
     key, _, value = override.partition("=")
     group, _, package = key_of(key).partition("@")
     is_hydras = any(re.match(r"\s*hydra\b", one) for one in (group, package))
-    is_choice = "." not in group  # of a file in a group, or of several; a value has the name of its section
+    is_choice = "." not in group  # of files in a group; the key of a value contains its section
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
 
@@ -245,5 +245,5 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
 def _read_yaml(path: Path) -> Any:
     if not path.is_file():
         return None
-    with path.open("rb") as file:  # a file, not its text: errors name it, also where it is no text
+    with path.open("rb") as file:  # given the file rather than its text, YAML's errors name it
         return yaml.safe_load(file)

@@ -1,4 +1,4 @@
-"""Secrets in uncommitted changes, which are left out of what is recorded and sent."""
+"""Secrets in uncommitted changes, which are left out of records and uploads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NAMES = (
     *("id_ed25519*", "credentials", "credentials.*", "*credentials.json", "secrets.*", "*.secret", "*.token"),
     *("service[-_]account*.json", "kubeconfig", "token.json"),
 )
-"""Files, by name in lower case, that hold secrets as a rule."""
+"""Names, in lower case, of files that usually hold secrets."""
 
-# Private keys, and tokens whose makers gave them a beginning by which they are known.
+# Private keys, and tokens that can be recognized by their prefix.
 _CONTENT = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{36}|\bgithub_pat_\w{22}"
     rb"|\bhf_[A-Za-z0-9]{30}|\bsk-[\w-]{32}|\bxox[abprs]-[\w-]{10}|\bAIza[\w-]{35}|\bglpat-[\w-]{20}"
@@ -25,13 +25,13 @@ _PATH = re.compile(rb'^(?:\+\+\+|---|rename (?:from|to)|copy (?:from|to)) "?(?:[
 
 
 def is_secret(path: str, content: bytes = b"") -> bool:
-    """Return whether a file is likely to hold secrets, judging by its name or its content."""
+    """Return whether a file is likely to hold secrets, judged by its name and content."""
     name = PurePosixPath(path).name.lower()
     return any(fnmatchcase(name, one) for one in NAMES) or _CONTENT.search(content) is not None
 
 
 def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
-    """Return a patch of git's without the files that are likely to hold secrets, and their names."""
+    """Return a git patch without the files that are likely to hold secrets, and the names of those files."""
     starts = [match.start() for match in _FILE.finditer(patch)]
     kept = [patch[: starts[0]] if starts else patch]
     left_out = []
@@ -39,7 +39,7 @@ def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
         part = patch[start:end]
         head = part.partition(b"\n@@")[0]
         paths = [found.decode(errors="replace") for found in _PATH.findall(head) if found != b"/dev/null"]
-        # Of an empty or a binary file the first line alone has the name, as often twice.
+        # For an empty or binary file only the first line has the name, and has it twice.
         paths = paths or [head.partition(b"\n")[0].decode(errors="replace").rpartition(" b/")[2].rstrip('"')]
         if any(is_secret(path) for path in paths) or is_secret("", part):
             left_out.append(paths[-1])

@@ -1,4 +1,4 @@
-"""What becomes of checkpoints when a run goes on from an earlier one of its own."""
+"""Setting aside later checkpoints when a run resumes from an earlier one of its own."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from runner.checkpoints.files import MANIFEST, saved_at
 
 
 def set_aside_later(path: Path, into: Path) -> list[str]:
-    """Move the checkpoints that were saved after one away, and return their names: what comes now is another future.
+    """Move away the checkpoints that were saved after a given one, and return their names.
+
+    The resumed run does not continue from them, and may differ from them.
 
     Args:
-        path: the checkpoint that a run goes on from.
-        into: a folder; made when there is something to move.
+        path: the checkpoint that the run resumes from.
+        into: the folder to move them to; it is made if there is something to move.
 
     Raises:
-        OSError: they cannot be moved.
+        OSError: a checkpoint cannot be moved.
     """
     later = [one.parent for one in path.parent.glob(f"[!.]*/{MANIFEST}") if not one.parent.is_symlink()]
     later = sorted((one for one in later if saved_at(one) > saved_at(path)), key=saved_at)
-    for one in reversed(later):  # the newest first: at any moment the one that is used is of one future
+    for one in reversed(later):  # newest first, so that after a kill the newest one left is still in order
         into.mkdir(parents=True, exist_ok=True)
         shutil.move(one, into / one.name)
     for link in path.parent.iterdir() if later else ():

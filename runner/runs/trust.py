@@ -1,7 +1,7 @@
-"""Whether a run's record may be used: making objects of a config runs code, so somebody else's may not name any class.
+"""Checks of a run's record before it is used. Creating objects from a config runs code, so not every record is trusted.
 
-Records are signed with a secret of the user who made them. One without a valid signature may name what ships with this
-project, and what its reader allows.
+Records are signed with a secret key of the user who made them. A record without a valid signature may only name classes
+of this project, and others that the current user allows.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from runner.files.signing import is_signed
 from runner.runs.kept_code import read_code
 
 SIGNED = ("config.yaml", "overrides.yaml")
-"""Files of a record that say what is run; the modules that are kept with it are signed too."""
+"""Files of a record that determine what is run; the modules kept with it are signed too."""
 
 _HARMLESS = re.compile(
     r"(runner|callbacks|algorithms|torch\.(nn|optim|optim\.lr_scheduler)|torchmetrics(\.[a-z]+)?)\.[A-Z]\w*"
 )
-"""Classes that a record may name besides those that stand in `conf/`; not all of torch, which can also run files."""
+"""Classes that a record may name besides those in `conf/`; not all of torch, since some of it can run files."""
 
 _COMMANDS = ("_cmd",)
-"""Ends of keys whose values are run."""
+"""Suffixes of keys whose values are run as commands."""
 _ADDRESSES = ("tracking_uri", "entity")
-"""Keys that say where data goes in words that may look like no address."""
+"""Keys that say where data is sent, with values that may not look like an address."""
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
-    """Return the parts of the kept modules that are signed: names and contents."""
+    """Return the parts of the kept modules that are signed, names and contents."""
     return [part for name in sorted(modules) for part in (name.encode(), modules[name])]
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this user made the record in a folder, and nobody has changed it since."""
-    if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # a pipe would never end
+    """Return whether this user made the record in a folder, and nobody has changed it since."""
+    if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # reading a pipe would never end
         return False
     try:
         given = (folder / "signature").read_bytes()
@@ -51,43 +51,43 @@ def is_own(folder: Path) -> bool:
 
 
 def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
-    """Raise where a record that this user did not make names what is not of this project. Nothing is imported.
+    """Check that another user's record names only classes and commands of this project. Nothing is imported.
 
     Args:
-        folder: of the record.
-        configs: all that will be made of it, in plain containers.
-        allowed: names, as far as `*` goes patterns, that the user allows.
+        folder: the folder with the record.
+        configs: all configs that objects will be created from, in plain containers.
+        allowed: names that the user allows, or patterns with `*`.
 
     Raises:
-        ValueError: all that is not allowed, and how to allow it.
+        ValueError: the record names something else; the message lists it, and says how to allow it.
     """
     if is_own(folder):
         return
     shipped = {match for file in CONF.rglob("*.yaml") for match in re.findall(r"_target_: *(\S+)", file.read_text())}
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
-    # An interpolation is resolved when objects are made, and could bring a target of its own; a record has none.
+    # Recorded configs are resolved; an interpolation could yield another target when objects are created.
     names |= {one for one in _strings(configs[0]) if "${" in one}
     names |= {str(one) for config in configs for path, one in _leaves(config) if path.endswith(_COMMANDS) and one}
     unknown = sorted(one for one in names - shipped if not _HARMLESS.fullmatch(one) and not _is_allowed(one, allowed))
     if unknown:
         raise ValueError(
-            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses what is not "
-            f"of this project: {', '.join(unknown)}. That would run with your rights: read the file, and if you trust "
-            f"it, add '{_allowing('allow_targets', unknown)}'"
+            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
+            f"is not part of this project: {', '.join(unknown)}. It would run with your permissions: read the file, "
+            f"and if you trust it, add '{_allowing('allow_targets', unknown)}'"
         )
 
 
 def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str], typed: Sequence[str]) -> None:
-    """Raise where a record that this user did not make says where data goes, or where files lie, outside of its folder.
+    """Check that another user's record sends nothing elsewhere and uses no files outside of its folder.
 
     Args:
-        folder: of the record.
-        configs: all that will be made of it, in plain containers.
-        allowed: addresses and paths, as far as `*` goes patterns, that the user allows.
-        typed: keys that were typed now, in place of what the record says.
+        folder: the folder with the record.
+        configs: all configs that objects will be created from, in plain containers.
+        allowed: addresses and paths that the user allows, or patterns with `*`.
+        typed: keys that were typed now, which replace the recorded values.
 
     Raises:
-        ValueError: all that is not allowed, in full, and how to allow it.
+        ValueError: the record names such addresses or paths; the message lists them, and says how to allow them.
     """
     if is_own(folder):
         return
@@ -112,27 +112,27 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
 
 
 def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
-    """Raise where a record has an address without the credentials that it had.
+    """Check that no address of a record lacks credentials, which are removed when a record is written.
 
     Args:
-        folder: of the record.
-        config: its own.
-        typed: keys that were typed now, in place of what the record says.
+        folder: the folder with the record.
+        config: the recorded config.
+        typed: keys that were typed now, which replace the recorded values.
 
     Raises:
-        ValueError: the first such key, and what to do.
+        ValueError: an address lacks its credentials; the message names the first such key.
     """
     for path, value in _leaves(config):
         if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
             file = folder / "config.yaml"
-            raise ValueError(f"{path}={value!r}: {file} holds no credentials; type the whole address again")
+            raise ValueError(f"{path}={value!r}: {file} does not contain credentials; type the full address again")
 
 
 def check_links(folder: Path) -> None:
-    """Raise where the folder of a run that this user did not make holds anything but files, folders and links inside.
+    """Check that the folder of another user's run holds only files, folders, and links that stay inside it.
 
     Raises:
-        ValueError: writing to it could write elsewhere, and reading it read elsewhere, or never end.
+        ValueError: the folder holds something else, through which reads and writes could go elsewhere or never end.
     """
     if is_own(folder):
         return
@@ -140,7 +140,7 @@ def check_links(folder: Path) -> None:
     for root, folders, files in os.walk(folder):
         for path in (Path(root, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                reason = f"is a link to {os.readlink(path)!r}, which is not in the run's folder"
+                reason = f"is a link to {os.readlink(path)!r}, which is outside the run's folder"
             elif not path.is_symlink() and not (path.is_file() or path.is_dir()):
                 reason = "is neither a file nor a folder"
             else:
@@ -151,7 +151,7 @@ def check_links(folder: Path) -> None:
 
 
 def _leads_out(path: str, value: Any) -> bool:
-    """Whether a value of a config is an address or a path that does not stay in a folder."""
+    """Return whether a config value is an address, or a path that leaves the folder."""
     if path.rpartition(".")[2] in _ADDRESSES:
         return value is not None
     is_path = isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
@@ -167,13 +167,13 @@ def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
 
 
 def _allowing(key: str, values: Sequence[str]) -> str:
-    """Return the override that allows values, quoted where Hydra's grammar wants it."""
+    """Return the override that allows values, quoted where Hydra's grammar requires it."""
     plain = re.compile(r"[\w.*]+")
     return f"{key}=[{','.join(one if plain.fullmatch(one) else json.dumps(one) for one in values)}]"
 
 
 def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values that are no containers, with their dotted paths; those of a list have the list's."""
+    """Yield all values except containers with their dotted paths; the items of a list have the path of the list."""
     if isinstance(config, Mapping):
         for key, value in config.items():
             yield from _leaves(value, f"{path}.{key}" if path else str(key))

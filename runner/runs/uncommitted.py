@@ -1,4 +1,4 @@
-"""The code that a run uses and that no commit holds: changes of tracked files, and modules that git does not know."""
+"""Uncommitted code that a run uses: changes to tracked files, and modules that git does not track."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ log = logging.getLogger("runner")
 
 OURS = "runner"
 """The package of this project."""
-LIMIT = 10_000_000  # bytes of modules that are kept with a run
-_SHOWN = 4  # files that are listed before the rest is counted
+LIMIT = 10_000_000  # bytes of modules to keep with a run
+_SHOWN = 4  # files to list; the rest are counted
 _INSTALLED = {"site-packages", "dist-packages"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
 
 
 def git_commit() -> str | None:
-    """Return the commit that the working directory is at; None outside of a repository, or where it has none."""
+    """Return the commit of the working directory; None outside of a repository, or in one without commits."""
     with suppress(OSError, subprocess.SubprocessError):
         return os.fsdecode(_git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
     return None
 
 
 def patch() -> bytes:
-    """Return what `git apply` makes the working directory's repository of its commit; empty where nothing changed."""
+    """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed."""
     if git_commit() is None:
         return b""
-    # Whatever the user's configuration would make of a diff, which is for people to read.
+    # Override the user's configuration, which may format diffs for reading.
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")
     try:
         return _git("diff", "--binary", *plain, "HEAD")
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("git diff failed, so uncommitted changes are not kept with the run: %s", error)
+        log.warning("git diff failed, so uncommitted changes are not recorded: %s", error)
         return b""
 
 
 def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the modules that a config names, and what these import, as far as no commit holds them as they are.
+    """Return the uncommitted modules among those that a config names and those that they import.
 
-    A package is kept whole where one of its files is, so that it can be imported; of this project's own, which are
-    imported from where it is installed, these files alone. What is installed is not looked at. At most `LIMIT` bytes
-    are kept, and what is left out is told.
+    If a file of a package is uncommitted, the whole package is returned, so that it can be imported. For this project's
+    own package, only the uncommitted files are returned. Installed packages are skipped. At most `LIMIT` bytes are
+    kept; a warning names the files left out.
 
     Args:
-        config: of the run, whose objects have been made: what it names is imported by now.
+        config: the config of the run, whose objects exist already, so that the modules it names are imported.
 
     Returns:
-        Contents by path, as under an entry of `sys.path`: `my_models.py`, `my_package/layers.py`.
+        Contents by path relative to an entry of `sys.path`: `my_models.py`, `my_package/layers.py`.
     """
     kept: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -74,8 +74,8 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
     if left_out:
         more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
         log.warning(
-            "no commit holds all the code of this run, and it is more than the %d MB that are kept with it: commit "
-            "what is not kept: %s%s",
+            "the uncommitted code of this run exceeds the %d MB that are kept with it; commit the files that are left "
+            "out: %s%s",
             LIMIT // 1_000_000,
             ", ".join(left_out[:_SHOWN]),
             more,
@@ -84,7 +84,7 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _named(config: Any) -> Iterator[str]:
-    """Yield the top-level modules that strings of a config name: a `_target_`, or what one is given to import."""
+    """Yield the top-level modules that strings in a config name, in a `_target_` or as an argument."""
     if isinstance(config, Mapping | list):
         for one in config.values() if isinstance(config, Mapping) else config:
             yield from _named(one)
@@ -93,9 +93,9 @@ def _named(config: Any) -> Iterator[str]:
 
 
 def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
-    """Return the places of modules that are not installed, and of those that their source imports, by name.
+    """Return the locations, by name, of modules that are not installed packages, and of the modules that they import.
 
-    A place is a file or a package's folder.
+    A location is a file or the folder of a package.
     """
     found: dict[str, list[Path]] = {}
     waiting = [*names]
@@ -110,7 +110,7 @@ def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
 def _places(name: str) -> Iterator[Path]:
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # a module that was made by hand has none
+    except (ImportError, ValueError):  # a module created at run time has no spec
         return
     if spec is not None:
         for place in spec.submodule_search_locations or ([spec.origin] if spec.has_location else []):
@@ -121,11 +121,11 @@ def _places(name: str) -> Iterator[Path]:
 def _files(places: Iterable[Path]) -> Iterator[Path]:
     for place in places:
         found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        yield from (file for file in found if _INSTALLED.isdisjoint(file.parts))  # a .venv may lie in a folder of code
+        yield from (file for file in found if _INSTALLED.isdisjoint(file.parts))  # a folder of code may contain a .venv
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Yield the top-level modules that a source file imports, wherever in it."""
+    """Yield the top-level modules that a source file imports, anywhere in the file."""
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
@@ -135,7 +135,7 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Path]]:
-    """Yield the files to keep, each with its path below the folder from which it is imported."""
+    """Yield the files to keep, each with its path relative to the folder it is imported from."""
     pairs = sorted((place.parent, place) for places in modules.values() for place in places)
     for root, group in groupby(pairs, key=lambda pair: pair[0]):
         committed = _committed(root)
@@ -146,19 +146,19 @@ def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Pat
 
 
 def _ours_not_committed() -> Iterator[tuple[str, Path]]:
-    """Yield the modules of this project that are imported and were changed in a checkout, as `_not_committed` does."""
+    """Yield the imported modules of this project that have uncommitted changes, in the form of `_not_committed`."""
     home = Path(__file__).resolve().parents[2]
     if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
-        return  # installed, or a copy that was unpacked
+        return  # an installed package, or an unpacked copy
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] == OURS and (place := getattr(module, "__file__", None)):
-            file = Path(place).resolve()  # of callbacks/, for example, to which runner/callbacks is a link
+            file = Path(place).resolve()  # runner/callbacks, for example, is a link to callbacks/
             if file not in committed:
                 yield f"{name.replace('.', '/')}{'/__init__' if file.stem == '__init__' else ''}.py", file
 
 
 def _committed(folder: Path) -> set[Path] | None:
-    """Return the files below a folder that are as the commit has them; None where there is no repository."""
+    """Return the files in a folder that are unchanged since the commit; None if there is no repository."""
     try:
         tracked, changed = (
             {folder / os.fsdecode(one) for one in _git("-C", str(folder), *command).split(b"\0") if one}
@@ -170,10 +170,10 @@ def _committed(folder: Path) -> set[Path] | None:
 
 
 def _git(*arguments: str) -> bytes:
-    """Return what git prints.
+    """Run git and return what it prints.
 
     Raises:
-        OSError, subprocess.SubprocessError: git is missing, takes too long or fails, as where there is no repository.
+        OSError, subprocess.SubprocessError: git is missing, takes too long, or fails, for example without a repository.
     """
     command = ["git", "--no-optional-locks", *arguments]
     return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout

@@ -1,1 +1,1 @@
-"""Sweeps: which jobs there are, what each does in its place, and what came of all of them."""
+"""Sweeps: planning the jobs, running each in its own folder, and summarizing the results."""

@@ -1,4 +1,4 @@
-"""One job of a sweep: its name and its folder; left out when it has finished, taken up again where it was cut off."""
+"""One job of a sweep: its name and its folder. Finished jobs are skipped, and interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from runner.sweeps.plan import short_names
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal import print_failure
 
-LONGEST = 100  # characters of a name
+LONGEST = 100  # characters in a name
 
 
 def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None) -> float | None:
-    """Do one job of a sweep and return its objective, None where it failed: the others go on, unless a signal came.
+    """Run one job of a sweep and return its objective, or None if it failed; other jobs continue unless a signal came.
 
     Args:
-        work: does the job.
-        hydra_config: of the job.
-        nothing: what is returned where the job has no objective.
+        work: runs the job and returns its objective.
+        hydra_config: Hydra's config of the job.
+        nothing: the value to return if the job has no objective.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     leads = sweep.pid == os.getpid()
-    if not leads:  # where signals are left to each process
+    if not leads:  # then each process handles signals by itself
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    watched = not leads and sweep.launcher in ("joblib", "submitit_local")  # on this machine
+    watched = not leads and sweep.launcher in ("joblib", "submitit_local")  # these run on this machine
     if watched:
         end_with(sweep.pid)
     try:
@@ -74,18 +74,18 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         if leads:
             raise
     finally:
-        if not leads:  # between two jobs there is nothing to end: the next one sees that the sweep was stopped
+        if not leads:  # between two jobs nothing needs ending: the next job sees that the sweep was stopped
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     return None
 
 
 def label_of(run_name: Any, hydra_config: Any) -> str:
-    """Return what each line of a job is to begin with: its name where others print at the same time, or nothing.
+    """Return the prefix for the lines that a job prints: its name if jobs print at the same time, else nothing.
 
     Args:
-        run_name: as configured, None without one.
-        hydra_config: of the job.
+        run_name: the configured `run_name`, or None.
+        hydra_config: Hydra's config of the job.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     if not sweep.shares_terminal or parallel_jobs(hydra_config) == 1:
@@ -94,7 +94,7 @@ def label_of(run_name: Any, hydra_config: Any) -> str:
 
 
 def _finite(objective: float | None, direction: str) -> float | None:
-    """Return the objective, the worst that there is in place of NaN: an Optuna study ends at NaN."""
+    """Return the objective, with NaN replaced by the worst finite value, because an Optuna study stops at NaN."""
     if objective is None or objective == objective:
         return objective
     return -sys.float_info.max if direction == "maximize" else sys.float_info.max
@@ -102,13 +102,14 @@ def _finite(objective: float | None, direction: str) -> float | None:
 
 @contextmanager
 def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
-    """Yield a sweep's job in its own folder, with its result where it has finished, or trains elsewhere now.
+    """Yield a sweep's job in its own folder, with its result if there is nothing to do.
 
-    Its folder belongs to this process until the end. One that is made here is removed when the job is refused.
+    The result is given if the job has finished, or if another process is training it; otherwise it is None. Within the
+    context this process has the folder to itself. A new folder is removed again if the job is refused.
 
     Args:
-        job: as composed.
-        hydra_config: of the job.
+        job: the job as composed.
+        hydra_config: Hydra's config of the job.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     number = hydra_config.job.num
@@ -124,27 +125,27 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     result = read_result(folder)
     try:
         if lock is None:
-            print(f"left out {folder.name}: another process trains it now", flush=True)
+            print(f"skipped {folder.name}: another process is training it", flush=True)
             yield job, result
         elif result is not None and result.status in ("FINISHED", "DIVERGED"):
-            before = f"it has {result.status.lower()} before"
-            print(f"left out {folder.name}: {before} (skip_finished=false begins a new sweep)", flush=True)
+            before = f"it has already {result.status.lower()}"
+            print(f"skipped {folder.name}: {before} (skip_finished=false starts a new sweep)", flush=True)
             yield job, result
         else:
-            if result is not None and not is_new:  # from now on a signal to the sweep finds this process
+            if result is not None and not is_new:  # so that a signal to the sweep reaches this process
                 with suppress(OSError):
                     replace(result, pid=os.getpid(), host=socket.gethostname()).write(folder)
-            if (sweep.folder / STOP).exists():  # as one that came before did not
+            if (sweep.folder / STOP).exists():  # a signal that came earlier did not reach this process
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
-            yield job if is_new else _taken_up(job), None
+            yield job if is_new else _resumed(job), None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     except Exception as error:
-        if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before it began
+        if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before training
             result.status = "FAILED"
             result.error = "".join(traceback.format_exception(error))
             result.write(folder)
@@ -155,7 +156,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
 
 
 def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
-    """Return the folder of a job, and whether it is made now; a name that another job has gets a number."""
+    """Return the folder of a job, and whether it is new; if another job has the same name, a number is appended."""
     number = 1
     while True:
         folder = sweep_folder / (result.name if number == 1 else f"{result.name}-{number}")
@@ -167,7 +168,7 @@ def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
 
 
 def _make(folder: Path, result: Result) -> bool:
-    """Make a job's folder, with its identity in it from the first moment; False when another process was quicker."""
+    """Make a job's folder, which holds its identity from the start; return False if another process was faster."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     aside.mkdir()
     result.write(aside)
@@ -181,8 +182,8 @@ def _make(folder: Path, result: Result) -> bool:
     return True
 
 
-def _taken_up(job: Job) -> Job:
-    """Return a job that was begun before, to go on from its latest checkpoint, or anew where it has none."""
+def _resumed(job: Job) -> Job:
+    """Return an interrupted job, to be resumed from its latest checkpoint, or started over if it has none."""
     from runner.checkpoints.files import find_checkpoint
 
     try:
@@ -194,11 +195,11 @@ def _taken_up(job: Job) -> Job:
 
 
 def name_job(overrides: list[str], run_name: Any, fixed: list[str], choices: Mapping[str, Any]) -> str:
-    """Return what a job is called: `digits-lr0.01-seed1`, the run's name or its data, then what is swept, by key.
+    """Return the name of a job, such as `digits-lr0.01-seed1`: the run's name or its data, then the swept values.
 
     Args:
-        overrides: of the job.
-        run_name: as configured, None without one.
+        overrides: overrides of the job.
+        run_name: the configured `run_name`, or None.
         fixed: keys that are the same for all jobs.
         choices: names chosen in config groups.
     """
@@ -216,18 +217,18 @@ def name_job(overrides: list[str], run_name: Any, fixed: list[str], choices: Map
 
 
 def swept_values(overrides: list[str], fixed: list[str]) -> dict[str, Any]:
-    """Return the values of a job that are its own, by key without + and ~."""
+    """Return the values that are specific to a job, by key without + and ~."""
     parsed = OverridesParser.create().parse_overrides(own_overrides(overrides, fixed))
     return {one.get_key_element().lstrip("+~"): one.value() for one in parsed}
 
 
 def own_overrides(overrides: list[str], fixed: list[str]) -> list[str]:
-    """Return the overrides of a job whose keys are not the same for all."""
+    """Return the overrides that are specific to a job."""
     return [one for one in overrides if one.partition("=")[0] not in (*fixed, *OF_THE_COMMAND)]
 
 
 def show_value(value: Any) -> str:
-    """Return a value as it is shown in names and tables: 0.01, true, null, a+b."""
+    """Return a value as text for names and tables: 0.01, true, null, a+b."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The jobs of a sweep before the first of them begins: composed and checked, so that no fault is found after hours."""
+"""Composing and checking all jobs of a sweep before the first one starts, so that errors do not appear hours later."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
 from runner.runs.result import fingerprint
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
-"""Launchers that run jobs where the sweep is led."""
+"""Launchers that run jobs on the machine that leads the sweep."""
 
 
 class PlannedJob(NamedTuple):
-    """A job of a sweep that is to come."""
+    """A job of a sweep that has not started."""
 
     overrides: list[str]
-    """Those that other jobs do not have."""
+    """The overrides that are specific to this job."""
     config: dict[str, Any]
-    """Resolved."""
+    """The resolved config."""
 
 
 def typed_overrides(config: DictConfig) -> list[Override]:
-    """Return what the sweeper is told: the parameters in its config, then the command line."""
+    """Return the overrides that the sweeper gets: the parameters in its config, then the command line."""
     params = config.hydra.sweeper.get("params") or {}
     lines = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
     parsed = OverridesParser.create().parse_overrides(lines)
-    return [*{one.get_key_element(): one for one in parsed}.values()]  # of a key given twice, the last counts
+    return [*{one.get_key_element(): one for one in parsed}.values()]  # if a key is given twice, the last one counts
 
 
 def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
-    """Return all jobs, or where a sweeper finds them one by one, one that there could be."""
+    """Return all jobs; if the sweeper chooses jobs one by one, return one possible job."""
     loader = GlobalHydra.instance().config_loader()
     if "basic_sweeper" in config.hydra.sweeper._target_:
         (jobs,) = BasicSweeper.split_arguments(typed, None)
@@ -63,19 +63,19 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
 
 
 def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
-    """Raise where one of the jobs cannot be built, as far as that can be told without its data.
+    """Check that each job can be built, as far as possible without its data.
 
     Args:
-        jobs: of the sweep.
-        launcher: Hydra's name for what runs them.
+        jobs: the jobs of the sweep.
+        launcher: Hydra's name of the launcher that runs them.
 
     Raises:
-        WrongConfig: one of them; it names the job.
+        WrongConfig: a job cannot be built; the message names the job.
     """
     if launcher == "basic":
         build.warm_up(jobs[0].config)
         _check_all(jobs, is_here=True)
-    else:  # in a process of its own: this one only waits for others, and has no use for torch
+    else:  # in a process of its own: this one only waits for others, and need not import torch
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
@@ -84,13 +84,13 @@ def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
 
 
 def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 0) -> str:
-    """Return a message with the job that it is about, unless it begins with a key that is the job's own.
+    """Return an error message with the job it is about, unless it starts with a key that is specific to the job.
 
     Args:
-        message: about what is wrong.
-        key: with which the message begins, as in `WrongConfig`.
-        overrides: the job's own.
-        others: further jobs that it is about.
+        message: the error message.
+        key: the key with which the message begins, as in `WrongConfig`.
+        overrides: overrides that are specific to the job.
+        others: number of other jobs with the same error.
     """
     if not overrides or key in [key_of(one) for one in overrides]:
         return message
@@ -101,7 +101,7 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
     from runner.modes.dry_run import collecting_warnings
 
     made: set[str] = set()
-    with collecting_warnings([]):  # the jobs will say again what their parts warn of
+    with collecting_warnings([]):  # the jobs will repeat any warnings
         for job in jobs:
             try:
                 with config_errors():
@@ -112,7 +112,7 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
 
 
 def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
-    """Make what a job consists of but its data, each section once for all jobs; the model without its memory."""
+    """Create the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
     from runner.modes.dry_run import make_model_on_meta
 
     parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
@@ -123,13 +123,13 @@ def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
         try:
             build.make_model(config)
         except ConstructorFailed:
-            if is_here:  # elsewhere there may be other devices
+            if is_here:  # other machines may have other devices
                 raise
     made |= {parts, model}
 
 
 def _example(override: Override) -> str:
-    """Return an override with one of the values that are swept."""
+    """Return an override with one of its swept values."""
     key = override.get_key_element()
     value = override.value()
     if not override.is_sweep_override():
@@ -138,7 +138,7 @@ def _example(override: Override) -> str:
 
 
 def quieten_optuna() -> None:
-    """Keep from the terminal what Optuna says about itself, and that its Hydra sweeper calls it by former names."""
+    """Silence Optuna's own log messages, and its warnings that its Hydra sweeper uses deprecated names."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -146,7 +146,7 @@ def quieten_optuna() -> None:
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
-    """Return for each dotted key its last part, with as many parts before it as tell it apart from the others."""
+    """Return for each dotted key its last part, preceded by as many parts as needed to tell it from the others."""
     plain = {key: key.lstrip("+~") for key in keys}
     parts = {key: name.split(".") for key, name in plain.items()}
 

@@ -1,4 +1,4 @@
-"""The picture of a sweep: what its jobs are compared by, against what is swept."""
+"""The plot of a sweep: the objective of its jobs against the swept values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from runner.sweeps.summary import SweepJob
 
 MAX_PANELS = 6
-MAX_LINES = 8  # in a panel
-MAX_TICKS = 8  # one for each value, up to here
+MAX_LINES = 8  # lines in a panel
+MAX_TICKS = 8  # up to this number of values, each gets a tick
 BEST = "#d1495b"
 POINT = "#33658a"
 
 
 def draw(jobs: Sequence[SweepJob], objective: str, path: Path) -> None:
-    """Write a picture with a panel for each key that is swept, of the seed only where nothing else is.
+    """Write a plot with a panel for each swept key; the seed gets a panel only if nothing else is swept.
 
-    Points are jobs, the best has a ring. Where the other keys have few values or none, lines go through the means over
-    seeds, with bars of one sample standard deviation.
+    Points are jobs, and the best one has a ring. If there are few other values, lines connect the means over seeds,
+    with error bars of one sample standard deviation.
 
     Args:
-        jobs: the best first, and with an objective.
-        objective: name of what they are compared by.
-        path: of the picture; its suffix says the format.
+        jobs: jobs with an objective, best first.
+        objective: name of the objective.
+        path: the file to write; its suffix determines the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -58,12 +58,12 @@ def draw(jobs: Sequence[SweepJob], objective: str, path: Path) -> None:
 
 
 def _place(axes: Any, values: Sequence[Any]) -> dict[str, float]:
-    """Set up the horizontal axis for values, and return where each is on it: numbers to scale, others side by side."""
+    """Set up the horizontal axis for values, and return their positions: numbers to scale, others side by side."""
     texts = [show_value(one) for one in values]
     numeric = all(_is_number(one) for one in values)
     places = [float(one) for one in values] if numeric else [float(place) for place in range(len(values))]
     steps = [after / before for before, after in itertools.pairwise(places)] if min(places) > 0 else [1.0]
-    if numeric and math.prod(steps) >= 10:  # as learning rates are
+    if numeric and math.prod(steps) >= 10:  # learning rates, for example
         from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
         axes.set_xscale("log")
@@ -78,7 +78,7 @@ def _place(axes: Any, values: Sequence[Any]) -> dict[str, float]:
 
 
 def _fill(axes: Any, jobs: Sequence[SweepJob], key: str, others: Sequence[str], places: Mapping[str, float]) -> None:
-    """Draw the jobs of a panel: joined by lines where a line has points of its own at several places."""
+    """Draw the jobs of a panel, connected by lines if each line has points at several positions."""
     other = others[0] if len(others) == 1 else None
     lines = [[job for job in jobs if job.values.get(other or "") == value] for value in _values(jobs, other or "")]
     joined = len(others) < 2 and len(lines) <= MAX_LINES and all(len(_values(line, key)) > 1 for line in lines)
@@ -113,13 +113,13 @@ def _band(axes: Any, objectives: Sequence[float]) -> None:
 
 
 def _objectives(jobs: Sequence[SweepJob], key: str = "", value: Any = None) -> list[float]:
-    """Return the objectives of jobs where a key has a value; of all of them by default."""
+    """Return the objectives of the jobs in which a key has a given value; by default, of all jobs."""
     same = [job for job in jobs if show_value(job.values.get(key)) == show_value(value)]
     return [job.result.objective for job in same if job.result.objective is not None]
 
 
 def _values(jobs: Sequence[SweepJob], key: str) -> list[Any]:
-    """Return what a key is in jobs: numbers in order, then texts."""
+    """Return the values of a key over all jobs: sorted numbers, then other values sorted as text."""
     found = {show_value(job.values.get(key)): job.values.get(key) for job in jobs}
     numbers = [one for one in found.values() if _is_number(one)]
     return [*sorted(numbers), *(found[text] for text in sorted(found) if not _is_number(found[text]))]

@@ -1,4 +1,4 @@
-"""What came of a sweep: a table on the terminal and in files, a picture, and what destinations keep of it."""
+"""The summary of a sweep: a table on the terminal and in files, a plot, and a summary for destinations."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Table = tuple[list[str], list[list[Any]]]
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job, as sweeps are compared.
+    """A job of a sweep, for comparison.
 
     Attributes:
-        result: what came of it.
-        values: what is its own, by key.
-        loss: the less, the better the job; infinite where it has no objective.
+        result: its result.
+        values: the swept values of this job, by key.
+        loss: the lower, the better; infinite if the job has no objective.
     """
 
     result: Result
@@ -48,7 +48,7 @@ class SweepJob:
 
 
 def end_sweep() -> int:
-    """Sum up the sweep that this process led, and return the exit code that it asks for; 0 where it led none."""
+    """Summarize the sweep that this process led, and return the exit code; 0 if it led none."""
     led = sweep.led
     sweep.led = None
     if led is None:
@@ -62,7 +62,7 @@ def end_sweep() -> int:
             print(f"{job.result.name}: {job.result.error}", file=sys.stderr)
     try:
         if jobs:
-            _sum_up(led, jobs, len(refused))
+            _summarize(led, jobs, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
     for message in dict.fromkeys(one.error or "" for one in refused):
@@ -78,7 +78,7 @@ def end_sweep() -> int:
 
 
 def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
-    """Return the jobs of results, the best first."""
+    """Return the jobs that results belong to, best first."""
     jobs = []
     for result in results:
         lower = led.direction == "minimize" if led.direction else result.lower_is_better
@@ -90,11 +90,11 @@ def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
 
 
 def tabulate(jobs: Sequence[SweepJob], most: int | None = None) -> Table:
-    """Return columns and rows: each job with what is its own, its metrics, its time in seconds and its status.
+    """Return columns and rows: for each job its swept values, its metrics, its time in seconds and its status.
 
     Args:
-        jobs: the best first.
-        most: metrics, those of evaluators first; None: all.
+        jobs: the jobs, best first.
+        most: number of metrics to include, those of evaluators first; None includes all.
     """
     keys = _keys(jobs)
     shorts = short_names(keys)
@@ -117,7 +117,7 @@ def tabulate(jobs: Sequence[SweepJob], most: int | None = None) -> Table:
 
 
 def average(jobs: Sequence[SweepJob]) -> Table | None:
-    """Return mean and sample standard deviation of the objective over seeds; None where no two differ in that alone."""
+    """Return mean and sample standard deviation of the objective over seeds; None if no jobs differ only in seed."""
     keys = [key for key in _keys(jobs) if key != "seed"]
     groups: dict[str, list[SweepJob]] = {}
     for job in jobs:
@@ -135,7 +135,7 @@ def average(jobs: Sequence[SweepJob]) -> Table | None:
 
 
 def objective_name(jobs: Sequence[SweepJob]) -> str:
-    """Return the metric that jobs are compared by; empty where none of them has one."""
+    """Return the metric that jobs are compared by; empty if no job has one."""
     return next((job.result.objective_name for job in jobs if job.result.objective_name), "")
 
 
@@ -151,18 +151,18 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)
 
 
-def _sum_up(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
-    """Print the table, write it beside the jobs, and hand it to destinations.
+def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
+    """Print the table, write it to the sweep's folder, and pass it to destinations.
 
     Args:
         led: the sweep.
-        jobs: the best first.
-        refused: number of jobs that could not begin, and left nothing.
+        jobs: the jobs, best first.
+        refused: number of jobs that could not start, and left nothing behind.
     """
     from runner.sweeps.plot import draw
 
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
-        log.warning("hydra.sweeper.direction=%s, but of %s the opposite is better", led.direction, objective_name(jobs))
+        log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", led.direction, objective_name(jobs))
     table = tabulate(jobs)
     means = average(jobs)
     tables = {"jobs": table} | ({"means": means} if means is not None else {})
@@ -212,7 +212,7 @@ def _metrics(jobs: Sequence[SweepJob]) -> dict[str, float]:
 
 
 def _print(led: Sweep, jobs: Sequence[SweepJob], refused: int, tables: dict[str, Table], summary: SweepSummary) -> None:
-    """Print the sweep's name, its tables, and where they are."""
+    """Print the sweep's name, its tables, and where they are stored."""
     from rich.text import Text
 
     console = make_console(200)

@@ -1,4 +1,7 @@
-"""A sweep as a whole: which one it is, where it lies, how it begins and is stopped."""
+"""A sweep as a whole: its identity and folder, and how it starts and stops.
+
+Rerunning a sweep skips finished jobs and resumes interrupted ones.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_n
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
 
-STOP = ".stop"  # in a sweep's folder: no more jobs are to begin
-# Of what makes a sweep another one.
+STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
+# Keys that are not part of a sweep's identity.
 _NO_PART = (
     *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
     *MODE_KEYS,
@@ -43,22 +46,22 @@ _NO_PART = (
 
 @dataclass
 class Sweep:
-    """A sweep, as its jobs need to know it, in whichever process they run.
+    """A sweep, with the facts that its jobs need in whichever process they run.
 
     Attributes:
-        folder: where its jobs' folders lie.
-        id: tells it apart from others, also where many machines log to one MLflow.
-        name: made of what is swept.
-        identity: of what is swept over which config; the same sweep has the same.
-        fixed: keys that were typed and have one value.
-        launcher: Hydra's name for what runs its jobs: basic, joblib, submitit_local, ...
-        direction: 'minimize' or 'maximize', where the sweeper wants it; otherwise empty.
-        pid: process that leads it.
+        folder: the folder that contains the folders of its jobs.
+        id: unique id, even if several machines log to one MLflow store.
+        name: name of the sweep, made of the swept keys.
+        identity: hash of what is swept over which config; a rerun of the sweep has the same.
+        fixed: keys that were typed with a single value.
+        launcher: Hydra's name of the launcher: basic, joblib, submitit_local, ...
+        direction: 'minimize' or 'maximize', if the sweeper needs it; otherwise empty.
+        pid: the process that leads the sweep.
 
-    Attributes of the process that leads it:
-        destinations: that take its summary.
-        stopped_by: signal that ended it; 0: none did.
-        handlers: of signals, as they were before it.
+    Attributes used only in the process that leads it:
+        destinations: destinations that receive its summary.
+        stopped_by: the signal that stopped it; 0 if none did.
+        handlers: signal handlers from before the sweep.
     """
 
     folder: Path
@@ -75,71 +78,73 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Return the sweep that a folder is of.
+        """Return the sweep that a folder belongs to.
 
         Raises:
-            ValueError: it does not say so, or the file was torn.
+            ValueError: the folder's `sweep.json` is missing or damaged.
         """
         try:
             return cls(folder=Path(folder), **read_object(Path(folder) / SWEEP))
         except TypeError:
-            raise ValueError(f"{Path(folder) / SWEEP}: is not what a sweep has written; remove it") from None
+            raise ValueError(f"{Path(folder) / SWEEP}: is damaged; remove it") from None
 
     def write(self) -> None:
-        """Say in its folder what it is.
+        """Write `sweep.json` into its folder.
 
         Raises:
-            ValueError: the folder is another sweep's.
+            ValueError: the folder belongs to another sweep.
         """
         file = self.folder / SWEEP
-        found = read_object(file)  # of one that is torn nothing is known: it is written again
+        found = read_object(file)  # empty if it is damaged, and then written again
         if found.get("identity", self.identity) != self.identity:
             name = found.get("name")
-            raise ValueError(f"hydra.sweep.dir={str(self.folder)!r}: holds another sweep, {name}; choose another")
+            raise ValueError(
+                f"hydra.sweep.dir={str(self.folder)!r}: contains another sweep, {name}; choose another folder"
+            )
         known = ("id", "name", "identity", "fixed", "launcher", "direction", "pid")
         write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
 
     @property
     def is_broken(self) -> bool:
-        """Whether it was stopped, or jobs failed: what a sweeper or launcher then raises is a consequence."""
+        """Whether it was stopped or a job failed; any error of the sweeper or launcher is then a consequence."""
         return self.stopped_by > 0 or any(one.status in ("FAILED", "REFUSED") for one in self.results())
 
     def clear_notes(self) -> None:
-        """Remove what its processes told one another."""
+        """Remove the files through which its processes communicated."""
         (self.folder / STOP).unlink(missing_ok=True)
         for refused in self.folder.glob(".refused-*"):
             shutil.rmtree(refused)
 
     @property
     def shares_terminal(self) -> bool:
-        """Whether what its jobs print is seen by whoever started it."""
+        """Whether its jobs print to the terminal that it was started from."""
         return self.launcher in ("basic", "joblib")
 
     def results(self) -> list[Result]:
-        """Return what came of its jobs so far, the refused ones too."""
+        """Return the results of its jobs so far, including refused ones."""
         folders = [path.parent for path in self.folder.glob("[!.]*/result.json")]
         folders += sorted(self.folder.glob(".refused-*"))
         results = []
         for folder in folders:
             if (found := read_result(folder)) is not None:
                 if found.status == "RUNNING" and not is_running(folder):
-                    found.status = "KILLED"  # without a word
+                    found.status = "KILLED"  # it left no result
                 results.append(found)
         return results
 
 
 class SweepRefused(BaseException):
-    """Carries a WrongConfig past Hydra, which makes a warning of any Exception that its callbacks raise."""
+    """Carries a WrongConfig past Hydra, which turns any Exception raised by its callbacks into a warning."""
 
     def __init__(self, error: WrongConfig) -> None:
         self.error = error
 
 
 class SweepCallback(Callback):
-    """Told by Hydra that a sweep begins, in the process that leads it."""
+    """Called by Hydra when a sweep starts, in the process that leads it."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Prepare the sweep; Hydra has composed all but what is swept."""
+        """Prepare the sweep; Hydra has composed everything except the swept values."""
         try:
             with config_errors():
                 begin(config)
@@ -152,15 +157,15 @@ led: Sweep | None = None
 
 
 def begin(config: DictConfig) -> None:
-    """Say what the sweep is, and check all of its jobs, before any of them begins.
+    """Set up the sweep and check all of its jobs before the first one starts.
 
     Raises:
-        ValueError: a job cannot be run.
+        ValueError: a job cannot be run, or the folder belongs to another sweep.
     """
     global led, _beginning
     mode = find_mode(config.mode)
     if config.resume is not None and mode.trains and not is_id(config.resume):
-        build.checkpoint_of("resume", config.resume)  # each job goes on from there, in a folder of its own
+        build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
     typed = typed_overrides(config)
     swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config
@@ -197,36 +202,36 @@ def begin(config: DictConfig) -> None:
 
 
 def check_choice(hydra_config: Any) -> None:
-    """Raise where a sweep, or what runs one, is chosen for a single run.
+    """Check that no sweep, sweeper or launcher is chosen for a single run.
 
     Raises:
-        ValueError: it would run the first job, or none that was meant.
+        ValueError: one of them is chosen without `-m`, and would be ignored.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
     for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
         choice = hydra_config.runtime.choices.get(group)
         if choice != plain:
-            raise ValueError(f"{group}={choice}: is for many runs; add -m: python -m runner -m {group}={choice}")
+            raise ValueError(f"{group}={choice}: is for several runs; add -m: python -m runner -m {group}={choice}")
 
 
 def register_resolver() -> None:
-    """Let `${sweep_folder:base}` in a config name the sweep's folder."""
+    """Register `${sweep_folder:base}`, which names the sweep's folder."""
     OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
 
 
-_beginning: DictConfig | None = None  # what the sweep that begins in this process was composed to
+_beginning: DictConfig | None = None  # config of the sweep that starts in this process
 
 
 def _find_folder(base: str) -> str:
-    """Return the folder that the sweep has if it was begun before, or else a new one."""
+    """Return the folder of the sweep if it was run before, or else a new one."""
     if _beginning is None or _beginning.mode not in TRAINING:
         return make_run_folder(base)
     return remembered_folder(base, _identify(_beginning), renew=not _beginning.skip_finished)
 
 
 def _identify(config: DictConfig) -> str:
-    """Return a hash of what is swept over which config, by which sweeper; the launcher plays no part."""
+    """Return a hash of the swept values, the config and the sweeper, but not of the launcher."""
     keys = [str(key) for key in config if key not in ("hydra", *_NO_PART)]
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
@@ -235,14 +240,14 @@ def _identify(config: DictConfig) -> str:
 
 
 def _listen(sweep: Sweep) -> None:
-    """From now on, let a signal end the sweep in order: with checkpoints, and with what there is summed up."""
+    """From now on, let a signal end the sweep cleanly: jobs save checkpoints, and the results so far are summarized."""
     sweep.handlers = {number: signal.signal(number, _stop) for number in asking_to_end()}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Let no more jobs begin, and end those that train on this machine; a second Ctrl-C ends this process at once.
+    """Start no more jobs, and end those that train on this machine; a second Ctrl-C ends this process at once.
 
-    While a job trains in this very process, it hears signals itself.
+    A job that trains in this process handles signals by itself.
     """
     assert led is not None
     again = led.stopped_by > 0
@@ -258,7 +263,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process trains the job in a folder at this moment."""
+    """Return whether a process is training the job in a folder right now."""
     if not (folder / LOCK).exists():
         return False
     lock = lock_file(folder / LOCK)

@@ -210,7 +210,7 @@ def test_a_restart_does_not_repeat_the_jobs_of_a_sweep(tmp_path: Path):
         options=[*ALONE, "--max-restarts=1"],
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("left out digits-seed0: it has finished before") == 1
+    assert done.stdout.count("skipped digits-seed0: it has already finished") == 1
     assert len(list(tmp_path.glob("outputs/sweeps/20*/*/digits-seed*"))) == 3
     assert steps(tmp_path) == [(f"digits-seed{seed}", step) for seed in range(3) for step in range(1, 7)]
 

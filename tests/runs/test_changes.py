@@ -139,8 +139,8 @@ def test_all_that_is_refused_is_listed_beside_what_was_allowed():
 def test_a_schedule_that_stretches_is_named():
     (line,) = check_changes("run", CONFIG, changed(trainer__max_duration="16ep"), [])
     assert (
-        line
-        == "trainer.max_duration: 8ep -> 16ep; settings in fractions of it stretch: scheduler.milestones=['0.5dur']"
+        line == "trainer.max_duration: 8ep -> 16ep; settings in fractions of it stretch: "
+        "scheduler.milestones=['0.5dur']"
     )
     before = changed(scheduler={}, algorithms={})
     (line,) = check_changes("run", before, before | {"trainer": {**CONFIG["trainer"], "max_duration": "16ep"}}, [])
@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
     run = tmp_path / "run"
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
     again = run_here("resume=run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
-    assert "checkpoints later than ep1-ba3 are of another future: moved to" in again.err
+    assert "checkpoints later than ep1-ba3 do not belong to the resumed run: moved to" in again.err
     assert checkpoints(run) == ["ep1-ba3"] and not (run / "checkpoints" / "latest").is_symlink()
     aside = run / "sessions" / "1" / "checkpoints"
     assert sorted(path.name for path in aside.iterdir()) == ["ep2-ba6", "ep3-ba9"]

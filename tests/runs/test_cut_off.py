@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
 
     (tmp_path / "spared").touch()
     done = run_app("resume=run")
-    assert "INFO: resume='run': ended before its first checkpoint; it begins from the start\n" in done.stderr
+    assert "INFO: resume='run': ended before its first checkpoint; starting from the beginning\n" in done.stderr
     assert status(run) == "FINISHED"
     wait_until(lambda: in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6]))
     assert yaml.safe_load((run / "sessions" / "1" / "overrides.yaml").read_text()) == [*start, *killer]
@@ -87,7 +87,7 @@ def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Pat
     assert "complete: run/checkpoints/ep1-ba3, run/checkpoints/ep2-ba6" in refused.stderr
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     refused = run_app("resume=run", exit_code=2)
-    assert "has finished and left no checkpoint; rerun=run" in refused.stderr
+    assert "has finished without a checkpoint; rerun=run" in refused.stderr
     assert {*tree(tmp_path / "run")} < {*before}
     (tmp_path / "never").mkdir()
     for folder in ("never", "outputs"):

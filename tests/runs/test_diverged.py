@@ -68,7 +68,7 @@ def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
     rows = json.loads(file.read_text())["jobs"]
     assert [(row["lr"], row["status"]) for row in rows] == [(0.01, "FINISHED"), (1e30, "DIVERGED")]
     again = run_here(*sweep, code=0)
-    assert "it has diverged before" in again.out and "it has finished before" in again.out
+    assert "it has already diverged" in again.out and "it has already finished" in again.out
 
 
 @pytest.mark.slow

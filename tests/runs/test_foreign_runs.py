@@ -161,7 +161,7 @@ def test_somebody_else_s_commands_need_consent(tmp_path: Path):
     command = "touch 'a b'"
     config = {"callbacks": {"m": {**harmless, "cache_clear_cmd": command}}}
     folder = foreign_run(tmp_path / "run", config, [])
-    with pytest.raises(ValueError, match=re.escape(f"not of this project: {command}")):
+    with pytest.raises(ValueError, match=re.escape(f"not part of this project: {command}")):
         find_saved_run([f"rerun={folder}"])
     assert find_saved_run([f"rerun={folder}", f"allow_targets=[{json.dumps(command)}]"]) is not None
 

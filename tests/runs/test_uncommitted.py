@@ -92,4 +92,4 @@ def test_what_passes_the_limit_is_named(
     write(repository, small="import large, tiny", large="x" * 100 + " = 1", tiny="")
     imports(repository, "small", "large", "tiny")
     assert {*loose_modules(config("small.Model"))} == {"small.py", "tiny.py"}
-    assert f"what is not kept: {repository / 'large.py'}" in caplog.text
+    assert f"commit the files that are left out: {repository / 'large.py'}" in caplog.text

@@ -1,4 +1,4 @@
-"""Sweeps as a user meets them: what trains, what is refused, what is left out and taken up again."""
+"""Sweeps as a user sees them: what trains, what is refused, what is skipped and what is resumed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     # The order in which it is typed plays no part.
     again = run_here("-m", "seed=0,1", "optimizer.lr=0.01,0.03", *QUIET)
     assert again.code == 0 and batches(folder) == [] and sweeps(folder) == [sweep]
-    assert again.out.count("it has finished before (skip_finished=false begins a new sweep)") == 4
+    assert again.out.count("it has already finished (skip_finished=false starts a new sweep)") == 4
     assert "4 finished" in again.out
 
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "model.module.hidden=[8]", *QUIET).code == 0
@@ -176,11 +176,11 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
     one_in(
         4,
         [
-            ("sweep=seeds", "sweep=seeds: is for many runs; add -m"),
+            ("sweep=seeds", "sweep=seeds: is for several runs; add -m"),
             ("-m resume=outputs seed=0,1", "resume='outputs'"),
             (
                 "-m objective=nothing seed=0,1",
-                "objective='nothing': is no metric of this run; allowed: eval/MulticlassAcc",
+                "objective='nothing': this run has no such metric; allowed: eval/MulticlassAcc",
             ),
             ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),
         ],
@@ -232,7 +232,7 @@ def test_a_job_that_another_process_trains_is_left_out(run_here: Any, folder: Pa
             assert other.stdout is not None and other.stdout.readline() == "1\n"
             batches(folder)
             done = run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET)
-            assert "left out digits-seed1: another process trains it now" in done.out
+            assert "skipped digits-seed1: another process is training it" in done.out
             assert batches(folder) == []
         finally:
             other.communicate("\n", timeout=PATIENCE)
@@ -283,7 +283,7 @@ def test_a_folder_of_one_s_own_holds_one_sweep(run_here: Any, folder: Path):
     batches(folder)
     assert run_here(*command, "seed=0,1").code == 0 and batches(folder) == []
     done = run_here(*command, "seed=0,2")
-    assert done.code == 2 and "holds another sweep, digits-seed-sweep" in done.err
+    assert done.code == 2 and "contains another sweep, digits-seed-sweep" in done.err
     assert not (folder / "outputs").exists()
 
 

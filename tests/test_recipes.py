@@ -74,7 +74,7 @@ def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: A
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_recipe_says_hardware_time_and_metric_with_spread(name: str):
-    assert re.search(r"Hardware: one CPU thread, \d+ s\. To expect: \w+ [\d.]+ (% )?\+- [\d.]+ ", header(name))
+    assert re.search(r"Hardware: one CPU thread, \d+ s\. Expected: \w+ [\d.]+ (% )?\+- [\d.]+ ", header(name))
     assert re.search(r"\(mean, spread; n=\d+\)", header(name))
 
 

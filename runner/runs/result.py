@@ -166,21 +166,21 @@ def read_result(folder: Path) -> Result | None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the run in a folder has begun, and did not say that it finished."""
+    """Return whether the run in a folder has started but not finished."""
     result = read_result(folder)
     return result is not None and result.status != "FINISHED"
 
 
 def check_objective(state: State, objective: str | None) -> None:
-    """Raise where a run will not have the metric that it is to be compared by.
+    """Check that a run will have the metric that it is to be compared by.
 
     Args:
-        state: of its Trainer.
-        objective: 'MulticlassAccuracy', or with its label, 'eval/MulticlassAccuracy'; every evaluator has a 'loss'.
-            None: the first metric of the first evaluator.
+        state: the state of its Trainer.
+        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy'; every evaluator has a 'loss'. None
+            stands for the first metric of the first evaluator.
 
     Raises:
-        ValueError: there is no such metric; those that there are get listed.
+        ValueError: the run has no such metric; the message lists those that it has.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]

@@ -63,7 +63,7 @@ def test_only_shape_type_and_bits_of_a_tensor_count(dtype: torch.dtype):
 
 def test_a_digest_is_that_of_documented_bytes():
     value = {"b": [None, True, -2, 0.5], "a": torch.tensor([[1.0]], dtype=torch.bfloat16), 3: b"xy"}
-    written = b"dict 3;"  # by the written form of the keys: 'a', 'b', 3
+    written = b"dict 3;"  # sorted by the repr of the keys: 'a', 'b', 3
     written += b"str 1;a" + b"tensor torch.bfloat16 (1, 1);" + b"\x80\x3f"
     written += b"str 1;b" + b"list 4;NoneType None;bool True;int -2;float " + struct.pack("<d", 0.5)
     written += b"int 3;" + b"bytes 2;xy"
@@ -122,7 +122,7 @@ def test_one_bit_shows_in_its_part_alone(name: str):
     with torch.random.fork_rng(), make_trainer() as trainer:
         trainer.fit()
         before = digest_state(trainer.state)
-        assert digest_state(trainer.state) == before  # which leaves the state alone
+        assert digest_state(trainer.state) == before  # it does not change the state
         change(trainer.state)
         after = digest_state(trainer.state)
     assert [key for key in before if before[key] != after[key]] == [part]

@@ -1,4 +1,4 @@
-"""Checkpoints on disks that are full, folders that cannot be written, processes that are killed, files that are bad."""
+"""Checkpoints on full disks, in read-only folders, of killed processes, and with damaged files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names(folder: Path) -> set[str]:
 def test_a_manifest_names_files_of_its_folder_alone(tmp_path: Path):
     write_checkpoint(snapshot(), tmp_path / "one")
     text = (tmp_path / "one" / "manifest.json").read_text()
-    (tmp_path / "one" / "link").symlink_to("/dev/zero")  # which ends for nobody who reads it
+    (tmp_path / "one" / "link").symlink_to("/dev/zero")  # reading it never ends
     for name in ("/dev/zero", "../one/model.pt", "link", ".."):
         manifest = json.loads(text)
         manifest["files"][name] = {"size": 0, "sha256": ""}
@@ -119,7 +119,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with room for one megabyte; where mounting is not allowed, files of this process are that small."""
+    """A folder with room for one megabyte; if mounting is not allowed, the size of files is limited instead."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTE}", "tmpfs", str(folder)]
@@ -148,13 +148,13 @@ def test_a_full_disk_leaves_nothing_under_the_name_and_what_was_there(limited: s
                 write_checkpoint(snapshot(5, value=2.0), folder / name)
             assert error.value.errno in full
             assert names(folder) - {"disk"} == {"one"} and value_of(folder / "one") == 1.0
-        write_checkpoint(snapshot(0.1, value=3.0), folder / "one")  # there is room again
+        write_checkpoint(snapshot(0.1, value=3.0), folder / "one")  # there is space again
     assert value_of(folder / "one") == 3.0
 
 
 @contextlib.contextmanager
 def file_size_limit() -> Iterator[None]:
-    """No file of this process gets larger than a megabyte."""
+    """Limit the files of this process to one megabyte."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTE, limits[1]))
@@ -174,7 +174,7 @@ def test_a_file_in_place_of_a_folder_is_an_os_error(tmp_path: Path):
 
 
 def test_a_read_only_folder_is_an_os_error():
-    folder = Path(tempfile.mkdtemp())  # not in tmp_path, whose parents only its owner may enter
+    folder = Path(tempfile.mkdtemp())  # not in tmp_path, whose parents only the owner can enter
     folder.chmod(0o555)
     as_root = os.geteuid() == 0
     try:
@@ -197,7 +197,7 @@ def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path):
 
 
 def test_all_of_it_is_on_the_disk_before_it_appears_and_its_name_after_that(tmp_path: Path, monkeypatch):
-    """A power cut cannot be had in a test; what asks the disk to write is looked at in its place."""
+    """A test cannot cut the power, so it checks the calls that make the disk write."""
     done: list[str] = []
     sync, rename = os.fsync, os.rename
 
@@ -239,7 +239,7 @@ for number in range(1000000):
                 process.kill()
         seen = names(folder)
         visible = {name for name in seen if not name.startswith(".")}
-        # Between the two renames that replace one, the name is free and both are hidden.
+        # Between the two renames of a replacement, both checkpoints have hidden names.
         assert len(visible) >= 2 and all(is_complete(folder / name) for name in visible), seen
         assert all(".partial-" in name or ".discarded-" in name for name in seen - visible)
         assert value_of(find_checkpoint(folder)) >= 2
@@ -253,7 +253,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def seal(path: Path, name: str) -> None:
-    """Makes the manifest say of a file what the file now is."""
+    """Updates the manifest to match a changed file."""
     import hashlib
 
     manifest = json.loads((path / "manifest.json").read_text())
@@ -374,6 +374,6 @@ def test_what_a_kill_left_while_a_checkpoint_was_replaced_is_found(tmp_path: Pat
     assert find_checkpoint(tmp_path).name == "ba1"
     shutil.rmtree(tmp_path / "ba1")
     assert value_of(find_checkpoint(tmp_path)) == 2
-    (tmp_path / ".ba2.discarded-17").rename(tmp_path / ".ba2.partial-17")  # which may be torn in ways unseen
+    (tmp_path / ".ba2.discarded-17").rename(tmp_path / ".ba2.partial-17")  # which may be damaged unnoticed
     with pytest.raises(FileNotFoundError):
         find_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""A run that was cut off and resumed against the run that was not, to the last bit."""
+"""An interrupted and resumed run, compared bit for bit with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
 
-BATCHES = 10  # of two epochs
+BATCHES = 10  # in two epochs
 
 
 def make_net(*more: nn.Module, width: int = 6) -> nn.Module:
@@ -41,7 +41,7 @@ def make_net(*more: nn.Module, width: int = 6) -> nn.Module:
 
 
 class Kept(torchmetrics.CatMetric):
-    """A number that changes with each of the values that were seen, but not with their order."""
+    """A number that depends on all values seen, but not on their order."""
 
     def compute(self):
         values = torch.atleast_1d(super().compute()).double().sort().values
@@ -49,7 +49,7 @@ class Kept(torchmetrics.CatMetric):
 
 
 class Model(ClassificationModel):
-    """Dropout, batch norm, and training metrics of both kinds of state: sums, and all that was seen."""
+    """Dropout, batch norm, and training metrics with both kinds of state: sums, and lists of all values."""
 
     def __init__(self, width: int = 6):
         super().__init__(make_net(width=width), 3)
@@ -103,7 +103,7 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def full_arguments() -> dict[str, Any]:
-    """All that could be forgotten in a checkpoint."""
+    """Everything that a checkpoint could miss."""
     return {
         "algorithms": [MixUp(alpha=0.5), EMA("4ba"), BatchAugment(pad=1, flip="random"), GradientClipping("norm", 1.0)],
         "grad_accum": 2,
@@ -111,7 +111,7 @@ def full_arguments() -> dict[str, Any]:
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a run leaves behind, time apart."""
+    """Everything that a run leaves behind, except times."""
     state = trainer.state
     now = state.timestamp
     return {
@@ -129,7 +129,7 @@ def equal(actual: Any, expected: Any) -> None:
 
 
 def after(values: InMemoryLogger, batch: int) -> dict[str, list[tuple[int, float]]]:
-    """What was logged after a batch."""
+    """The values logged after a batch."""
     found = {}
     for key, points in values.data.items():
         found[key] = [(int(now.batch), value) for now, value in points if now.batch > batch]
@@ -203,7 +203,7 @@ def test_a_resumed_run_is_exact_with_a_plain_dataloader(tmp_path: Path):
         with make_trainer(train_dataloader=loader(kind), callbacks=[SaveEach(folder)]) as whole:
             whole.fit()
         for name in ("ba2", "ba5", "ep1", "ba8"):
-            torch.manual_seed(12345)  # the process that resumes is another one
+            torch.manual_seed(12345)  # a different process resumes
             with make_trainer(train_dataloader=loader(kind), resume_path=folder / name) as resumed:
                 resumed.fit()
             equal(outcome(resumed), outcome(whole))
@@ -231,7 +231,7 @@ def test_a_resumed_run_is_exact_with_a_random_transform(tmp_path: Path):
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Of a run with the plain arguments, after one epoch."""
+    """A checkpoint of a run with the default arguments, after one epoch."""
     with make_trainer(max_duration="1ep", eval_interval=0) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "run" / "checkpoints" / "ep1")
@@ -251,7 +251,7 @@ def test_evaluation_after_load_is_the_evaluation_before(tmp_path: Path):
         trainer.fit()
         before = trainer.eval()["eval"]
         save_checkpoint(trainer.state, tmp_path / "average")
-    with make_trainer(load_path=tmp_path / "average") as trainer:  # without EMA: the weights are the average
+    with make_trainer(load_path=tmp_path / "average") as trainer:  # without EMA, the weights are the average
         equal(trainer.eval()["eval"], before)
 
 
@@ -373,13 +373,13 @@ def test_one_process_goes_on_where_two_ranks_stopped_and_two_where_two_did(run_r
 
 
 def shared_outcome(trainer: Trainer) -> dict[str, Any]:
-    """That part of the outcome which does not depend on the number of ranks."""
+    """The part of the outcome that does not depend on the number of ranks."""
     found = outcome(trainer)
     return {key: found[key] for key in ("weights", "metrics", "counts")}
 
 
 class WithoutChance(Model):
-    """Neither dropout nor batch norm, whose numbers depend on the ranks; in float64."""
+    """Without dropout and batch norm, whose values depend on the number of ranks; in float64."""
 
     def __init__(self):
         super().__init__()
@@ -420,7 +420,7 @@ def save_and_resume() -> None:
         torch.save(whole, "whole.pt")
         torch.save(resumed, "resumed.pt")
     del trainer
-    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
+    gc.collect()  # ends DDP's threads, which could otherwise crash the interpreter at exit
     destroy_process_group()
 
 
@@ -433,7 +433,7 @@ def test_what_is_captured_has_arrived_on_the_host(weights_only: bool, algorithms
         trainer.fit()
         with torch.no_grad(), evaluation_weights(trainer.state):
             expected = [value.cpu() for value in trainer.state.unwrapped_model.state_dict().values()]
-        torch.cuda._sleep(1_000_000_000)  # cycles that the copies have to wait for
+        torch.cuda._sleep(1_000_000_000)  # cycles for the copies to wait
         found = capture(trainer.state, weights_only, copy)
     assert found is not None
     torch.testing.assert_close([*found["model.pt"].values()], expected, rtol=0, atol=0)

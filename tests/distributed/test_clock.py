@@ -1,4 +1,4 @@
-"""A signal that reaches one rank of several."""
+"""The clock of several ranks: a signal to one of them ends all at the same batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.distributed.collectives import get_global_rank
 
 
 def train_until_signalled() -> None:
-    """Trains until rank 1 is asked to end, and says at which batch."""
+    """Trains until rank 1 is asked to end, and writes down the batch."""
 
     class Terminate(Callback):
         def batch_end(self, state, logger):

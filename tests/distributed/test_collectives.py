@@ -1,4 +1,4 @@
-"""Ranks against one process; what both do is in `rank_runs`."""
+"""Several ranks compared with one process; the work of both is in `rank_runs`."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
         assert found["any"] == [True, False] and found["object"] == {"rank": 0}
     check_refusals(ranks[0]["refusals"])
     for found in ranks:
-        # All gradients in one bucket; the tokens of all ranks are counted by one number more.
+        # All gradients are in one bucket; counting the tokens of all ranks takes one more number.
         gradients = {"gloo:all_reduce [[32]]": 40}
         tokens = {"gloo:all_reduce [[]]": 40, "gloo:all_reduce [[63]]": 40}
         assert found["collectives"] == {"samples": gradients, "accumulated": gradients, "tokens": tokens}
         assert found["clock"] == ranks[0]["clock"]
-        # By rank 0's: after one batch ranks agree to meet again in a second, which is after 50 more, and so on.
+        # By rank 0's clock: after one batch the ranks agree to agree again in a second, which is 50 batches later.
         assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))
     batches, seconds = ranks[0]["clock"]
     assert batches > 10 and seconds >= 1.5
@@ -92,13 +92,13 @@ def test_evaluation_by_hand():
 
 
 def test_ranks_draw_different_dropout_masks_and_lambdas():
-    # The seed of a rank is the run's plus its number: two seeds must not give one stream.
+    # A rank's seed is the run's seed plus its number: two seeds must not give the same stream.
     one, other = train_with_mixup_and_dropout(0), train_with_mixup_and_dropout(1)
     assert not torch.equal(one["module.0.weight"], other["module.0.weight"])
 
 
 def refuse_data_then_train() -> None:
-    """Gives a Trainer data that it refuses, and trains with another one."""
+    """Gives a Trainer data that it refuses, then trains with another Trainer."""
     unsharded = DataLoader(TensorDataset(*class_data(12)), batch_size=2)
     with pytest.raises(ValueError, match="without a sharding sampler"):
         Trainer(model=Classifier(), train_dataloader=unsharded, device="cpu")
@@ -165,7 +165,7 @@ def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
 
 
 def test_a_group_is_not_left_in_order_once_the_device_has_failed(free_port: int):
-    """NCCL would wait for it; the process ends with the group."""
+    """NCCL would wait for the device, so the group ends with the process."""
     import torch
     from torch import distributed
 

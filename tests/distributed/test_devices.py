@@ -1,4 +1,4 @@
-"""The device that a rank picks, or refuses to."""
+"""The device that a rank picks, and names that it refuses."""
 
 from __future__ import annotations
 

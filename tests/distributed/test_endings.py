@@ -1,4 +1,4 @@
-"""What a signal does to a job, also where the process waits in torch and hears nothing."""
+"""What a signal does to a job, even if the process waits inside torch and runs no handler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ endings.SECOND_CTRL_C = 0.3
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=30))
 with endings.ended_by_signals(grace=float(sys.argv[1])):
     told = False
-    while True:  # a signal that comes just before the wait begins is not what this is about
+    while True:  # a signal just before the wait starts is not tested here
         try:
             if not told:
                 told = True
@@ -46,7 +46,7 @@ def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: 
         assert process.stdout.readline() == b"waiting\n"
         for number in numbers:
             process.send_signal(number)
-            time.sleep(0.1)  # two at once are one to the system
+            time.sleep(0.1)  # the system merges two that are pending at once
         assert process.wait(PATIENCE) == 128 + numbers[-1]
         assert process.stderr.read().startswith(f"ended by {numbers[-1].name}: ".encode())
 

@@ -14,7 +14,7 @@ from python_process import start_python, wait_until
 from runner.distributed import gpus
 from runner.job import start_ranks
 
-# Leases as many of the GPUs as asked, one job after the other, and writes down what each sees; made-up GPUs.
+# Leases the given numbers of imaginary GPUs, one job after the other, and writes down what each job sees.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
@@ -31,7 +31,7 @@ for number, asked in enumerate(jobs):
 """
 
 
-# Waits in training until another job has come so far.
+# Waits during training until another job has got equally far.
 MEETS = """
 import os, time
 from pathlib import Path
@@ -48,7 +48,7 @@ class Meets(Callback):
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts a process whose jobs lease so many of the GPUs."""
+    """Starts a process whose jobs lease these numbers of GPUs."""
     with contextlib.ExitStack() as stack:
 
         def start(name: str, *jobs: int, gpus: str = "0,1,2") -> Any:
@@ -80,7 +80,7 @@ def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tm
     wait_until(lambda: is_told(tmp_path, "c"))
     told = (tmp_path / "c.err").read_text()
     assert told == "INFO: waiting for 2 of the GPUs 0, 1, 2: other jobs use them\n"
-    hold("d", 1)  # which `c` leaves to others, as long as there are not two
+    hold("d", 1)  # `c` holds no single GPU while it waits for two
     assert sees(tmp_path, "d-0") == "2"
     first.send_signal(signal.SIGKILL)
     (tmp_path / "d-0-ends").touch()
@@ -96,7 +96,7 @@ def test_a_process_keeps_to_the_gpus_that_cuda_has_started_with(tmp_path: Path, 
     (tmp_path / "b-0-ends").touch()
     assert sees(tmp_path, "b-1") == "1"
     (tmp_path / "b-1-ends").touch()
-    assert sees(tmp_path, "b-2") == "1,0"  # rank 0 is on the first
+    assert sees(tmp_path, "b-2") == "1,0"  # rank 0 uses the first
 
 
 def test_gpus_have_names_too_and_more_than_there_are_is_left_to_who_checks(tmp_path: Path, hold: Any):

@@ -31,7 +31,7 @@ from runner import Callback, get_global_rank
 
 
 class Witness(Callback):
-    """Writes down what this rank trained with, and what came of it."""
+    """Writes down what this rank trained with, and the result."""
 
     def fit_end(self, state, logger):
         weights = b"".join(value.numpy().tobytes() for value in state.unwrapped_model.state_dict().values())
@@ -47,7 +47,7 @@ class Witness(Callback):
 
 
 class Dying(Callback):
-    """Kills rank 1 at a batch of each round, where one is given for it."""
+    """Kills rank 1 at the batch that is given for a round, if any."""
 
     def __init__(self, batches: list[int], seed: int = 0):
         self.batches, self.seed = dict(enumerate(batches)), seed
@@ -110,7 +110,7 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr
-    # torchrun adds a report of its own, which ends in the exit code of each rank.
+    # torchrun adds its own report, which ends with the exit code of each rank.
     assert "exitcode  : 2" in done.stderr
     assert "WrongConfig" not in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -136,7 +136,7 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
             for job in ranks.receive():
                 print(job)
         if ranks.rank == 0:
-            wait_for("rank1 leaves", "rank2 leaves")  # its store is the meeting place
+            wait_for("rank1 leaves", "rank2 leaves")  # it hosts the store
 
     done = run_ranks(program, 3, check=False)
     assert [one.returncode for one in done] == [0, 3, 3], done
@@ -185,7 +185,7 @@ def test_alone_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
-    """Once before there is a checkpoint, once after: it is one folder and one run, with each batch logged once."""
+    """Once before the first checkpoint and once after: one folder and one run, with each batch logged once."""
     (tmp_path / "own.py").write_text(OWN)
     done = torchrun(
         tmp_path,
@@ -297,7 +297,7 @@ def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path, v
 def test_a_rank_does_what_its_launch_sends_and_nothing_else(
     tmp_path: Path, secret: str, exit_code: int, request: pytest.FixtureRequest
 ):
-    """Any process of the machine can write into the store."""
+    """Any process on the machine can write to the store."""
     from torch._C._distributed_c10d import TCPStore
 
     request.addfinalizer(lambda: use_secret(""))
@@ -317,7 +317,7 @@ def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatc
 
 
 def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
-    """Neither from inside, nor under torchrun, whose other ranks are sent home."""
+    """Neither without torchrun nor under it, where the other ranks are dismissed."""
     (tmp_path / "own.py").write_text(
         "import os, psutil, runner\n"
         "class Counting(runner.Callback):\n"

@@ -26,7 +26,7 @@ def test_what_someone_else_wrote_is_refused():
     use_secret("ours")
     for name, stored in [
         ("message/0", theirs),
-        ("message/1", ours),  # ours of before, in another place
+        ("message/1", ours),  # our own signature, under another key
         ("message/0", ours + b" "),
         ("message/0", b"0" + ours[1:] if ours[:1] != b"0" else b"1" + ours[1:]),
         ("message/0", b"{}"),

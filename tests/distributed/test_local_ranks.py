@@ -1,4 +1,4 @@
-"""Ranks from inside: what they train, how long they are kept, and that none is left however a run ends."""
+"""Ranks without torchrun: what they train, how long they are reused, and that none is left however a run ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Witness(Callback):
 
 
 class Failing(Callback):
-    """Fails at the second batch on some ranks, where the seed is as given; rank 0 may be kept busy meanwhile."""
+    """Fails at the second batch on some ranks, for one seed; other ranks may be kept busy meanwhile."""
 
     def __init__(self, ranks: list[int], how: str = "raise", seed: int = 0, busy: bool = False):
         self.ranks, self.how, self.seed, self.busy = ranks, how, seed, busy
@@ -73,7 +73,7 @@ class Failing(Callback):
 
 
 class Stuck(Callback):
-    """Never closes on rank 0, as what reads from a GPU that waits for a rank which is gone; `unread` may be stderr."""
+    """Never closes on rank 0, like a read from a GPU that waits for a lost rank; with `unread`, nobody reads stderr."""
 
     def __init__(self, unread: bool = False):
         watch.CLOSING = 2.0
@@ -108,7 +108,7 @@ class Interrupted(Callback):
 
 
 class Endless(Callback):
-    """Says when training has begun, and makes it last; where `busy`, rank 1 has no eye for the others."""
+    """Reports that training has started, and prolongs it; with `busy`, rank 1 does not notice the others."""
 
     def __init__(self, busy: bool = False):
         self.busy = busy
@@ -143,11 +143,11 @@ class Command(NamedTuple):
     folder: Path
 
     def alive(self) -> list[psutil.Process]:
-        """Its processes, and those that they have started, whoever is their parent by now."""
+        """Its processes and their descendants, whoever is their parent now."""
         return processes_in(self.folder)
 
     def ranks(self) -> list[str]:
-        """Its child ranks that are alive, if it was really started: those that are forked show no environment."""
+        """Its living child ranks, if really started: forked ones show no environment."""
         found = []
         for process in self.alive():
             with contextlib.suppress(psutil.Error):
@@ -170,7 +170,7 @@ class Command(NamedTuple):
 
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str, real: bool = False) -> Iterator[Command]:
-    """A command that goes on, with what it starts; all of it is killed at the end."""
+    """A running command with the processes it starts, all of which are killed at the end."""
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = start_python(["-m", "runner", *arguments], real=real, cwd=folder, stdout=out, stderr=err)
     command = Command(process, folder)
@@ -227,7 +227,7 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
     assert zero[0]["weights"] != zero[1]["weights"]
     share = max(1, len(os.sched_getaffinity(0)) // 4)
     assert {job["threads"] for job in (*zero.values(), *one.values())} == {share}
-    if launcher == "joblib":  # whose jobs share a terminal, until the summary
+    if launcher == "joblib":  # its jobs share a terminal until the summary
         lines = done.stdout.partition("\n\n")[0].splitlines()
         assert sorted(lines) == [f"digits-seed{seed}  |  witness {rank}" for seed in (0, 1) for rank in (0, 1)]
 
@@ -294,7 +294,7 @@ def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):
 
 
 def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_app: Any):
-    """The other rank waits for it, in vain."""
+    """The other rank waits for it in vain."""
     sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, *use("Refused", rank="0,-1"), *use("Witness"))
     done = run_app(*sweep, exit_code=None)
     assert done.returncode, done.stdout
@@ -325,7 +325,7 @@ def test_a_rank_that_is_stopped_does_not_keep_rank_0_from_ending(folder: Path, n
 
 
 def end_at(folder: Path, number: int, phase: str) -> None:
-    """Ends a run of two ranks by a signal, and sees that nothing is left but a checkpoint where there was time."""
+    """Ends a run of two ranks by a signal, and checks that nothing is left but a checkpoint if there was time."""
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     busy = str(number == signal.SIGKILL).lower()

@@ -20,7 +20,7 @@ OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
 class Sends(Callback):
-    """Sends this process a signal at one event of one batch, and notes what it hears from then on."""
+    """Sends this process a signal at one event of one batch, and notes the events that follow."""
 
     def __init__(self, number: int, event: str = "before_forward", batch: int = 2, times: int = 1):
         self.number, self.event, self.batch, self.times = number, event, batch, times
@@ -84,7 +84,7 @@ def test_a_signal_lets_the_batch_finish_and_a_checkpoint_be_written(tmp_path: Pa
 
 
 def test_what_is_ignored_or_handled_by_others_ends_no_training(tmp_path: Path):
-    """As SIGHUP is under nohup, and SIGUSR2 by submitit."""
+    """As nohup ignores SIGHUP, and submitit handles SIGUSR2."""
     heard = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     others = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))

@@ -1,4 +1,4 @@
-"""The store in which ranks meet: one round after another in one store, and who failed first."""
+"""The store that ranks share: one round after another in one store, and the first failure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runner.distributed import store as ranks_store
 SIGNS = ("rank 1 failed:", "ValueError: the cause")
 
 
-def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: Any):
-    """Of two nodes, one may count the restart and the other not."""
+def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
+    """One of two nodes may count the restart when the other does not."""
 
     def program():
         import os
@@ -33,7 +33,7 @@ def test_ranks_that_were_restarted_meet_anew_in_the_store_of_before(run_ranks: A
         seed = int(os.environ["SEED"])
         if mine.rank == 0:
             wait_for(f"calls1-{seed}", f"calls2-{seed}")
-            time.sleep(0.5)  # the others find the round of before
+            time.sleep(0.5)  # the others find the previous round
             folder = kept_over_restarts("folder", lambda: f"folder{seed}")
             with mine.sharing(Job({"seed": seed}, folder, "")):
                 wait_for(f"has1-{seed}", f"has2-{seed}")
@@ -151,7 +151,7 @@ def test_a_failure_that_no_rank_wrote_is_none():
 
 @pytest.mark.parametrize("kind", ["AcceleratorError", "OutOfMemoryError"])
 def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
-    """It follows from no other rank's, for whose report it would wait, and NCCL may end the process meanwhile."""
+    """It does not wait for another rank's report, because NCCL may end the process meanwhile."""
     store = HashStore()
     monkeypatch.setattr(ranks_store, "_round", store)
     monkeypatch.setattr(ranks_store, "SETTLE", PATIENCE)

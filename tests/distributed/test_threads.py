@@ -20,7 +20,7 @@ def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def share(processes: int) -> int:
-    """The cores of each of so many processes, worked out from what the system says."""
+    """The cores for each of several processes, worked out from what the system reports."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -29,7 +29,7 @@ def share(processes: int) -> int:
     one_in(3, [({}, "50000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]),
 )
 def test_idle_threads_sleep_soon_unless_the_user_says_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
-    """It is said before torch is imported, which reads it then, and never again."""
+    """It is set before torch is imported, because torch reads it only then."""
     program = """
 import os, sys
 from runner.__main__ import command

@@ -1,4 +1,4 @@
-"""What the tests of records share."""
+"""Fixtures for the tests of records."""
 
 import http.server
 import sys
@@ -15,7 +15,7 @@ if str(HERE) not in sys.path:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a git repository of one committed file."""
+    """The working directory, a git repository with one committed file."""
     from kept_runs import git
 
     git(tmp_path, "init", "-q")
@@ -28,7 +28,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server, and what was asked of it."""
+    """The address of a server, and the requests it received."""
     paths: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Small runs of the whole application, and what they left."""
+"""Small runs of the whole application, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.e
 QUIET = ("callbacks=[checkpoint_saver]",)
 LONGER = "trainer.max_duration=3ep"
 CLEAN = {"model": {"_target_": "runner.ClassificationModel", "module": {"_target_": "runner.models.MLP"}}}
-"""What a record names that needs no permission."""
+"""Overrides for which a record needs no permission."""
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What a git command prints in a folder."""
+    """The output of a git command in a folder."""
     who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
     done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
@@ -32,7 +32,7 @@ def weights(run_dir: Path, checkpoint: str = "ep2-ba6") -> str:
 
 
 def tree(run_dir: Path) -> dict[str, int]:
-    """All that lies in a folder, and when each was changed."""
+    """Everything in a folder, with the time of its last change."""
     return {str(path): path.stat().st_mtime_ns for path in run_dir.rglob("*")}
 
 
@@ -42,12 +42,12 @@ def folders(folder: Path) -> set[Path]:
 
 
 def status(run: Path) -> str:
-    """What a run says came of it."""
+    """The result that a run has written."""
     return json.loads((run / "result.json").read_text())["status"]
 
 
 def foreign_run(folder: Path, config: Any, overrides: Sequence[str]) -> Path:
-    """A run's folder as another user would have made it."""
+    """A run's folder as if another user had made it."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(CLEAN | config))
     (folder / "overrides.yaml").write_text(yaml.safe_dump([*overrides]))

@@ -1,4 +1,4 @@
-"""What may change when a run is resumed: shown, classed, refused unless it is named, and then really done."""
+"""Changes when a run is resumed: shown, classified, refused unless allowed, and then applied."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
         ({"trainer__eval_interval": "2ep"}, True),
         ({"data__eval_batch_size": 100}, True),
         ({"data__num_workers": 2}, True),
-        ({"model__num_workers": 2}, False),  # of a user's own class it may mean anything
+        ({"model__num_workers": 2}, False),  # in a user's own class this may mean anything
         ({"data__batch_size": 32}, False),
         ({"data__seed": 1}, False),
         ({"seed": 1}, False),
@@ -107,7 +107,7 @@ def test_a_change_is_safe_or_has_to_be_named(change: dict[str, Any], is_safe: bo
 
 
 def test_every_key_that_ships_is_decided():
-    """A new argument of the Trainer, a new group or key: whoever adds it says here what a resumed run does with it."""
+    """Whoever adds an argument of the Trainer, a group or a key decides here what a resumed run does with it."""
     trainer = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "trainer" / "default.yaml"), resolve=False)
     refused = (
         *("iteration_length", "precision", "grad_accum", "microbatch_size", "seed", "deterministic", "compile"),
@@ -151,7 +151,7 @@ def test_what_is_allowed_must_be_a_key():
     for name, near in (("optimizer.lrr", "'optimizer.lr'"), ("optimiser", "'optimizer'"), ("data.nothing.x", "")):
         with pytest.raises(ValueError, match=f"resume_allow='{name}': this config has no such key.*{near}"):
             check_changes("run", CONFIG, CONFIG | {"resume_allow": [name]}, [])
-    gone = changed(algorithms__ema=ABSENT)  # given again, when it is gone already
+    gone = changed(algorithms__ema=ABSENT)  # typed again after it was removed
     assert check_changes("run", gone, gone | {"resume_allow": ["algorithms.ema"]}, ["~algorithms.ema"]) == []
     assert check_changes("run", CONFIG, CONFIG | {"resume_allow": ["optimizer.lr", "model"]}, []) == []
 
@@ -251,7 +251,7 @@ def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_pa
     assert run_here(*same, code=0).err == ""
     assert weights(tmp_path / "new") == weights(tmp_path / "run")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"b"}
-    (tmp_path / "a" / "b" / "lone" / "config.json").unlink()  # of the Python API, or made before there was one
+    (tmp_path / "a" / "b" / "lone" / "config.json").unlink()  # as saved by the Python API
     manifest = json.loads((tmp_path / "a" / "b" / "lone" / "manifest.json").read_text())
     del manifest["files"]["config.json"]
     (tmp_path / "a" / "b" / "lone" / "manifest.json").write_text(json.dumps(manifest))
@@ -302,8 +302,8 @@ def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_
         asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]")
         refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
         assert "was saved mid-epoch, after 400 samples" in refused.err
-        assert "samples" not in run_here("resume=run", *asked, "mode=check", code=0).err  # of it no data is read
-    run_here("resume=run", *asked, code=0)  # at the end of an epoch it is the user's to decide
+        assert "samples" not in run_here("resume=run", *asked, "mode=check", code=0).err  # it reads no data
+    run_here("resume=run", *asked, code=0)  # at the end of an epoch, the user may decide
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Credentials in an address are used, and stand in nothing that a run leaves or says."""
+"""Credentials in an address are used, but appear in nothing that a run writes or prints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_password_stands_nowhere(tmp_path: Path, run_here: Any):
         assert f"error: {KEY}='http://***@{host}/?token=***': " in said[-1].err
         assert "type the whole address again" in said[-1].err
     said.append(run_here("resume=run", LONGER, address, code=0))
-    assert "tracking_uri" not in said[-1].err  # it is no change
+    assert "tracking_uri" not in said[-1].err  # not a change
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "FINISHED"
     said.append(run_here(*QUICK, address, "objective=none", code=2))
     assert not [one for one in said if "s3cr" in one.out + one.err]

@@ -12,7 +12,7 @@ from kept_runs import QUIET, SHORT, status, tree, weights
 from python_process import run_python, wait_until
 from stores import query
 
-# What a user wrote: kills the process, or gets it killed, at one place, unless the file `spared` exists.
+# A user's code: kills the process, or gets it killed, at one point, unless the file `spared` exists.
 OWN = """
 import os, signal
 from runner.callbacks import CheckpointSaver
@@ -59,7 +59,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
     assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
     refused = run_app("resume=run", "seed=1", exit_code=2)  # its first values are logged already
     assert refused.stderr.splitlines()[1].endswith("the run was trained with a different config so far:")
-    (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it had been in the middle of saving
+    (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it was killed while saving
     (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')
 
     (tmp_path / "spared").touch()
@@ -78,7 +78,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
 def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Path, run_app: Any):
     run_app(*SHORT, *QUIET, "hydra.run.dir=run", "callbacks.checkpoint_saver.folder=deep/er")
     before = tree(tmp_path / "run")
-    refused = run_app("resume=run", exit_code=2)  # they are where its config says, and it is told where to look
+    refused = run_app("resume=run", exit_code=2)  # they are where its config says, and the message names that place
     assert "no complete checkpoint there" in refused.stderr
     for manifest in (tmp_path / "run").rglob("manifest.json"):
         manifest.unlink()

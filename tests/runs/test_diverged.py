@@ -1,4 +1,4 @@
-"""Runs that end at a loss or an objective that is not finite: exit code, record, sweeps, and who lets them through."""
+"""Runs that end with a loss or objective that is not finite: exit code, record, sweeps, and allowing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of runs: each made for one alone, removed again when nothing came of it."""
+"""Folders of runs: each belongs to one run, and is removed again if it stays empty."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monke
 
 
 def save(run: Path, name: str, seconds: int) -> Path:
-    """A checkpoint as far as names and times go, complete a number of seconds after 1970."""
+    """Make the names and times of a checkpoint that was complete a number of seconds after 1970."""
     manifest = run / "checkpoints" / name / "manifest.json"
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.touch()
@@ -110,7 +110,7 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
     assert latest_run() == other
     save(day / "10-00-00", "ep2", 400)  # resumed
     assert latest_run() == day / "10-00-00"
-    save(other, ".ep2.partial-7", 500)  # was killed while it saved
+    save(other, ".ep2.partial-7", 500)  # killed while saving
     (day / "11-00-00" / "checkpoints" / "ep1").mkdir(parents=True)  # torn
     save(Path("elsewhere"), "ep1", 600)
     assert latest_run() == day / "10-00-00"
@@ -142,6 +142,6 @@ def test_the_list_of_sweeps_is_made_again_where_it_was_torn(torn: str, tmp_path:
         (Path(folder) / run_folder.SWEEP).write_text(json.dumps({"identity": identity}))
     (tmp_path / "sweeps" / run_folder.INDEX).write_text(torn)
     found = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
-    if torn != '{"a": 7}':  # whole, and of no sweep that there is
+    if torn != '{"a": 7}':  # intact, but the sweep does not exist
         assert found == folders
     run_folder.remove_unused()

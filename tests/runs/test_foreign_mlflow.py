@@ -1,4 +1,4 @@
-"""What somebody else's `mlflow/` folder may have this user's writer do: log to the user's own store, no more."""
+"""Somebody else's `mlflow/` folder can make this user's writer log to the user's own store, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 
 
 def attack(run: Path, address: str, secret: Path, victim: Path) -> None:
-    """Rewrite a run's folder as somebody does who knows where the user's files lie."""
+    """Rewrite a run's folder as an attacker would who knows where the user's files are."""
     mlflow = run / "mlflow"
     order = json.loads((mlflow / "run.json").read_text())
     order |= {"tracking_uri": address, "unsent": str(victim), "artifact_location": str(secret.parent / "into")}
@@ -64,7 +64,7 @@ def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
     assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and address in refused.stderr
     assert not paths and victim.read_text() == "precious"
 
-    # The user's own record, given back with another `mlflow/` in it, may have links: it goes to the user's own store.
+    # The user's own record, returned with a different `mlflow/`, may contain links: it goes to the user's own store.
     (run / "signature").write_text(signature)
     for link in links:
         link.symlink_to(secret)

@@ -19,7 +19,7 @@ from runner.runs.record import write_record
 from runner.runs.saved_run import _allowed, _is_plain, find_saved_run
 from runner.runs.trust import check_addresses
 
-# Records of somebody else: config and overrides, and what the refusal must name.
+# Somebody else's records: config and overrides, and the name that the refusal must contain.
 ATTACKS: dict[str, tuple[Any, list[str], str]] = {
     "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
     "a nested argument": (
@@ -45,7 +45,7 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that exists once the module `own` of the working directory was imported."""
+    """The file that exists once the module `own` in the working directory has been imported."""
     (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -102,7 +102,7 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
     write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
     assert find_saved_run([f"rerun={run_dir}"]) is not None
     assert find_saved_run([f"resume={run_dir}"]) is not None
-    for name in ("config.yaml", "overrides.yaml"):  # changed by someone since
+    for name in ("config.yaml", "overrides.yaml"):  # somebody changed it since
         before = (run_dir / name).read_text()
         (run_dir / name).write_text(before + "\n")
         with pytest.raises(ValueError, match=r"own\.Evil"):
@@ -114,7 +114,7 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
     assert not evil.exists()
 
 
-# What a foreign config may say, and what the refusal must show of it in full.
+# Somebody else's config, and the part of it that the refusal must show in full.
 ADDRESSES: dict[str, tuple[Any, str]] = {
     "a server": (
         {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
@@ -139,7 +139,7 @@ def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path
     assert shown in str(raised.value)
     allowing = re.search(r"add '(allow_addresses=.*)'$", str(raised.value))
     assert allowing is not None
-    check_addresses(folder, [config], _allowed("allow_addresses", [allowing[1]]), [])  # as it was told
+    check_addresses(folder, [config], _allowed("allow_addresses", [allowing[1]]), [])  # as the message says
     check_addresses(folder, [config], ["*"], [])
     for typed in config:
         check_addresses(folder, [config], [], [typed])
@@ -177,7 +177,7 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
     for make in (
         lambda path: path.symlink_to(tmp_path / "secret"),
         lambda path: path.symlink_to("../../.."),
-        os.mkfifo,  # which nobody ever ends to read
+        os.mkfifo,  # reading it never ends
     ):
         for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
             make(folder / name)
@@ -187,7 +187,7 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("ran",)
@@ -196,7 +196,7 @@ class Evil:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.pt", "state.pt"])
 def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
-    """It is complete, as its sender made it: only what is in it is wrong."""
+    """The checkpoint is complete as its author made it: only its content is malicious."""
     run_app(*SHORT, *QUIET, "hydra.run.dir=run")
     checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
@@ -216,4 +216,4 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp
     (tmp_path / "there").mkdir()
     with contextlib.chdir(tmp_path / "there"):
         pickle.loads(pickle.dumps(Evil()))
-    assert (tmp_path / "there" / "ran").exists()  # as it would have been
+    assert (tmp_path / "there" / "ran").exists()  # as it would be without the check

@@ -1,4 +1,4 @@
-"""Run folders with one file that is torn, another run's, or somebody's trap: used as they are, or refused by name."""
+"""Run folders in which one file is torn, from another run, or a trap: they are used, or refused with its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = (
 
 
 def hostile(value: Any, chance: random.Random, traps: list[str]) -> Any:
-    """A value of the same shape, in which some texts are paths and addresses that nobody asked for."""
+    """A value of the same shape, with some texts replaced by unwanted paths and addresses."""
     if isinstance(value, dict):
         return {key: hostile(one, chance, traps) for key, one in value.items()}
     if isinstance(value, list):
@@ -40,7 +40,7 @@ def hostile(value: Any, chance: random.Random, traps: list[str]) -> Any:
 
 
 def rewrite(file: Path, chance: random.Random, traps: list[str]) -> None:
-    """Let a file of texts or tensors say something else, and a manifest that it was so."""
+    """Change the content of a file of texts or tensors, and its manifest accordingly."""
     if file.suffix == ".json":
         file.write_text(json.dumps(hostile(json.loads(file.read_text()), chance, traps)))
     elif file.suffix == ".jsonl":
@@ -60,7 +60,7 @@ def rewrite(file: Path, chance: random.Random, traps: list[str]) -> None:
 
 
 def corrupt(file: Path, other: Path, chance: random.Random, traps: list[str]) -> str:
-    """Do one of the things that happen to files; say which."""
+    """Damage a file in one of several ways, and return which."""
     content = file.read_bytes()
     kind = chance.choice(("emptied", "truncated", "another run's", "random bytes", "hostile", "hostile"))
     if kind == "emptied":
@@ -78,7 +78,7 @@ def corrupt(file: Path, other: Path, chance: random.Random, traps: list[str]) ->
 
 @pytest.fixture
 def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callable[[int], None]:
-    """One try: a number decides which file, what becomes of it, and who reads it then."""
+    """One try: a number decides on the file, the damage, and the command that reads it."""
     address, paths = asked
     outside = folder / "outside"
     for name, seed in (("whole", "seed=0"), ("other", "seed=1")):

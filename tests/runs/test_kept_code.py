@@ -26,7 +26,7 @@ COMMAND = (*SHORT, *QUIET, "~model.module", "+model.module._target_=own.Net", "t
 
 @pytest.fixture
 def project(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A repository with a model that git does not know."""
+    """A repository with a model that git does not track."""
     (repository / "own.py").write_text(MODEL)
     (repository / "widths.py").write_text("WIDTH = 7\n")
     (repository / ".gitignore").write_text("run*\noutputs\n")
@@ -51,7 +51,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     first, second = ((project / one / "checkpoints/ep0-ba1/model.pt").read_bytes() for one in ("run", "run2"))
     assert first == second
 
-    # Somebody else's, or changed by somebody since: never imported.
+    # Modules from somebody else, or changed by somebody since, are never imported.
     (project / "run" / "code" / "own.py").write_text("import os; os.mkdir('imported')")
     sys.path.remove(next(entry for entry in sys.path if "runner-code-" in entry))
     del sys.modules["own"]
@@ -91,7 +91,7 @@ def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
     assert sys.path == before
     code = code_to_import(tmp_path / "run", again=True, is_own=True)
     assert importlib.import_module("kept_here").x == 2
-    for _ in range(2):  # the second time it is there
+    for _ in range(2):  # the second time it exists
         import_from(code)
         assert importlib.import_module("kept_here").x == 1
     assert len(sys.path) == len(before) + 1 and sys.path[0] != str(tmp_path / "run" / "code")

@@ -1,4 +1,4 @@
-"""Runs that were made with a `--config-dir`, taken up again without it."""
+"""Runs that were made with a `--config-dir`, resumed or rerun without it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STRETCHED += "scheduler.t_warmup=0.15dur\n"
 
 
 def arguments_of(run: Path) -> list[str]:
-    """What the record of a run says it was composed with."""
+    """The arguments in a run's record."""
     return yaml.safe_load((run / "overrides.yaml").read_text())
 
 
 def name_of(run: Path) -> str:
-    """What the record of a run says it is called."""
+    """The name in a run's record."""
     return json.loads((run / "environment.json").read_text())["run_name"]
 
 
@@ -128,7 +128,7 @@ def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
     conf.rename(tmp_path / "aside")
-    typed = (f"rerun={run}", "model.module.hidden=[4]")  # of which the default model knows nothing
+    typed = (f"rerun={run}", "model.module.hidden=[4]")  # the default model has no such key
     done = run_here(*typed, "hydra.run.dir=again", code=0)
     assert done.err == GONE.format(conf.name) + "INFO: model.module.hidden: [8] -> [4]\n"
     config = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
@@ -159,7 +159,7 @@ def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_p
     assert run_here(f"resume={job}", LONGER, code=0).err == USED.format(conf.name) + STRETCHED
 
 
-# A config of somebody else, with which Hydra itself would import a module before any target can be checked.
+# Somebody else's config, for which Hydra itself would import a module before any target can be checked.
 EVIL = "# @package _global_\nhydra:\n  callbacks:\n    evil:\n      _target_: own.Evil\n"
 
 
@@ -183,4 +183,4 @@ def test_that_of_somebody_else_is_not_read(
 
     (run / "signature").write_text(own)
     run_here(f"rerun={run}", "hydra.run.dir=trusted")
-    assert (tmp_path / "imported").exists()  # as it would have been
+    assert (tmp_path / "imported").exists()  # as it would be without the check

@@ -32,7 +32,7 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
-    """To the byte, whatever is in the files, and however the user wants to see diffs."""
+    """Byte for byte, whatever the files contain, and however the user has configured diffs."""
     before = {"blank.txt": b"a\n\n", "latin.txt": b"caf\xe9\n", "bytes": bytes(range(256)), "dos.txt": b"a\r\n"}
     after = {"blank.txt": b"b\n\n", "latin.txt": b"caf\xe8\n", "bytes": bytes(range(255, -1, -1)), "dos.txt": b"b\r\n"}
     run_dir = repository / "run"

@@ -48,9 +48,9 @@ THEN = {"seed": 4, "data": {"size": 3, "gone": 2, "of": {"deep": 1}}}
 @pytest.mark.parametrize(
     ("typed", "composed", "expected"),
     [
-        ([], NOW, THEN),  # conf/ says otherwise by now
+        ([], NOW, THEN),  # conf/ has changed since
         (["data.size=5"], NOW | {"data": {"size": 5, "more": 1}}, THEN | {"data": THEN["data"] | {"size": 5}}),
-        (["data.size=9"], NOW, THEN | {"data": THEN["data"] | {"size": 9}}),  # which conf/ says by now as well
+        (["data.size=9"], NOW, THEN | {"data": THEN["data"] | {"size": 9}}),  # conf/ now has the same value
         (["+data.x=1"], NOW | {"data": NOW["data"] | {"x": 1}}, THEN | {"data": THEN["data"] | {"x": 1}}),
         (["~data.gone"], NOW, THEN | {"data": {"size": 3, "of": {"deep": 1}}}),
         (["~data"], {key: value for key, value in NOW.items() if key != "data"}, {"seed": 4}),

@@ -38,7 +38,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path,
     assert again.pop("rerun") == str(first.relative_to(tmp_path)) and config.pop("rerun") is None
     assert again == config
 
-    run_app(f"rerun={second}", "optimizer.lr=0.3", "~algorithms.batch_augment", env=env)  # what conf/ says by now
+    run_app(f"rerun={second}", "optimizer.lr=0.3", "~algorithms.batch_augment", env=env)  # what conf/ now says
     (third,) = folders(tmp_path) - {first, second}
     changed = yaml.safe_load((third / "config.yaml").read_text())
     assert changed.pop("rerun") == str(second)
@@ -47,7 +47,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path,
     assert changed == expected
     assert weights(third) != weights(first)
 
-    # Resumed, it goes on as it was.
+    # Resumed, it continues unchanged.
     run_app(f"resume={first}", LONGER, env=env)
     resumed = yaml.safe_load((first / "config.yaml").read_text())
     assert resumed["trainer"].pop("max_duration") == "3ep" and resumed.pop("resume") == str(first)

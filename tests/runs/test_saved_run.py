@@ -20,7 +20,7 @@ def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
     assert saved is not None and saved.overrides == ["seed=3"]
 
 
-def test_without_a_record_there_is_nothing_to_begin_again(tmp_path: Path):
+def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
     for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
         assert find_saved_run(arguments) is None
 
@@ -80,7 +80,7 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     kept = [yaml.safe_load((record / one / "config.yaml").read_text()) for one in (".", "sessions/1")]
     assert [one["trainer"]["max_duration"] for one in kept] == ["3ep", "2ep"]
 
-    # Its folder is gone: made again from the record that MLflow has.
+    # The folder is gone, so it is rerun from the record in MLflow.
     first.rename(tmp_path / "elsewhere")
     refused = run_app(f"resume={run_id}", exit_code=2)
     assert str(first) in refused.stderr and "rerun=" in refused.stderr and len(refused.stderr.splitlines()) == 1

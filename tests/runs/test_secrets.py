@@ -19,7 +19,7 @@ def git(*arguments: str) -> bytes:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a repository with secrets in its latest changes."""
+    """The working directory, a repository with secrets in its uncommitted changes."""
     monkeypatch.chdir(tmp_path)
     git("init", "-q")
     names = [".env", "a b/.env.local", "deploy.pem", "code.py", "notes.py", "old.py", "umläut.key"]
@@ -46,7 +46,7 @@ def test_a_record_has_no_secrets_and_names_the_files(repository: Path, caplog: A
         assert name in said
     assert "code.py" not in said
     git("stash", "-q")
-    git("apply", "--check", "run/git.patch")  # what is left is a patch
+    git("apply", "--check", "run/git.patch")  # the rest is still a patch
 
 
 def test_only_secrets_make_a_patch_of_nothing(repository: Path):

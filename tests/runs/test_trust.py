@@ -15,7 +15,7 @@ from runner.runs.trust import SIGNED, is_own
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this user's key will be."""
+    """The path of this user's key."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "experiment-runner" / "key"
 

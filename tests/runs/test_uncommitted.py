@@ -17,7 +17,7 @@ Import = Callable[..., None]
 
 @pytest.fixture
 def imports(monkeypatch: pytest.MonkeyPatch) -> Import:
-    """Imports modules for this test alone, from one more folder."""
+    """Imports modules from an extra folder, for this test only."""
 
     def run(folder: Path, *names: str) -> None:
         monkeypatch.syspath_prepend(folder)
@@ -25,7 +25,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Import:
         for name in names:
             importlib.import_module(name)
         for name in {*sys.modules} - before:
-            monkeypatch.delitem(sys.modules, name)  # at the end, for it is set again here
+            monkeypatch.delitem(sys.modules, name)  # restored at the end of the test
             importlib.import_module(name)
 
     return run
@@ -43,7 +43,7 @@ def config(*targets: str) -> dict[str, Any]:
 
 
 def test_a_module_that_git_does_not_know_is_kept_with_what_it_imports(repository: Path, imports: Import):
-    """Also where it will be imported later, and what a commit holds no longer as it is."""
+    """Including modules that will be imported later, and committed ones that have changed."""
     write(repository, loose="import json, yaml\nfrom beside import x\ndef f():\n    import later\n", beside="x = 1")
     write(repository, later="", changed="a = 1", committed="", stranger="")
     git(repository, "add", "changed.py", "committed.py")

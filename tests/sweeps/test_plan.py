@@ -1,4 +1,4 @@
-"""The jobs of a sweep before the first begins: what is made of each to check it, and how one is named."""
+"""The jobs of a sweep before the first one starts: which parts are created as a check, and how errors name a job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Witness(Callback):
 
 
 class Reading(ClassificationModel):
-    """Cannot be made on the meta device, and with a negative size not at all."""
+    """Cannot be created on the meta device, nor with a negative size on any device."""
 
     def __init__(self, size: int = 4) -> None:
         MADE.append("model")
@@ -66,7 +66,7 @@ def jobs(config: Any, *changes: dict[str, Any]) -> list[PlannedJob]:
 
 def test_what_many_jobs_share_is_made_once(config: Any):
     check_jobs(jobs(config, *({"seed": seed} for seed in range(5))), "basic")
-    assert MADE == ["callback", "model", "model"]  # on the meta device in vain, then with memory
+    assert MADE == ["callback", "model", "model"]  # unsuccessfully on the meta device, then with memory
     MADE.clear()
     check_jobs(jobs(config, *({"optimizer.lr": lr} for lr in (0.1, 0.2, 0.3))), "basic")
     assert MADE.count("callback") == 3 and MADE.count("model") == 2
@@ -80,7 +80,7 @@ def test_the_job_that_cannot_be_made_is_named(config: Any):
 
 
 def test_what_a_machine_cannot_do_is_left_to_the_one_that_trains(config: Any):
-    """A wrong value is wrong everywhere."""
+    """A wrong value is wrong on every machine."""
     planned = jobs(config, {"model.size": -3})
     _check_all(planned, is_here=False)
     with pytest.raises(WrongConfig, match="RuntimeError"):

@@ -1,4 +1,4 @@
-"""Tables and the picture of a sweep, against numbers worked out by hand."""
+"""Tables and the plot of a sweep, against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     assert statuses(sweep) == dict.fromkeys(names, "FINISHED")
     assert batches(folder) == six(*names)
 
-    # The order in which it is typed plays no part.
+    # The order of arguments does not matter.
     again = run_here("-m", "seed=0,1", "optimizer.lr=0.01,0.03", *QUIET)
     assert again.code == 0 and batches(folder) == [] and sweeps(folder) == [sweep]
     assert again.out.count("it has already finished (skip_finished=false starts a new sweep)") == 4
@@ -75,7 +75,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "skip_finished=false", *QUIET).code == 0
     assert len(sweeps(folder)) == 3 and len(batches(folder)) == 24
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET).code == 0
-    assert len(sweeps(folder)) == 3 and batches(folder) == []  # the new one is now the one that is gone on with
+    assert len(sweeps(folder)) == 3 and batches(folder) == []  # reruns now continue the new sweep
 
     shutil.rmtree(folder / "outputs" / "sweeps" / sweeps(folder)[-1])
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET).code == 0
@@ -135,7 +135,7 @@ def test_no_job_begins_when_one_of_them_is_wrong(run_here: Any, folder: Path):
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_no_job_begins_when_a_constructor_refuses_one(launcher: str, run_here: Any, folder: Path):
-    """What the user's model cannot be made with, on the meta device or, where it reads values, with memory."""
+    """Arguments that the user's model refuses, on the meta device or, if it reads values, with memory."""
     own = ("~model.module", "+model.module._target_=refusing.Net", "+model.module.units=4,-3", *QUIET)
     done = run_here("-m", *own, "seed=0,1", f"hydra/launcher={launcher}", code=2)
     assert done.out == ""
@@ -148,7 +148,7 @@ def test_no_job_begins_when_a_constructor_refuses_one(launcher: str, run_here: A
 
 @pytest.mark.slow
 def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, folder: Path):
-    """Its data are made when it begins."""
+    """The data are created when the job starts."""
     own = (
         "model=mlp",
         "~data",
@@ -167,7 +167,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
     shutil.rmtree(folder / "outputs")
 
     done = run_here("-m", "+data.batch_size=7", "seed=0,1,2", *own, code=2)
-    assert done.err.count("error: ") == 1  # what is wrong with all of them is said once
+    assert done.err.count("error: ") == 1  # an error of all jobs is printed once
     assert not (folder / "outputs").exists()
 
 

@@ -1,4 +1,4 @@
-"""Sweeps that a signal ends: no job is lost, and the same command goes on with what is missing."""
+"""Sweeps that a signal ends: no job is lost, and rerunning the command does what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from runner.distributed.signals import end
 
-if signal.getsignal(signal.SIGTERM) is end:  # in a job, which has no folder yet
+if signal.getsignal(signal.SIGTERM) is end:  # in a job that has no folder yet
     Path(f"late-{os.getpid()}").touch()
     deadline = time.monotonic() + 30
     while not Path("go").exists() and time.monotonic() < deadline:
@@ -108,7 +108,7 @@ os._exit(code)
                 os.killpg(leader.pid, signal.SIGKILL)
     out, err = ((folder / name).read_text() for name in streams)
     assert leader.returncode == 128 + number, err
-    assert " killed" in out and f"leader {128 + number} {not launcher}" in out  # who only waits needs no torch
+    assert " killed" in out and f"leader {128 + number} {not launcher}" in out  # it only waits, without torch
     (sweep,) = sweeps(folder)
     assert "KILLED" in statuses(sweep).values() and "RUNNING" not in statuses(sweep).values()
     (folder / "interrupted").touch()
@@ -120,7 +120,7 @@ os._exit(code)
 @pytest.mark.slow
 @pytest.mark.parametrize("taken_up", [False, True])
 def test_a_signal_that_comes_while_jobs_start_ends_them_too(folder: Path, run_here: Any, taken_up: bool):
-    """They have no lock yet by which the sweep would find them: each then sees by itself that it was stopped."""
+    """The sweep cannot find them by their locks yet, so each notices by itself that the sweep was stopped."""
     command = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUIET)
     if taken_up:
         assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1

@@ -145,7 +145,7 @@ def owned(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
-    """If a WrongConfig is raised within the context, remove the run's folder, provided it was empty before. Rank 0."""
+    """Remove the run's folder if a WrongConfig is raised within the context and it was empty before. Rank 0."""
     is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
     is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never the user's working directory
     try:

@@ -68,7 +68,7 @@ def sees(folder: Path, name: str) -> str:
 
 
 def is_told(folder: Path, name: str) -> bool:
-    return "INFO: waits for" in (folder / f"{name}.err").read_text()
+    return "INFO: waiting for" in (folder / f"{name}.err").read_text()
 
 
 def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tmp_path: Path, hold: Any):

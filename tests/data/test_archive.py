@@ -133,7 +133,7 @@ def test_the_wait_for_a_process_that_makes_no_progress_is_bounded(
     caplog.set_level(logging.INFO, "runner")
     process = begin(server, tmp_path)
     try:
-        with pytest.raises(
+        with pytest.raises(TimeoutError, match=r"path='.*': another process downloads there, and has made no progress for 0\.3"):
             TimeoutError, match=r"path='.*': another process downloads there, and has made no progress for 0\.3 s"
         ):
             fetch(server, tmp_path, patience=0.3)

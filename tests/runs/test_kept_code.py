@@ -83,11 +83,11 @@ def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
     before = [*sys.path]
     assert code_to_import(tmp_path / "run", again=True, is_own=True) == {}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("INFO: runner/time.py: not as when") and "is not used" in line
+    assert line.startswith("INFO: runner/time.py: changed since the run was made") and "is not used" in line
     (tmp_path / "kept_here.py").write_text("x = 2")
     for again, is_own_run in ((False, True), (True, False)):
         assert code_to_import(tmp_path / "run", again, is_own_run) == {}
-        assert "kept_here.py, runner/time.py: not as when" in capsys.readouterr().err
+        assert "kept_here.py, runner/time.py: changed since the run was made" in capsys.readouterr().err
     assert sys.path == before
     code = code_to_import(tmp_path / "run", again=True, is_own=True)
     assert importlib.import_module("kept_here").x == 2

@@ -8,9 +8,7 @@ where samples are left out).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
+from runner.dataloader import BatchStream
 from runner.epochs import catch_up, end_epoch, start_epoch
 from runner.evaluation import evaluate_now
 from runner.loss import rank_share
@@ -19,18 +17,17 @@ from runner.run import Run
 
 def fit(run: Run) -> None:
     """Train from the state's timestamp to `max_duration`. All ranks."""
-    state = run.state
+    state, stream = run.state, run.train_stream
+    assert stream is not None  # the Trainer has checked it
     state.unwrapped_model.train()
-    state.stream = run.train_stream
+    state.stream = stream
     run.clock.start()
     run.on.fit_start()
     catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
     while state.timestamp < state.max_duration and not state.stop_requested:
-        now = state.timestamp
-        if now.batch_in_epoch == 0:
+        if state.timestamp.batch_in_epoch == 0:
             start_epoch(run)
-        # The data is opened after EPOCH_START, where a callback or algorithm may still change how it is read.
-        if not train_epoch(run, run.train_stream.start(now.epoch, now.batch_in_epoch)):
+        if not train_epoch(run, stream):
             break  # in the middle of an epoch, which therefore has no end
         end_epoch(run)
     evaluate_now(run, [one for one in state.evaluators if one.is_owed(state)])
@@ -39,10 +36,12 @@ def fit(run: Run) -> None:
     run.end_where_interrupted()  # a signal that came after the last batch
 
 
-def train_epoch(run: Run, batches: Iterator[Any]) -> bool:
+def train_epoch(run: Run, stream: BatchStream) -> bool:
     """Train the rest of an epoch; return whether its end was reached."""
-    state, on, stream = run.state, run.on, run.train_stream
+    state, on = run.state, run.on
     limit, unit = state.max_duration.value, state.max_duration.unit
+    # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
+    batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
     while True:
         on.before_dataloader()
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from runner.addresses import without_credentials
-from runner.distributed.signals import RankFailed
+from runner.failures import RankFailed
 
 if TYPE_CHECKING:
     from runner.time import Timestamp

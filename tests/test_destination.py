@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from runner import ClassificationModel, Logger, LoggerDestination, Record, Timestamp, Trainer
+from runner.arguments import ordered_hooks
 from runner.data import TensorLoader
 
 
@@ -115,15 +116,11 @@ def test_a_destination_given_among_the_callbacks_is_one_all_the_same():
 
 @pytest.mark.parametrize(("all_ranks", "works"), [(False, False), (True, True)])
 def test_on_other_ranks_only_those_that_ask_for_it_work(monkeypatch, all_ranks: bool, works: bool):
-    from runner.arguments import set_hooks
-
     one = Everything()
     one.all_ranks = all_ranks
-    with make_trainer() as trainer:
-        monkeypatch.setenv("RANK", "1")
-        set_hooks(trainer.state, [], [], [one])
-        monkeypatch.delenv("RANK")
-    assert trainer.state.loggers == ((one,) if works else ())
+    monkeypatch.setenv("RANK", "1")
+    *_, loggers = ordered_hooks([], [], [one])
+    assert loggers == ((one,) if works else ())
 
 
 def test_a_destination_is_a_callback_and_hears_events_last():

@@ -90,7 +90,7 @@ class ActivationMonitor(Callback):
         if self._hooks:
             for hook in self._hooks:
                 hook.remove()
-            logger.hand_over(self._metrics)
+            logger.log_uncopied(self._metrics)
             self._hooks = []
             self._seen = set()
             self._metrics = {}

@@ -37,7 +37,7 @@ class LRMonitor(Callback):
         self._rates = {key: rate if type(rate) is float else _keep(rate) for key, rate in named}
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        logger.hand_over(self._rates)
+        logger.log_uncopied(self._rates)
 
 
 def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:

@@ -101,7 +101,7 @@ class MemoryMonitor(Callback):
         if compares or (logger.destinations and now >= self._next):
             self._next = now + SAMPLING
             metrics = {f"memory/{name}": value for name, value in self._read().items()}
-            logger.hand_over(metrics | _compare(metrics) if compares else metrics)
+            logger.log_uncopied(metrics | _compare(metrics) if compares else metrics)
 
     def post_close(self) -> None:
         if self._status is not None:

@@ -81,7 +81,7 @@ class OptimizerMonitor(Callback):
             return
         if self._changes:
             self._add_optimizer_metrics(state)
-        logger.hand_over(self._metrics)
+        logger.log_uncopied(self._metrics)
         self._metrics = {}
         self._changes = ()
 

@@ -100,7 +100,7 @@ class RuntimeEstimator(Callback):
 
     def _log(self, seconds: float, logger: Logger) -> None:
         self._logged = seconds / self._unit
-        logger.hand_over({"time/remaining_estimate": self._logged})
+        logger.log_uncopied({"time/remaining_estimate": self._logged})
 
     def _evaluations_left(self, state: State, batches: int) -> float:
         seconds = 0.0

@@ -91,7 +91,7 @@ class SpeedMonitor(Callback):
         if ended >= self._next:
             self._next = ended + SAMPLING
             self._logged = now.batch
-            logger.hand_over(self._rates() | self._times())
+            logger.log_uncopied(self._rates() | self._times())
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         queued = time.perf_counter()
@@ -105,7 +105,7 @@ class SpeedMonitor(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         if self._logged is not None:  # include what came after the last batch, such as an evaluation
             rates = {} if self._logged == state.timestamp.batch else self._rates()
-            logger.hand_over(rates | self._times())
+            logger.log_uncopied(rates | self._times())
         self._total = self._seconds_in_total()
         self._fit_started = None
 

@@ -11,11 +11,12 @@ from torch.nn.parameter import is_lazy
 
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import get_global_rank, pick_device
-from runner.engine import name_hooks, order_algorithms, overrides
+from runner.engine import overrides
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
+from runner.ordering import name_hooks, order_algorithms
 from runner.precision import Precision
 from runner.state import State
 from runner.time import Interval, Time, TimeUnit, exact_ratio

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from runner.event import Event
 from runner.failures import add_raiser
@@ -18,7 +16,6 @@ from runner.terminal import describe_time
 if TYPE_CHECKING:
     from runner.state import State
 
-H = TypeVar("H", bound=Hooks)
 
 # Where algorithms have done their part in one of these, weights are final: the others only hear that time has passed.
 _TOLD_LATER = (Event.EPOCH_END, Event.ITERATION_END)
@@ -184,83 +181,6 @@ def _owner(handler: Handler) -> Hooks:
         handler = handler.__wrapped__  # type: ignore[attr-defined]
     method = handler.func if isinstance(handler, partial) else handler
     return getattr(method, "__self__", Hooks())
-
-
-def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Return algorithms in the order in which they run: as given, except where they declare otherwise.
-
-    Raises:
-        ValueError: two of them conflict, or their declarations form a cycle; both are named.
-    """
-    for one, other in conflicts_among(algorithms):
-        raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
-    return sort_algorithms(algorithms)
-
-
-def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
-    """Return the pairs of classes that cannot be combined: which declares it, and which other is there."""
-    names = [type(one).__name__ for one in algorithms]
-    return [
-        (type(one).__name__, other)
-        for one in algorithms
-        for other in one.conflicts_with
-        if other in names and (other != type(one).__name__ or names.count(other) > 1)
-    ]
-
-
-def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Do what `order_algorithms` does, whether they conflict or not."""
-    names = [type(one).__name__ for one in algorithms]
-    before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
-    for index, one in enumerate(algorithms):
-        for other, name in enumerate(names):
-            if name in one.runs_before and other != index:
-                before[other].add(index)
-            if name in one.runs_after and other != index:
-                before[index].add(other)
-    try:
-        sorter = TopologicalSorter(before)
-        sorter.prepare()
-    except CycleError as error:
-        cycle = " -> ".join(names[index] for index in error.args[1])
-        raise ValueError(f"algorithms form a cycle in runs_before/runs_after: {cycle}") from None
-    ordered: list[int] = []
-    ready = list(sorter.get_ready())
-    while ready:
-        ready.sort()
-        ordered.append(ready.pop(0))
-        sorter.done(ordered[-1])
-        ready += sorter.get_ready()
-    return [algorithms[index] for index in ordered]
-
-
-def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
-    """Give each object without a `config_key` one: its class name in snake case, numbered when it is taken.
-
-    Raises:
-        ValueError: two objects bear the same key, or one object is given twice.
-    """
-    taken = {one.config_key for one in hooks if one.config_key}
-    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
-        name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
-        raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
-    for one in hooks:
-        if not one.config_key:
-            stem = snake_case(type(one).__name__)
-            numbered = (f"{stem}_{number}" for number in range(2, len(hooks) + 2))
-            one.config_key = next(key for key in (stem, *numbered) if key not in taken)
-            taken.add(one.config_key)
-    return tuple(hooks)
-
-
-# Names whose capitals do not start words.
-_WHOLE = re.compile("MLflow|MLPerf|NaN|NGram|WandB|TensorBoard|MixUp|CutMix|CutOut|ColOut|AugMix|BlurPool|ALiBi")
-
-
-def snake_case(name: str) -> str:
-    """Return the config name of a class: `SpeedMonitor` -> `speed_monitor`, `MLflowLogger` -> `mlflow_logger`."""
-    name = _WHOLE.sub(lambda match: match[0].capitalize(), name)
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 @contextmanager

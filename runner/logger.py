@@ -72,9 +72,9 @@ class Logger:
             if not hasattr(metrics, "items"):
                 raise TypeError(f"metrics={metrics!r}: must be a dict of numbers by key, such as {{'my/key': 0.5}}")
             kept = {key: value if type(value) is float else _keep(key, value) for key, value in metrics.items()}
-            self.hand_over(kept, step)
+            self.log_uncopied(kept, step)
 
-    def hand_over(self, metrics: dict[str, Any], step: int | None = None) -> None:
+    def log_uncopied(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log metrics without a copy: floats and zero-dimensional tensors that nobody changes any more.
 
         Args:

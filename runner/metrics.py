@@ -65,7 +65,7 @@ class TrainerLog(Callback):
             metrics["time/token"] = float(now.token)
         for name, value in state.loss_parts.items():
             metrics[f"loss/train/{name}"] = value
-        logger.hand_over(metrics)
+        logger.log_uncopied(metrics)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""

@@ -18,7 +18,7 @@ from runner.destination import LoggerDestination
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.signals import Interrupt
-from runner.engine import Engine, name_hooks
+from runner.engine import Engine
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.hooks import Algorithm, Callback
@@ -26,6 +26,7 @@ from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
+from runner.ordering import name_hooks
 from runner.precision import Precision
 from runner.randomness import restore_determinism, set_determinism
 from runner.run import Run

@@ -199,7 +199,7 @@ class Delivery:
             if sent.run_id != run.info.run_id:  # newly created, or created again after it was removed
                 sent = Sent(target["tracking_uri"], run.info.run_id)
                 write_sent(self._folder, sent)
-            renamed = partial(self._tell, "renamed")
+            renamed = partial(self._report_text, "renamed")
             self._sent = sent
             self._sink = RunSink(client, run, self._refuse, renamed, self._run_dir)
             self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "lines": sent.lines})
@@ -284,9 +284,9 @@ class Delivery:
             del self._monitor.samples[: len(taken)]
 
     def _refuse(self, text: str) -> None:
-        self._tell("refused", text)
+        self._report_text("refused", text)
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _report_text(self, kind: str, text: str) -> None:
         text = without_those_of(self._target["tracking_uri"], text)
         print(text, file=sys.stderr, flush=True)
         self._report({kind: text})

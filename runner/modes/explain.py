@@ -105,8 +105,9 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
     """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
-    from runner.engine import Engine, conflicts_among, sort_algorithms
+    from runner.engine import Engine
     from runner.modes.dry_run import make_idle_trainer
+    from runner.ordering import conflicts_among, sort_algorithms
 
     parts = build.make_parts(config)
     for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from runner import Algorithm, ClassificationModel, LanguageModel, Model, Trainer, algorithms, replace_modules
 from runner.data import TensorLoader
-from runner.engine import snake_case
 from runner.models import GPT, ResNet8
+from runner.ordering import snake_case
 
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__}
 """All algorithms: config name and class."""

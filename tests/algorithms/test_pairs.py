@@ -19,8 +19,9 @@ from torch import Tensor
 from runner import Algorithm, Callback, Trainer, save_checkpoint
 from runner.algorithms._batch import AUGMENTATIONS
 from runner.algorithms._surgery import LAYER_SURGERY
-from runner.engine import order_algorithms, overrides, snake_case, sort_algorithms
+from runner.engine import overrides
 from runner.event import Event
+from runner.ordering import order_algorithms, snake_case, sort_algorithms
 
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.append(here)

@@ -13,7 +13,7 @@ import pytest
 import stores
 
 from runner.callbacks import __all__ as SHIPPED
-from runner.engine import snake_case
+from runner.ordering import snake_case
 
 BUILT_IN = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}
 OTHERS = sorted({snake_case(name) for name in SHIPPED} - BUILT_IN - {"load_checkpoint"})  # which needs another run

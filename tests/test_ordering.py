@@ -9,7 +9,7 @@ import pytest
 from engine_runs import make_trainer
 
 from runner import Algorithm
-from runner.engine import order_algorithms
+from runner.ordering import order_algorithms
 
 
 def algorithm(name: str, **declared: Any) -> Algorithm:

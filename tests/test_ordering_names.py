@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_runs import A, C, Hears, L, make_trainer
 
-from runner.engine import name_hooks, snake_case
 from runner.hooks import Hooks
+from runner.ordering import name_hooks, snake_case
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is refused of hooks: what could not be called, and what never would be."""
+"""Checks of hooks: methods that cannot be called as a run calls them, and methods that never would be called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 
 
 def check_hooks(one: Hooks) -> None:
-    """Raise where an object's method cannot be called with what a run gives it, or would never be called.
+    """Raise if a method of an object cannot be called as a run calls it, or never would be called.
 
     Raises:
-        TypeError: it takes other arguments, is no method, bears a name of another library, or there is nothing of the
-            object to call; the message says what to define.
+        TypeError: a method takes other arguments, is not callable or has the name that another library uses, or the
+            object has no method that a run would call; the message says what to define.
     """
     own = {
         name: [*inspect.signature(method).parameters][1:]
@@ -26,7 +26,7 @@ def check_hooks(one: Hooks) -> None:
         if inspect.isfunction(method) and (getattr(type(one), name) is not method or name in vars(one))
     }
     for name, given in own.items():
-        check_call(one, name, given, ", or give what is no hook another name")
+        check_call(one, name, given, ", or rename it if it is not a hook")
     kind = type(one)
     if len(own.keys() & {"match", "apply"}) == 1:
         raise TypeError(
@@ -37,9 +37,9 @@ def check_hooks(one: Hooks) -> None:
         if name in HOOKS_HERE and (here := HOOKS_HERE[name]) not in own:
             define = f"{here}({', '.join(inspect.signature(getattr(Hooks, here)).parameters)})"
             raise TypeError(
-                f"{kind.__name__}.{name} would never be called: define {define}, or give what is no hook another name"
+                f"{kind.__name__}.{name} would never be called: define {define}, or rename it if it is not a hook"
             )
-    # Without events there is no state. A base itself stands for nothing on purpose.
+    # An object without events has no state to save. The bases themselves may be used as objects that do nothing.
     if not own.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
         raise TypeError(
             f"{kind.__name__} would never be called: it has no method named after an event, such as "
@@ -48,22 +48,23 @@ def check_hooks(one: Hooks) -> None:
 
 
 def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
-    """Raise where a method of an object cannot be called with some arguments.
+    """Raise if a method of an object cannot be called with the given arguments.
 
     Args:
         one: the object.
-        name: of its method.
-        given: names of the arguments, which are given by position.
-        remedy: what else one can do about it, for the message.
+        name: name of the method.
+        given: names of the arguments, which are passed by position.
+        remedy: another remedy, added to the message.
 
     Raises:
-        TypeError: it takes other arguments, is no method, or a generator; the message says what to define.
+        TypeError: the method takes other arguments, is not callable, or is a generator or coroutine function; the
+            message says what to define.
     """
     method = getattr(one, name)
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
         raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield and async")
     try:
-        # As it is, not as what a decorator wraps: that may bear other arguments.
+        # The method itself, not the function that a decorator wraps, which may take other arguments.
         inspect.signature(method, follow_wrapped=False).bind(*given)
     except ValueError:
         return  # built in C, without a signature

@@ -20,12 +20,12 @@ Handler = Callable[["State", "Logger"], Any]
 
 
 class Hooks:
-    """One no-op method per event; override those that you want, the rest cost nothing.
+    """One no-op method per event: override the ones you need, the others cost nothing.
 
-    Hooks run on all ranks. Whoever reads a value from the device or writes a file does it at an interval, and on
-    rank 0 where one copy is enough. A public method `(self, state, logger)` whose name is close to an event's without
-    being one is refused when the class is made, so that a misspelt hook cannot be silently ignored; a hook
-    that takes other arguments is refused when the Trainer is made. A subclass need not call `super().__init__()`.
+    Hooks run on all ranks. A hook that reads a value from the device or writes a file should do so at an interval, and
+    on rank 0 alone if one copy is enough. A public method `(self, state, logger)` whose name is almost that of an event
+    is refused when the class is defined, so that a misspelt hook is never silently ignored; a hook that takes other
+    arguments is refused when the Trainer is made. Subclasses need not call `super().__init__()`.
     """
 
     config_key: str = ""
@@ -44,10 +44,10 @@ class Hooks:
                 continue
             near = [name[3:]] if foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
             if near:
-                remedy = "bears another name" if foreign else "takes other arguments"
+                remedy = "give it another name" if foreign else "give it other arguments"
                 raise TypeError(
-                    f"{cls.__name__}.{name}({', '.join(given)}) is no event and would never be called; "
-                    f"did you mean {near[0]!r}? A method that is meant to be no hook {remedy}."
+                    f"{cls.__name__}.{name}({', '.join(given)}) would never be called: unknown event {name!r}; "
+                    f"did you mean {near[0]!r}? If it is not a hook, {remedy}."
                 )
         for alias, name in ALIASES.items():
             methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
@@ -80,21 +80,21 @@ class Hooks:
         """Act at an event that `match` chose; what it returns is not looked at."""
 
     def close(self, state: State, logger: Logger) -> None:
-        """Finish, after a run or after its failure (`state.error`). Called once for all, even when others fail."""
+        """Finish after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
 
     def post_close(self) -> None:
-        """Release what `close` of others may still have needed."""
+        """Release what other hooks may still need in their `close`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
 
-        After an error within a batch the run may be resumed from before that batch: what a hook changes between
-        BATCH_START and AFTER_TRAIN_BATCH must bear being done again.
+        After an error within a batch, the run may be resumed from before that batch: what a hook does between
+        BATCH_START and AFTER_TRAIN_BATCH must be safe to repeat.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
 
     def init(self, state: State, logger: Logger) -> None:
         """INIT: the model is on its device; optimizers given as factories do not exist yet. Change the model here."""
@@ -226,8 +226,8 @@ class Callback(Hooks):
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         """Return what an engine is to call in place of a callback's, algorithm's or destination's handler.
 
-        For what measures others: each callback is asked once per handler, when an engine is made, so it costs nothing
-        where nobody wraps. A wrapper bears `functools.wraps(handler)`. Default: the handler itself.
+        For callbacks that measure others. Each callback is asked once per handler, when an engine is made, so a run
+        without wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
         """
         return handler
 

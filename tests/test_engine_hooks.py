@@ -49,7 +49,7 @@ def test_a_method_that_cannot_be_called_is_refused_when_the_trainer_is_made(kind
         make_trainer(**{kind: [mine()]})
     define = f"{hook}(self, {given})" if given else f"{hook}(self)"
     assert str(raised.value) == (
-        f"Mine.{hook} cannot be called as {hook}({given}): define {define}, or give what is no hook another name"
+        f"Mine.{hook} cannot be called as {hook}({given}): define {define}, or rename it if it is not a hook"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_hook_of_another_library_is_refused_with_the_name_that_it_has_here(the
     mine = type("Mine", (Callback,), dict.fromkeys((theirs, *others), hook))
     with pytest.raises(TypeError) as raised:
         make_trainer(callbacks=[mine()])
-    remedy = f"define {ours}, or give what is no hook another name"
+    remedy = f"define {ours}, or rename it if it is not a hook"
     assert str(raised.value) == f"Mine.{theirs} would never be called: {remedy}"
 
 
@@ -249,5 +249,5 @@ def test_on_the_command_line_it_is_one_message(run_here: Any, tmp_path: Path):
     ended = run_here("model=mlp", "~callbacks.mlflow_logger", "+callbacks.mine._target_=own.Mine", code=2)
     assert ended.err == (
         "error: Mine.close cannot be called as close(state, logger): "
-        "define close(self, state, logger), or give what is no hook another name\n"
+        "define close(self, state, logger), or rename it if it is not a hook\n"
     )

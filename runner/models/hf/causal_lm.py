@@ -145,7 +145,8 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
     config = json.loads((checkpoint / CONFIG).read_text()) if (checkpoint / CONFIG).is_file() else {}
     options = dict(config.get("model", {}).get("module") or {})
     if options.pop("_target_", None) != f"{HFCausalLM.__module__}.{HFCausalLM.__name__}":
-        raise ValueError(f"run={str(run)!r}: its model is not model=hf_causal_lm, so that transformers has no such one")
+        reason = "its model is not model=hf_causal_lm, so there is nothing that transformers could load"
+        raise ValueError(f"run={str(run)!r}: {reason}")
     model = HFCausalLM(**{**options, "pretrained": False})
     own = model.state_dict()
     weights = {key.removeprefix("module."): one for key, one in read_file(checkpoint, "model.pt").items()}

@@ -132,7 +132,7 @@ def check_attention(attention: str | None) -> None:
     known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if attention is not None and attention not in known and "/" not in attention:  # a kernel of the Hub has an owner
         near = difflib.get_close_matches(attention, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"attention={attention!r}: transformers has no such one; did you mean {near!r}?")
+        raise ValueError(f"attention={attention!r}: unknown attention implementation; did you mean {near!r}?")
 
 
 def load_network(config: Any, name: str, pretrained: bool, attention: str | None, revision: str | None) -> Any:

@@ -192,7 +192,7 @@ def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
         ("gpt2", {"overrides": {"n_layer": "two"}}, "overrides=.* refuses them: .*expected int"),
         ("gpt2", {"overrides": {"n_layer": 3}}, "12 of the model's weights are not there .* pretrained=false"),
         ("gpt2", {"overrides": {"n_embd": 64}}, "28 of the model's weights are not there or of another shape"),
-        ("gpt2", {"attention": "spda"}, "attention='spda': transformers has no such one; did you mean 'sdpa'"),
+        ("gpt2", {"attention": "spda"}, "attention='spda': unknown attention implementation; did you mean 'sdpa'"),
         ("bloom", {"attention": "sdpa", "pretrained": False}, "attention='sdpa': not with '.*bloom' here"),
         ("gpt2", {"context": 129}, "context=129: '.*gpt2' has 128 positions"),
         ("gpt2", {"context": 0}, "context=0 must be at least 1"),

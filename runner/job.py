@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,10 +217,5 @@ def run(job: Job) -> float | None:
         if mode.on_all_ranks:
             stack.enter_context(ended_by_signals(build.make_launch(job.config).grace))
         if mode.folder == "temporary":
-            stack.callback(_remove_if_empty, Path(job.run_dir))
+            stack.callback(run_folder.remove_temporary, Path(job.run_dir))
         return mode.run(job)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()

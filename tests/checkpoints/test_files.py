@@ -112,7 +112,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path):
     (tmp_path / "results" / "table.csv").write_text("1")
     (tmp_path / "notes").write_text("2")
     for name in ("results", "notes"):
-        with pytest.raises(FileExistsError, match="no checkpoint"):
+        with pytest.raises(FileExistsError, match="is not a checkpoint"):
             write_checkpoint(snapshot(), tmp_path / name)
     assert names(tmp_path) == {"results", "notes"} and (tmp_path / "results" / "table.csv").read_text() == "1"
 

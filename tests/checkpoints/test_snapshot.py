@@ -332,9 +332,9 @@ def test_weights_alone_cannot_be_resumed(checkpoint: Path):
 
 
 def test_other_optimizers_and_schedulers_are_refused(checkpoint: Path):
-    with pytest.raises(ValueError, match="has 1 optimizers, this run 0"):
+    with pytest.raises(ValueError, match="has 1 optimizers, this run has 0"):
         make_trainer(optimizers=None, resume_path=checkpoint)
-    with pytest.raises(ValueError, match="has 1 schedulers, this run 0"):
+    with pytest.raises(ValueError, match="has 1 schedulers, this run has 0"):
         make_trainer(schedulers=None, resume_path=checkpoint)
     with pytest.raises(ValueError, match="parameter group"):
         make_trainer(

@@ -196,7 +196,7 @@ def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
     waiting, gave_up = caplog.messages
     assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"
     assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not kept there: ")
-    assert "for 0.2 s nothing" in gave_up
+    assert "has made no progress for 0.2 s" in gave_up
     assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
 
 

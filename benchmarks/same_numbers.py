@@ -21,7 +21,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-WATCH = ("~callbacks.mlflow_logger", "~callbacks.learning_curves", "+callbacks=[state_digest,json_lines_logger]")
+WATCH = (
+    *("~callbacks.mlflow_logger", "~callbacks.learning_curves", "+callbacks=[state_digest,json_lines_logger]"),
+    "callbacks.state_digest.interval=1ba",
+)
 CASES: dict[str, list[tuple[str, ...]]] = {
     "default": [("trainer.max_duration=3ep",)],
     "digits_fast": [("experiment=digits_fast", "trainer.max_duration=4ep")],
@@ -48,21 +51,21 @@ def train(tree: Path, folder: Path, commands: list[tuple[str, ...]]) -> Path:
     return folder / "run"
 
 
-def lines_of(run: Path, name: str) -> list[Any]:
-    """Return the lines of a run's JSON lines file, without times."""
-    lines = []
-    for path in sorted(run.rglob(name)):
-        for line in path.read_text().splitlines():
-            kept = {key: value for key, value in json.loads(line).items() if not TIMED.search(key)}
-            lines.append(without_times(kept))
-    return lines
+def digests_of(run: Path) -> list[Any]:
+    """Return the digests of each batch."""
+    return [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
 
 
-def without_times(value: Any) -> Any:
-    """Return a value of JSON without the entries that are measured."""
-    if isinstance(value, dict):
-        return {key: without_times(one) for key, one in value.items() if not TIMED.search(key)}
-    return value
+def points_of(run: Path) -> list[tuple[int, str, float]]:
+    """Return each metric that is no time, as (batch, key, value): one line of the file holds several, or parts of one."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return sorted(
+        (line["step"], key, value)
+        for line in lines
+        if "metrics" in line
+        for key, value in line["metrics"].items()
+        if not TIMED.search(key)
+    )
 
 
 def differences(before: Path, after: Path) -> list[str]:
@@ -71,11 +74,11 @@ def differences(before: Path, after: Path) -> list[str]:
     last = [torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in (before, after)]
     if last[0].keys() != last[1].keys() or not all(torch.equal(last[0][key], last[1][key]) for key in last[0]):
         found.append("weights")
-    for name in ("digests.jsonl", "metrics.jsonl"):
-        lines = [lines_of(run, name) for run in (before, after)]
-        if not lines[0]:
-            found.append(f"{name} is empty")
-        elif lines[0] != lines[1]:
+    for name, read in (("digests", digests_of), ("metrics", points_of)):
+        values = [read(run) for run in (before, after)]
+        if not values[0]:
+            found.append(f"no {name}")
+        elif values[0] != values[1]:
             found.append(name)
     return found
 

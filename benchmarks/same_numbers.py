@@ -57,7 +57,7 @@ def digests_of(run: Path) -> list[Any]:
 
 
 def points_of(run: Path) -> list[tuple[int, str, float]]:
-    """Return each metric that is no time, as (batch, key, value): one line of the file holds several, or parts of one."""
+    """Return each metric that is not a time, as (batch, key, value)."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return sorted(
         (line["step"], key, value)

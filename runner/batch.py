@@ -1,6 +1,6 @@
-"""What can be done with a batch, whatever its nesting: move, count, split. Nothing is copied where a view will do.
+"""Operations on batches of any nesting: move, count, split. Tensors are sliced into views where possible, not copied.
 
-Samples are stacked, along dimension 0 of tensors, or each stands alone in a list, as those of different sizes do.
+Samples are either stacked along dimension 0 of tensors, or separate items of a list if their sizes differ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], lists: Callable[[
     """Return a batch of the same nesting with `function` applied to its tensors.
 
     Args:
-        batch: any nesting.
-        function: is given each tensor.
-        lists: is given each tuple and list, and returns what replaces it; None: what is in it is mapped.
+        batch: a batch of any nesting.
+        function: called with each tensor; returns its replacement.
+        lists: called with each tuple and list; returns its replacement, or None to map its items instead.
 
     Raises:
-        TypeError: something in it is neither a tensor, tuple, list nor mapping, nor a plain value.
+        TypeError: the batch contains something other than tensors, tuples, lists, mappings and plain values.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -39,7 +39,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], lists: Callable[[
             return replaced
         return type(batch)(map_tensors(value, function, lists) for value in batch)
     if isinstance(batch, numpy.generic):
-        return batch.item()  # numpy's float64 is a float too, but could be read from a checkpoint by unpickling only
+        return batch.item()  # numpy's float64 is also a float, but a checkpoint could only store it by pickling
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
         return batch
     raise UnsupportedType(
@@ -65,14 +65,14 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     """Return the number of samples: the size of dimension 0 of a batch's first tensor, or the length of its lists.
 
     Args:
-        batch: any nesting. Where each of its parts is a list of alike things, those are the samples.
-        strict: whether a batch that can be read in two ways is refused, too.
+        batch: a batch of any nesting. If each of its parts is a list of similar items, the items are the samples.
+        strict: whether to refuse an ambiguous batch as well.
 
     Raises:
-        TypeError: there is no tensor with a dimension, or it cannot be told what a sample is.
+        TypeError: the batch contains no tensor with a dimension, or it is ambiguous what a sample is.
     """
     if not strict and (first := next((one for one in _columns(batch) if isinstance(one, Tensor)), None)) is not None:
-        return first.shape[0]  # asked of each batch, most of which are tensors
+        return first.shape[0]  # the fast path: this runs for every batch, and most batches hold tensors
     columns = [*_columns(batch)]
     stacked = [len(one) for one in columns if isinstance(one, Tensor)]
     lists = [one for one in columns if not isinstance(one, Tensor)]
@@ -82,7 +82,7 @@ def count_samples(batch: Any, strict: bool = False) -> int:
         count = stacked[0]
     elif readings:
         counts = set.intersection(*readings)
-        counts = counts & {len(one) for one in lists if not _readings(one)} or counts  # names or numbers of samples
+        counts = counts & {len(one) for one in lists if not _readings(one)} or counts  # lists of texts or numbers
         count = min(counts) if len(counts) == 1 else len(lists[0])
     else:
         raise TypeError(
@@ -99,9 +99,10 @@ def count_samples(batch: Any, strict: bool = False) -> int:
 
 
 def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
-    """Yield the parts of a batch that may count samples: tensors with a dimension, and lists of alike things.
+    """Yield the parts of a batch whose length may be the number of samples: tensors, and lists of similar items.
 
-    Tensors right in a tuple or list that is itself the batch are its columns, as torch's own collation makes them.
+    Zero-dimensional tensors are left out. If the batch itself is a tuple or list that starts with a tensor, its items
+    are columns, as torch's default collation returns them.
     """
     if isinstance(batch, Tensor):
         if batch.ndim:
@@ -119,7 +120,7 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
 
 
 def _are_alike(batch: Any) -> bool:
-    """Whether a batch is a tuple or list of things of one kind."""
+    """Return whether a batch is a tuple or list of items of one kind."""
     return isinstance(batch, tuple | list) and len({_kind(one) for one in batch} - {_EMPTY}) == 1
 
 
@@ -127,7 +128,7 @@ _EMPTY: tuple[Any, ...] = ("list",)
 
 
 def _kind(item: Any) -> Any:
-    """Return what two samples have in common, whatever their sizes."""
+    """Return a key that is equal for items of the same structure, whatever their sizes."""
     if isinstance(item, Tensor):
         return item.ndim, item.dtype
     if isinstance(item, Mapping):
@@ -138,7 +139,7 @@ def _kind(item: Any) -> Any:
 
 
 def _readings(items: Sequence[Any]) -> set[int]:
-    """Return how many samples a list of alike things may hold; nothing where there is no tensor in it."""
+    """Return the possible numbers of samples in a list of similar items; empty if it contains no tensor."""
     sizes = {len(one) for one in tensors(items) if one.ndim}
     if not sizes and not any(True for _ in tensors(items)):
         return set()
@@ -147,19 +148,22 @@ def _readings(items: Sequence[Any]) -> set[int]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch on a device; pinned tensors are copied without waiting."""
+    """Return a batch on a device; pinned tensors are copied asynchronously."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def split(batch: Any, num_samples: int, parts: int | None = None, size: int | None = None) -> list[tuple[int, Any]]:
-    """Return microbatches as (index of the first sample, views of the batch), the whole batch itself if it is one.
+    """Return microbatches as pairs (index of the first sample, view of the batch); a single one is the batch itself.
 
     Args:
-        batch: tensors whose dimension 0 is `num_samples`, and lists of as many samples or texts; zero-dimensional
-            tensors and plain values go to every part.
-        num_samples: samples in the batch.
-        parts: number of microbatches; sizes differ by at most one, and there are no empty ones.
-        size: samples per microbatch, in place of `parts`; the last may be smaller.
+        batch: a batch of tensors whose dimension 0 is `num_samples`, and of lists of as many samples or texts.
+            Zero-dimensional tensors and plain values go to every microbatch.
+        num_samples: the number of samples in the batch.
+        parts: the number of microbatches, fewer if there are fewer samples. Sizes differ by at most one.
+        size: samples per microbatch, in place of `parts`; the last microbatch may be smaller.
+
+    Raises:
+        ValueError: a tensor of the batch has a different size in dimension 0.
     """
     if size is not None:
         bounds = [*range(0, num_samples, size), num_samples]
@@ -191,14 +195,14 @@ def map_samples(
     """Return a batch of the same nesting with `function` applied to its tensors, and `pick` to its lists of samples.
 
     Args:
-        batch: any nesting.
-        num_samples: samples in it.
-        function: is given each tensor that is in none of the lists.
-        pick: is given each tuple or list of `num_samples` samples, or of as many texts.
+        batch: a batch of any nesting.
+        num_samples: the number of samples in the batch.
+        function: called with each tensor outside of these lists.
+        pick: called with each tuple or list of `num_samples` samples, or of as many texts.
     """
     columns = [*_columns(batch)]
     lists = [one for one in columns if not isinstance(one, Tensor) and len(one) == num_samples]
-    # Where a list is as long as its tensors are, the rest of the batch tells which of the two counts.
+    # If a list is as long as the tensors in it, only the rest of the batch tells whether its items are samples.
     apart = [one for one in lists if {len(tensor) for tensor in tensors(one) if tensor.ndim} != {num_samples}]
     is_stacked = any(isinstance(one, Tensor) for one in columns)
     chosen = {id(one) for one in (apart if is_stacked else lists if any(map(_readings, apart)) else apart)}

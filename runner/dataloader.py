@@ -1,4 +1,4 @@
-"""One view of any dataloader: started at any batch of any epoch, on the device, with the counts of all ranks."""
+"""A uniform view of any dataloader: starts at any batch of any epoch, moves batches to the device, counts samples."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ from runner.randomness import ForwardStream, stream_seed
 
 
 class BatchStream:
-    """Reads a dataloader.
+    """Reads batches from a dataloader.
 
-    A loader of this project has `order` (a `SampleOrder`) and `seek`: it starts at any batch without reading those
-    before it, and knows how many samples each rank has. Anything else that yields batches works too: its sampler's
-    `set_epoch` is called, batches before the start are read and dropped, and with many ranks it must shard itself
-    (`DistributedSampler`), into shares of equal size. What it, or the transform of a loader of this project, draws from
-    torch's generators while a batch is read depends on the seed, the epoch and the batch alone; but not in persistent
-    workers of a plain DataLoader, which keep generators of their own from one epoch to the next.
+    This project's loaders have `order` (a `SampleOrder`) and `seek`: they start at any batch without reading the
+    earlier ones, and know how many samples each rank has. Any other iterable of batches works too. Its sampler's
+    `set_epoch` is called, batches before the start are read and dropped, and with several ranks it must shard itself
+    into shares of equal size (`DistributedSampler`).
+
+    Random numbers that such an iterable, or the transform of a loader of this project, draws from torch's generators
+    while reading a batch depend only on the seed, the epoch and the batch. Persistent workers of a plain DataLoader are
+    the exception: they keep their own generators from one epoch to the next.
 
     Args:
-        loader: yields this rank's batches.
-        device: where batches are wanted.
-        precision: what floating tensors are cast to.
-        num_samples: counts the samples of a batch; the default, `Model.num_samples`, must be sure of the first one.
+        loader: the dataloader, which yields this rank's batches.
+        device: the device to which batches are moved.
+        precision: the precision, which says to what dtype floating-point tensors are cast.
+        num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the first
+            batch must be unambiguous.
         label: 'train', an evaluator's label, or 'predict'.
-        name: what the user calls it, for messages.
-        seed: of what is drawn while batches are read, equal on all ranks, as samplers may need it to be.
+        name: the user's name for the loader, for messages.
+        seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
 
     Raises:
-        TypeError: it cannot be iterated.
-        ValueError: it is empty, or it would give every rank the same samples.
+        TypeError: the loader is not iterable.
+        ValueError: the loader is empty, would give every rank the same samples, or would repeat samples in an
+            evaluation.
     """
 
     def __init__(
@@ -69,8 +73,8 @@ class BatchStream:
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
         own = self._count_first if is_default else self._count
         self.counts: Callable[[int, Any], tuple[int, int]] = own if order is None else order.counts
-        """Returns how many samples of a batch this rank has, and how many all ranks have, given the batch's index in
-        its epoch and the batch, which stands in for an empty share where this rank has 0 samples."""
+        """Returns the number of samples on this rank and on all ranks, given a batch's index in its epoch and the
+        batch. If this rank has 0 samples, the batch only stands in for an empty share."""
         self._cast = precision.cast if precision.weight_dtype is not None else None
         self._seed = seed
         self._draws = order is None or getattr(loader, "transform", None) is not None
@@ -79,14 +83,14 @@ class BatchStream:
             loader.to(device)  # type: ignore[attr-defined]
 
     def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
-        """Return an iterator over the batches of an epoch from a given one on, on the device."""
+        """Return an iterator over the batches of an epoch, starting at a given batch, on the device."""
         loader: Any = self.loader
         read = 0
         if hasattr(loader, "seek"):
             loader.seek(epoch, batch)
             read = batch
         elif hasattr(loader, "__next__") and self._started:
-            read = batch  # an iterator stands where it was left
+            read = batch  # an iterator continues where it stopped
         else:
             candidates = [_sampler(loader), getattr(loader, "batch_sampler", None), loader]
             shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
@@ -100,7 +104,7 @@ class BatchStream:
         return batches if self._cast is None else map(self._cast, batches)
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
-        """Yield batches from a given one on, each read with torch's generators seeded for it."""
+        """Yield batches, starting at a given one, with torch's generators seeded before each is read."""
         for one in (self.loader, _sampler(self.loader)):
             if isinstance(generator := getattr(one, "generator", None), torch.Generator):
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))
@@ -116,7 +120,7 @@ class BatchStream:
 
     def _count_first(self, index: int, batch: Any) -> tuple[int, int]:
         count_samples(batch, strict=True)
-        self.counts = self._count  # later batches are read alike, also where one happens to fit another reading
+        self.counts = self._count  # later batches are counted in the same way, even if one is ambiguous
         return self._count(index, batch)
 
     def _count(self, index: int, batch: Any) -> tuple[int, int]:
@@ -125,14 +129,18 @@ class BatchStream:
 
 
 def _sampler(loader: Any) -> Any:
-    """Return what says which samples a torch DataLoader reads, None where that is not known."""
-    # With a batch_sampler, torch makes up a loader.sampler that nobody asks.
+    """Return the sampler that decides which samples a torch DataLoader reads; None if unknown."""
+    # Given a batch_sampler, torch sets loader.sampler to a default that it never uses.
     batch_sampler = getattr(loader, "batch_sampler", None)
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
 def refuse_unsharded(loader: Any, name: str, world_size: int) -> None:
-    """Raise where a plain torch DataLoader would give all ranks the same samples, or pad an evaluation with copies."""
+    """Refuse a plain torch DataLoader that gives all ranks the same samples, or pads an evaluation with copies.
+
+    Raises:
+        ValueError: the loader has no sharding sampler, or its DistributedSampler would repeat samples in an evaluation.
+    """
     if hasattr(loader, "order") or world_size == 1 or not isinstance(loader, torch.utils.data.DataLoader):
         return
     remedy = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"

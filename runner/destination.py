@@ -1,4 +1,4 @@
-"""Where logged values go. Imports no torch, so that a destination can start its helpers before torch is imported."""
+"""Logger destinations. Imports no torch, so that a destination can start its helpers before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from runner.time import Timestamp
 
 
 class Record(NamedTuple):
-    """Metrics that were logged together: read back, all values are floats."""
+    """Metrics that were logged together; once read back from the device, all values are floats."""
 
     metrics: dict[str, Any]
     step: int
-    """Batches trained before it was logged, counting the batch that it describes."""
+    """Batches trained when the record was logged, including the batch that it describes."""
     timestamp: Timestamp
     wall_time: float
-    """Seconds since 1970."""
+    """Seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """What came of a sweep.
+    """The results of a sweep.
 
     Attributes:
-        folder: the sweep's.
-        sweep: its id, which its jobs have as the tag `runner.sweep`.
-        name: made of what is swept.
+        folder: the sweep's folder.
+        sweep: the sweep's id, which its jobs carry as the tag `runner.sweep`.
+        name: the sweep's name, built from the keys that are swept.
         status: RUNNING before the first job, then FINISHED, FAILED, or KILLED by a signal.
-        tables: columns and rows by name: the jobs, best first, and means where only the seed differs.
-        best: what is to be known of the best job, by name.
-        metrics: of the sweep as a whole, by key.
-        files: tables and pictures, in the sweep's folder.
+        tables: columns and rows by table name: the jobs, best first, and means over jobs that differ only in the seed.
+        best: facts about the best job, by name.
+        metrics: metrics of the sweep as a whole, by key.
+        files: tables and plots in the sweep's folder.
     """
 
     folder: Path
@@ -48,63 +48,63 @@ class SweepSummary:
 
 
 class LoggerDestination(Callback):
-    """Where logged values go: a callback with these methods, all of them optional.
+    """Base of the callbacks that receive logged values; every method is optional.
 
-    Metrics arrive from a background thread, in order, as Python floats; everything else arrives on the thread that
-    logs. Destinations work on rank 0 only, unless `all_ranks` is true.
+    Metrics arrive on a background thread, in order, as Python floats. Everything else arrives on the thread that logs
+    it. Destinations are active on rank 0 only, unless `all_ranks` is true.
     """
 
     all_ranks: bool = False
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Take the run's parameters: a nested mapping of plain values."""
+        """Record the run's hyperparameters: a nested mapping of plain values."""
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        """Take names under which the run is found again."""
+        """Record tags by which the run can be found later."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take metrics of one step, as floats."""
+        """Record the metrics of one step, as floats."""
 
     def log_records(self, records: Sequence[Record]) -> None:
-        """Take many records at once; override it in place of `log_metrics` to have timestamps, or to write in bulk."""
+        """Record many records at once; override this instead of `log_metrics` to get timestamps or write in bulk."""
         for record in records:
             self.log_metrics(record.metrics, record.step)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        """Take a table of plain values."""
+        """Record a table of plain values."""
 
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
-        """Take images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
+        """Record images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
 
     def log_sweep(self, summary: SweepSummary) -> None:
-        """Take what is known of a sweep, in the process that leads it: before its first job, and when it has ended."""
+        """Record a sweep's summary, in the process that leads it: before its first job, and when it has ended."""
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
-        """Return the folder of a run by its id here; None where there is no such run, or where runs have no ids.
+        """Return the folder of the run with an id in this destination; None if it has no such run, or no ids.
 
         Args:
-            run_id: as the destination shows it.
-            downloads: an empty folder, to be filled with the run's record and returned when the run's own folder is not
-                on this machine any more; None: only its own folder will do.
+            run_id: the id as the destination displays it.
+            downloads: an empty folder. If the run's own folder is no longer on this machine, the destination downloads
+                the run's record into this folder and returns it. None: only the run's own folder will do.
 
         Raises:
-            ValueError: the run is known, but what is asked of it cannot be had.
+            ValueError: the run exists, but neither its folder nor the requested download is available.
         """
         return None
 
     def sync(self, run_dir: Path | None) -> bool | None:
-        """Send what earlier runs left unsent, and print how it went for each.
+        """Send what earlier runs could not send, and print the outcome for each run.
 
         Args:
-            run_dir: of one run; None: of all that this destination knows of.
+            run_dir: the folder of one run; None: all runs that this destination knows of.
 
         Returns:
-            Whether nothing is left; None where there is never anything to send.
+            Whether everything has been sent; None if this destination never defers sending.
 
         Raises:
-            ValueError: nothing was ever logged there.
+            ValueError: nothing was ever logged in the folder.
         """
         return None
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
-        """Take a file that is complete at `path`; `name` is a folder in the destination, default its top."""
+        """Record the complete file at `path`; `name` is a folder in the destination, by default its top level."""

@@ -1,4 +1,4 @@
-"""A data set to evaluate on, with its metrics and how often."""
+"""Evaluators: a data set to evaluate on, its metrics, and how often to evaluate."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
 
 class Evaluator:
-    """A dataloader under a label, with the metrics to compute on it and the interval at which it is due.
+    """A labelled dataloader, with the metrics to compute on it and the interval between evaluations.
 
     Args:
-        label: names it in metric keys: `metrics/{label}/{name}`; not 'train' or 'predict', and without '/'.
-        dataloader: yields batches; on many ranks each yields its share, every sample exactly once.
-        metric_names: which of `model.metrics(train=False)` to compute; None: all.
-        eval_interval: time string, or a number of epochs; 0: only when asked by `trainer.eval()`; None: the Trainer's.
-        subset_num_batches: stop after so many batches; None: all.
+        label: the name in metric keys, `metrics/{label}/{name}`; not 'train' or 'predict', and without '/'.
+        dataloader: the batches to evaluate on. With several ranks, each rank's loader yields its share, so that every
+            sample is seen exactly once.
+        metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
+        eval_interval: a time string, or a number of epochs; 0: only on `trainer.eval()`; None: the Trainer's interval.
+        subset_num_batches: the number of batches after which to stop; None: all batches.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument has a value that is not allowed.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class Evaluator:
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
         self.evaluated_at: int | None = None
-        """Batches trained when it last ran."""
+        """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
 
     def is_due(self, state: State) -> bool:
-        """Whether the last step of time reached its interval."""
+        """Return whether the last advance of time reached a multiple of this evaluator's interval."""
         return self.eval_interval is not None and state.is_due(self.eval_interval)
 
     def is_owed(self, state: State) -> bool:
-        """Whether it runs at the end of training: it is not off, and has not run at this very batch."""
+        """Return whether to run at the end of training: not switched off, and not yet run at this batch."""
         on = self.eval_interval is not None and self.eval_interval.time.value > 0
         return on and self.evaluated_at != state.timestamp.batch
 
     def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return those of the model's metrics that this evaluator computes.
+        """Return the subset of the model's metrics that this evaluator computes.
 
         Raises:
-            ValueError: a name is not among them.
+            ValueError: `metric_names` has a name that is not among the model's metrics.
         """
         if self.metric_names is None:
             return metrics
@@ -74,12 +75,13 @@ class Evaluator:
 def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluator]:
     """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
 
-    Those without an interval of their own are given this one.
+    Evaluators without an interval of their own get `interval`.
 
     Raises:
-        ValueError: two of them have one label, or a list mixes evaluators with other things.
+        ValueError: two evaluators share a label, the argument is a dict, or a list contains a loader that is not
+            wrapped in an Evaluator.
     """
-    evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may have the same
+    evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may use the same objects
     for one in evaluators:
         one.eval_interval, one.evaluated_at = one.eval_interval or interval, None
     return evaluators

@@ -7,25 +7,25 @@ from enum import StrEnum
 
 
 class Event(StrEnum):
-    """A moment of a run at which callbacks and algorithms act.
+    """A point in a run at which callbacks and algorithms act.
 
-    The vocabulary is MosaicML Composer's. `event.value` is the name of the hook method; `Event("batch_start")`,
-    `Event("BATCH_START")` and the aliases of the earliest interface (`TRAINING_START`, `TRAINING_END`) all resolve.
+    The vocabulary is MosaicML Composer's. `event.value` is the name of the hook method. `Event("batch_start")`,
+    `Event("BATCH_START")` and two old aliases (`TRAINING_START`, `TRAINING_END`) all resolve.
 
     .. code-block:: text
 
-        INIT                     the model is on its device, optimizers given as factories do not exist yet
-        BEFORE_LOAD, AFTER_LOAD  around the loading of a checkpoint, fired with or without one
+        INIT                     the model is on its device; optimizers given as factories do not exist yet
+        BEFORE_LOAD, AFTER_LOAD  before and after loading a checkpoint; fired even if there is none
 
         FIT_START
         while timestamp < max_duration:
           ITERATION_START
           EPOCH_START            only when batch_in_epoch == 0
           loop:
-            BEFORE_DATALOADER    batch = next(dataloader); none left: leave the loop
+            BEFORE_DATALOADER    batch = next(dataloader); leave the loop if none is left
             AFTER_DATALOADER     the batch is on the device
             BATCH_START
-            BEFORE_TRAIN_BATCH   once per batch, however many microbatches
+            BEFORE_TRAIN_BATCH   once per batch, whatever the number of microbatches
             for each microbatch:
               BEFORE_FORWARD   forward   AFTER_FORWARD
               BEFORE_LOSS      loss      AFTER_LOSS
@@ -38,7 +38,7 @@ class Event(StrEnum):
           timestamp.to_next_epoch
           EPOCH_END, due evaluators, EPOCH_CHECKPOINT
           ITERATION_END, ITERATION_CHECKPOINT
-        final evaluation of evaluators that have not run at this batch
+        final run of the evaluators that have not run at this batch
         FIT_END
 
         evaluation, per batch:   EVAL_BATCH_START, EVAL_BEFORE_FORWARD, EVAL_AFTER_FORWARD, metrics, EVAL_BATCH_END
@@ -94,12 +94,12 @@ class Event(StrEnum):
     TRAINING_START = "fit_start"
     TRAINING_END = "fit_end"
 
-    # Enum's own hash is a Python function; a table keyed by events is looked up for every event of every batch.
+    # Enum's own hash is a slow Python function, and every event of every batch looks up a table keyed by events.
     __hash__ = str.__hash__
 
     @property
     def closes_bracket(self) -> bool:
-        """Whether algorithms run in reverse here, so that what one wrapped first is unwrapped last."""
+        """Whether algorithms run in reverse order at this event, so that what was wrapped first is unwrapped last."""
         return self in _CLOSING
 
     @classmethod
@@ -113,7 +113,7 @@ class Event(StrEnum):
 
 
 ALIASES = {"training_start": "fit_start", "training_end": "fit_end"}
-"""Names of the earliest interface, as hook methods and as strings, and what they are called now."""
+"""The current names of events by their old names, which still work as hook methods and as strings."""
 
 _CLOSING = frozenset(
     {

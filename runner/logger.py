@@ -1,4 +1,4 @@
-"""The way of a value from training to its destinations, off the per-batch path."""
+"""The logger: carries values from training to the logger destinations without holding up the training loop."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Number = bool | int | float
 
 
 class Logger:
-    """Fans out what is logged to destinations.
+    """Passes everything that is logged to each destination.
 
-    `log_metrics` keeps references and returns at once; a background thread reads values back from the device in
-    one transfer per batch of records and hands them on. It never waits for a device or a disk.
+    `log_metrics` queues values and returns at once, without waiting for a device or a disk. A background thread reads
+    queued values back from the device in one transfer per group of records, and passes them on.
 
     Args:
-        state: gives the step and the timestamp.
-        destinations: those that work on this rank.
+        state: the state that supplies the step and the timestamp.
+        destinations: the destinations that are active on this rank.
         interval: seconds between two read-backs.
     """
 
@@ -50,11 +50,11 @@ class Logger:
         self._warned: set[int] = set()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Log parameters of the run: a nested mapping of plain values."""
+        """Log the run's hyperparameters: a nested mapping of plain values."""
         self._give(lambda one: one.log_hyperparameters(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        """Log names under which the run is found again."""
+        """Log tags by which the run can be found later."""
         self._give(lambda one: one.log_tags(tags))
 
     def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
@@ -62,11 +62,11 @@ class Logger:
 
         Args:
             metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, so they may change later.
-            step: the batch to log at; default `state.timestamp.batch`.
+            step: the batch to log at, by default `state.timestamp.batch`.
 
         Raises:
-            ValueError: a tensor has not exactly one element.
-            TypeError: a value is no number, or they are no mapping.
+            ValueError: a tensor does not have exactly one element.
+            TypeError: a value is not a real number, or `metrics` is not a mapping.
         """
         if self.destinations:
             if not hasattr(metrics, "items"):
@@ -75,11 +75,11 @@ class Logger:
             self.log_uncopied(kept, step)
 
     def log_uncopied(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log metrics without a copy: floats and zero-dimensional tensors that nobody changes any more.
+        """Log floats and zero-dimensional tensors without copying them; the tensors must not change afterwards.
 
         Args:
-            metrics: by key; belongs to the logger from now on.
-            step: the batch to log at; default `state.timestamp.batch`.
+            metrics: values by key; the logger takes ownership of the dict.
+            step: the batch to log at, by default `state.timestamp.batch`.
         """
         if not self.destinations:
             return
@@ -95,7 +95,7 @@ class Logger:
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int | None = None
     ) -> None:
-        """Log a table of plain values; a later one of the same name replaces it."""
+        """Log a table of plain values; a later table of the same name replaces it."""
         at = self._state.timestamp.batch if step is None else step
         self._give(lambda one: one.log_table(columns, rows, name, at))
 
@@ -107,15 +107,15 @@ class Logger:
         self._give(lambda one: one.log_images(images, name, at, captions))
 
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
-        """Log a file that is complete at `path`."""
+        """Log the file at `path`, which must be complete."""
         self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations; from within one of them, return at once.
+        """Wait until everything logged so far has reached the destinations. Called by a destination, return at once.
 
         Raises:
-            Exception: what reading back or a destination raised in the background, unless that was a destination's
-                OSError, which is only reported.
+            Exception: reading values back or a destination failed in the background. A destination's OSError is only
+                reported as a warning.
         """
         self._drain()
         if self._error is not None:
@@ -123,7 +123,7 @@ class Logger:
             raise error
 
     def close(self) -> None:
-        """Stop the background thread; what is still pending is handed on first."""
+        """Deliver everything still pending, and stop the background thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -141,7 +141,7 @@ class Logger:
 
     def _drain(self) -> None:
         with self._draining:
-            if self._delivering:  # a destination that is being given records flushes: the rest comes after these
+            if self._delivering:  # a destination called flush() while receiving records; later ones have to wait
                 return
             records = join([self._pending.popleft() for _ in range(len(self._pending))])
             if not records:
@@ -156,7 +156,7 @@ class Logger:
                 self._delivering = False
 
     def _give(self, log_to: Callable[[LoggerDestination], None]) -> None:
-        """Log to each destination, whatever another one raises; a disk that is full or gone is only reported."""
+        """Log to every destination even if another one fails; warn once about a destination that cannot write."""
         raised: Exception | None = None
         for destination in self.destinations:
             try:
@@ -181,22 +181,22 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
             raise TypeError(f"metric {key!r} is complex; log its abs(), or its parts")
         return value.detach().reshape(()).clone()
     try:
-        return value.__float__()  # which text has not, while float("1") is 1
+        return value.__float__()  # float() would also accept text such as "1", which has no __float__
     except (AttributeError, TypeError):
         allowed = "must be a number or a tensor of one; text goes into log_tags or log_table"
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
 def join(records: Sequence[Record]) -> list[Record]:
-    """Return records with those of one moment as one: a batch's metrics come from several callbacks.
+    """Return records with adjacent ones of the same moment merged, since several callbacks log metrics of a batch.
 
-    The first one's dict takes them in. A key that is there already stays in a record of its own.
+    Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
     """
     joined: list[Record] = []
     metrics: dict[str, Any] = {}
     step, timestamp = -1, None
     for record in records:
-        # Timestamps never change: the same object is the same moment.
+        # Timestamps are immutable, so the same object means the same moment.
         if record.timestamp is timestamp and record.step == step and metrics.keys().isdisjoint(record.metrics):
             metrics.update(record.metrics)
         else:
@@ -206,7 +206,7 @@ def join(records: Sequence[Record]) -> list[Record]:
 
 
 def read_back(records: Sequence[Record]) -> None:
-    """Replace tensors in records by floats, in place, with one sync per device other than the host's, and dtype."""
+    """Replace tensors in records by floats, in place, with one sync for each dtype on each device but the host."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for metrics in (record.metrics for record in records):
         for key, tensor in [(key, value) for key, value in metrics.items() if type(value) is not float]:
@@ -215,7 +215,7 @@ def read_back(records: Sequence[Record]) -> None:
             else:
                 groups.setdefault((tensor.device, tensor.dtype), []).append((metrics, key))
     for places in groups.values():
-        # The intended host-device sync: on the logger's own thread.
+        # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])
         for (metrics, key), value in zip(places, values.tolist(), strict=True):
             metrics[key] = float(value)

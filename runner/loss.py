@@ -1,7 +1,7 @@
-"""Losses: what is minimized, and how much each microbatch and each rank counts.
+"""Losses: the quantity to minimize, and the weight of each microbatch and each rank.
 
-The gradient of a batch is the mean over all that its loss averages over (samples; target tokens, say, where a model
-overrides `loss_weight`), however it is cut into microbatches and spread over ranks.
+The gradient of a batch is the mean over the items that its loss averages over, however the batch is split into
+microbatches and spread over ranks. The items are samples, or, say, target tokens if a model overrides `loss_weight`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Weight = float | Tensor
 
 
 def check_loss(loss: Any, source: str, trains: bool) -> None:
-    """Raise where a loss cannot be logged and averaged, or not be trained.
+    """Check that a loss can be logged and averaged and, if needed, trained.
 
     Args:
-        loss: what a model returned.
-        source: what returned it, for the message: `MyModel.loss`.
-        trains: whether its gradient is wanted.
+        loss: the value that a model returned as its loss.
+        source: the method that returned the loss, for the message: `MyModel.loss`.
+        trains: whether the gradient of the loss is needed.
 
     Raises:
-        TypeError: it is neither a zero-dimensional tensor nor a dict of them.
-        ValueError: it has no gradient.
+        TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
+        ValueError: the loss has no gradient.
     """
     named = {repr(name): part for name, part in loss.items()} if isinstance(loss, dict) else {}
     for name, part in (named or {"a loss": loss}).items():
@@ -42,14 +42,14 @@ def check_loss(loss: Any, source: str, trains: bool) -> None:
 
 
 def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
-    """Return what is minimized: the loss itself, or of several the one named 'total', or else their sum."""
+    """Return the tensor to minimize: the loss itself or, from a dict, the entry 'total' or else the sum of all."""
     if isinstance(loss, Tensor):
         return loss
     return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
 
 
 def scaled_total(loss: Tensor | dict[str, Tensor], scale: Weight) -> Tensor:
-    """Return what is minimized, times a scale."""
+    """Return the tensor to minimize, multiplied by a scale."""
     total = total_of(loss)
     if isinstance(scale, Tensor):
         return total * scale.to(total.dtype)
@@ -59,7 +59,7 @@ def scaled_total(loss: Tensor | dict[str, Tensor], scale: Weight) -> Tensor:
 def weighted_sum(
     losses: Sequence[tuple[Tensor, dict[str, Tensor]]], weights: Sequence[Weight]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the weighted sum of losses as `detach` gave them, total and parts."""
+    """Return the weighted sum of losses in the form that `detach` returns: the total, and the parts by name."""
     pairs = list(zip(losses, weights, strict=True))
     total = torch.stack([total * weight for (total, _), weight in pairs]).sum()
     parts = {name: torch.stack([part[name] * weight for (_, part), weight in pairs]).sum() for name in losses[0][1]}
@@ -67,14 +67,14 @@ def weighted_sum(
 
 
 def detach(loss: Tensor | dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the total of a loss and its parts by name, without their graph."""
+    """Return the total of a loss and its parts by name, detached from the graph."""
     if isinstance(loss, Tensor):
         return loss.detach(), {}
     return total_of(loss).detach(), {name: value.detach() for name, value in loss.items() if name != "total"}
 
 
 def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
-    """Return the part of this rank's batch that each microbatch makes up; they add up to 1."""
+    """Return each microbatch's fraction of this rank's batch, by loss weight; the fractions add up to 1."""
     weights = [_exact(model.loss_weight(microbatch)) for microbatch in microbatches]
     total = sum(weights)
     total = torch.where(total > 0, total, 1) if isinstance(total, Tensor) else total or 1.0
@@ -82,17 +82,18 @@ def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
 
 
 def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_size: int) -> Weight:
-    """Return the part of all ranks' batch that this rank's makes up, times the number of ranks.
+    """Return this rank's fraction of the batch of all ranks, by loss weight, times the number of ranks.
 
-    DDP averages gradients over ranks, so 1 is right where all ranks have equally much. Samples are counted by the
-    sampler; what else a loss averages over only the ranks know, and one number is summed over them, on the device.
+    DDP averages gradients over ranks, so 1 is right if all ranks have equal weights. The sampler knows how many samples
+    each rank has. If the loss averages over something else, only the ranks know how much of it they have; they then
+    sum one number over all ranks, on the device.
 
     Args:
-        model: whose loss it is.
-        batch: this rank's.
-        samples: on this rank; 0 where the batch only stands in for an empty share.
-        all_samples: on all ranks.
-        world_size: number of ranks.
+        model: the model that computes the loss.
+        batch: this rank's batch.
+        samples: the number of samples on this rank; 0 if the batch only stands in for an empty share.
+        all_samples: the number of samples on all ranks.
+        world_size: the number of ranks.
     """
     if world_size == 1:
         return 1.0
@@ -106,7 +107,7 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
 
 
 def _exact(weight: float | Tensor) -> Weight:
-    """Return a weight in a type that holds counts and their ratios without rounding to 24 bits."""
+    """Return a weight in double precision where the device has it, so that counts are not rounded to 24 bits."""
     return weight.detach().to(_float(weight.device)) if isinstance(weight, Tensor) else float(weight)
 
 

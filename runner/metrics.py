@@ -1,9 +1,9 @@
-"""What the trainer itself measures and logs while training: callbacks like any other, in front of the user's.
+"""The metrics that the trainer itself computes and logs, in ordinary callbacks that run before the user's.
 
 Logs:
     loss/train/total, loss/train/{name}: mean loss of this rank's batch, in the loss's unit.
-    metrics/train/{name}: over the epoch and all ranks.
-    loss/{evaluator}/total, metrics/{evaluator}/{name}: over the evaluator's data and all ranks.
+    metrics/train/{name}: a training metric over the epoch and all ranks.
+    loss/{evaluator}/total, metrics/{evaluator}/{name}: loss and metrics over the evaluator's data and all ranks.
     time/epoch, time/batch, time/sample, time/token: counts so far, over all ranks.
     time/{evaluator}/sample: training samples so far, at each evaluation.
 """
@@ -25,13 +25,13 @@ from runner.state import State
 
 
 class TrainMetrics(Callback):
-    """Keeps the model's training metrics: updated with each microbatch, computed and started anew at each EPOCH_END."""
+    """Updates the model's training metrics with each microbatch, and computes and resets them at each EPOCH_END."""
 
     def __init__(self) -> None:
         self._before: dict[str, Any] | None = None
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        if state.microbatch_size == "auto":  # the batch may be done again with smaller microbatches
+        if state.microbatch_size == "auto":  # the batch may be repeated with smaller microbatches
             self._before = copy.deepcopy(state.train_metrics)
 
     def before_forward(self, state: State, logger: Logger) -> None:
@@ -51,7 +51,7 @@ class TrainMetrics(Callback):
 
 
 class TrainerLog(Callback):
-    """Logs the loss of each batch, the counts of time, and what evaluators found."""
+    """Logs the loss of each batch, the training progress, and the results of evaluators."""
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
@@ -69,7 +69,7 @@ class TrainerLog(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
-        # Charts thin out what every batch logs: as an axis for evaluations only a value of their very steps will do.
+        # Charts downsample what every batch logs, so evaluations need an x-axis that is logged at exactly their steps.
         metrics = {f"time/{label}/sample": float(state.timestamp.sample)}
         for name, value in state.eval_metric_values[label].items():
             metrics |= scalars(f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}", value)
@@ -77,16 +77,16 @@ class TrainerLog(Callback):
 
 
 def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, Any]:
-    """Return new metrics of a model by name, on a device; their `state_dict()` holds what they have seen.
+    """Return new metrics of a model by name, on a device; their `state_dict()` includes what they have accumulated.
 
     Args:
-        model: whose metrics they are.
-        train: whether they are to measure the training batches or an evaluation.
-        device: where the outputs are.
+        model: the model that defines the metrics.
+        train: whether the metrics are for training batches rather than for an evaluation.
+        device: the device that holds the outputs.
 
     Raises:
-        TypeError: the model returned something else.
-        ValueError: a metric has the name of the loss.
+        TypeError: the model returned something other than metrics by name.
+        ValueError: an evaluation metric is called 'loss', the name of the model's own loss.
     """
     made: Any = model.metrics(train)
     metrics: dict[str, Any] | None = dict(made.items()) if hasattr(made, "items") else None
@@ -103,7 +103,10 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
 
 
 def scalars(key: str, value: Any) -> dict[str, Any]:
-    """Return a metric's value as single numbers: itself, or its elements (per class, say) under `key/0`, `key/name`."""
+    """Return a metric's value as scalars by key: under `key`, or elements (one per class, say) under `key/{part}`.
+
+    Elements of a sequence or tensor are numbered from 0; those of a mapping keep their names.
+    """
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.numel() != 1):
@@ -114,14 +117,14 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 
 
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
-    """Add a batch to metrics.
+    """Update metrics with a batch.
 
     Args:
-        model: whose metrics they are.
-        batch: this rank's.
-        outputs: of the model for it.
-        metrics: by name.
-        counts: whether it is one of this rank's; otherwise it stands in for an empty share, and adds nothing.
+        model: the model that defines the metrics.
+        batch: this rank's batch.
+        outputs: the model's outputs for the batch.
+        metrics: the metrics by name.
+        counts: whether the batch holds samples of this rank. If not, it stands in for an empty share and adds nothing.
     """
     for metric in metrics.values():
         if counts:
@@ -132,7 +135,7 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
 
 
 def empty(metric: Any) -> None:
-    """Empty a metric's states, keeping their types and dimensions: ranks gather states that must agree in those."""
+    """Empty a metric's states but keep their types and dimensions, which must agree when ranks gather the states."""
     for part in metric.modules():
         for name, seen in getattr(part, "metric_state", {}).items():
             joined = isinstance(seen, list) and getattr(part._reductions[name], "__name__", "") == "dim_zero_cat"
@@ -141,27 +144,27 @@ def empty(metric: Any) -> None:
 
 
 def lower_is_better(name: str, metric: Any) -> bool:
-    """Whether the smaller value of a metric is the better: by its name, or else by what it says of itself."""
+    """Return whether a smaller value of a metric is better, judging by its name or its `higher_is_better`."""
     named = any(word in name.lower() for word in ("loss", "error", "perplexity"))
     return named or getattr(metric, "higher_is_better", None) is False
 
 
 class WeightedMean:
-    """A mean over batches and ranks, kept on the device.
+    """A weighted mean over batches and ranks, accumulated on the device.
 
     Args:
-        device: where the values are.
+        device: the device that holds the values.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
     def add(self, value: Tensor, weight: float | Tensor) -> None:
-        """Take in a zero-dimensional value with its weight."""
+        """Add a zero-dimensional value with its weight."""
         self._sums[0] += value * weight
         self._sums[1] += weight
 
     def compute(self) -> Tensor:
-        """Return the mean over all ranks. All ranks."""
+        """Return the mean over all ranks. Call it on all ranks."""
         total, weight = all_reduce_sum(self._sums.clone())
         return total / weight

@@ -1,6 +1,6 @@
-"""What the trainer asks of a model.
+"""The interface between the trainer and a model.
 
-A batch is a tensor, or a tuple, list or mapping of tensors, nested as one likes.
+A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 class Model(nn.Module):
     """A network together with its loss and its metrics: what the trainer trains and evaluates.
 
-    A subclass defines ``forward(batch) -> outputs`` and ``loss(outputs, batch)``; everything else has a default. With
-    several optimizers, or any other step than forward, loss and backward, it defines ``training_step`` instead of
-    ``loss``. A subclass may also define ``validate(batch) -> (outputs, targets)``, the earlier name of
-    :meth:`eval_forward`; its targets are then the ones that the metrics see in evaluation.
+    A subclass defines `forward(batch) -> outputs` and `loss(outputs, batch)`; everything else has a default. A model
+    with several optimizers, or with a step other than forward, loss and backward, defines `training_step` instead of
+    `loss`. A subclass may also define `validate(batch) -> (outputs, targets)`, the earlier name of `eval_forward`. In
+    evaluation the metrics then see the targets that it returns.
 
     Attributes:
-        training_step: None, or a method ``training_step(state)`` of the subclass, which the training loop then calls in
-            place of its own forward, loss and backward. It leaves gradients, of losses times ``state.loss_scale``, and
-            returns the loss; the loop then steps all optimizers, once: a GAN takes the gradients of both losses first,
-            those of each for its own network only. Gradients are averaged over the ranks afterwards: all ranks leave
-            those of the same parameters.
-        manual_optimization: whether ``training_step`` steps those of ``state.optimizers`` itself, as often and in the
-            order that it likes, with ``optimizer.step()``. That averages their gradients over the ranks first, and
-            unscales them with amp_fp16, where each may step once a batch: all ranks make the same steps. It also sets
-            gradients to zero between its steps; those of one batch are gone in the next. A batch is one step of time.
+        training_step: None, or a method `training_step(state)` of the subclass, which the training loop then calls in
+            place of its own forward, loss and backward. The method leaves the gradients of its losses, multiplied by
+            `state.loss_scale`, in `.grad` and returns the loss. The loop then steps every optimizer once, so a GAN
+            computes the gradients of both losses first, each for its own network only. Gradients are averaged over
+            the ranks afterwards, so all ranks must leave gradients for the same parameters.
+        manual_optimization: whether `training_step` steps the optimizers in `state.optimizers` itself, with
+            `optimizer.step()`, as often and in any order that it likes. Each such call first averages that
+            optimizer's gradients over the ranks, and unscales them with amp_fp16, which allows each optimizer one
+            step per batch. All ranks must make the same steps. `training_step` also zeroes gradients between its
+            steps; gradients do not carry over from one batch to the next. A batch advances time by one batch, however
+            many steps it makes.
 
     Raises:
-        TypeError: the subclass lacks ``forward``, or both ``loss`` and ``training_step``; it has
-            ``manual_optimization`` and no ``training_step``.
+        TypeError: the subclass has no `forward`, or neither `loss` nor `training_step`, or `manual_optimization`
+            without `training_step`.
     """
 
     training_step: ClassVar[Callable[..., Any] | None] = None
@@ -56,26 +58,26 @@ class Model(nn.Module):
         self._validated: tuple[Any, Any] | None = None
 
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:
-        """Returns the loss of a batch: a 0-dim tensor, or a dict of them.
+        """Return the loss of a batch: a zero-dimensional tensor, or a dict of zero-dimensional tensors.
 
-        Of a dict, ``'total'`` is what is minimized; without that key it is the sum. The loss is a mean over
-        :meth:`loss_weight` things, so that microbatches and ranks can be weighed.
+        Training minimizes the entry `'total'` of a dict, or the sum of all entries if there is none. The loss is a mean
+        over `loss_weight(batch)` items, so that microbatches and ranks can be weighted.
 
         Args:
-            outputs: what ``forward(batch)`` returned.
+            outputs: the outputs that `forward(batch)` returned.
             batch: this rank's batch or microbatch.
 
         Raises:
-            TypeError: the subclass defines only ``training_step``, and something asks for its loss.
+            TypeError: the loss is needed, but the subclass defines only `training_step`.
         """
         raise TypeError(f"{type(self).__name__} has no loss: define loss(self, outputs, batch) to evaluate it")
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Returns the outputs for a batch in evaluation and prediction.
+        """Return the outputs for a batch in evaluation and prediction.
 
         Args:
             batch: this rank's batch.
-            outputs: what ``forward`` returned for this very batch, when it ran already (training metrics).
+            outputs: the outputs of `forward` for this batch, if it has already run (for training metrics).
         """
         if outputs is not None:
             return outputs
@@ -87,64 +89,65 @@ class Model(nn.Module):
         return outputs
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Returns new metrics by name, as a dict or a `MetricCollection`; none by default.
+        """Return new metrics by name, as a dict or a `MetricCollection`; none by default.
 
-        In an evaluation the name ``'loss'`` is that of the model's own loss, which is measured anyway.
+        In an evaluation the name `'loss'` is reserved for the model's own loss, which is always measured.
 
         Args:
-            train: whether they are to measure the training batches or an evaluation.
+            train: whether the metrics are for training batches rather than for an evaluation.
         """
         return {}
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
-        """Adds a batch to one metric, by default as ``metric.update(outputs, batch[1])``.
+        """Update one metric with a batch, by default with `metric.update(outputs, batch[1])`.
 
         Args:
             batch: this rank's batch.
-            outputs: what ``forward`` or :meth:`eval_forward` returned for it.
-            metric: one of those that :meth:`metrics` made.
+            outputs: the outputs of `forward` or `eval_forward` for the batch.
+            metric: one of the metrics that `metrics` returned.
         """
         metric.update(outputs, self._targets(batch))
 
     def num_samples(self, batch: Any) -> int:
-        """Returns the number of samples in this rank's batch.
+        """Return the number of samples in this rank's batch.
 
-        By default the size of dimension 0 of its first tensor, or the length of the lists that its samples stand in:
-        ``([image, image], [boxes, boxes])`` holds two. A first batch that can be read in two ways is refused.
+        By default this is the size of dimension 0 of the first tensor, or, if samples stand in lists, the length of
+        those lists: `([image, image], [boxes, boxes])` holds two. An ambiguous first batch is refused.
 
         Raises:
-            TypeError: there is no tensor in the batch.
+            TypeError: the batch contains no tensor with a dimension.
         """
         return count_samples(batch)
 
     def num_tokens(self, batch: Any) -> int:
-        """Returns the number of tokens in this rank's batch; 0 by default, for data without tokens.
+        """Return the number of tokens in this rank's batch; 0 by default, for data without tokens.
 
-        Every rank takes the others' samples to have as many tokens as its own: with many ranks, let it depend on the
-        shape that all batches share, not on what is padding.
+        Each rank assumes that samples on the other ranks have as many tokens as its own. With several ranks, count
+        tokens from the shape that all batches share, whether or not they are padding.
         """
         return 0
 
     def loss_weight(self, batch: Any) -> int | Tensor:
-        """Returns how many things the loss of this batch is a mean over: by default its samples.
+        """Return the number of items that the loss of this batch averages over: by default its number of samples.
 
-        A tensor is 0-dim and on the batch's device. Accumulated gradients and those of several ranks are averaged with
-        these weights.
+        A tensor must be zero-dimensional and on the batch's device. These weights are used to average gradients over
+        microbatches and ranks.
         """
         return self.num_samples(batch)
 
     def flops_per_batch(self, batch: Any) -> float | None:
-        """Returns the floating-point operations of one training step on this batch, or None where that is unknown."""
+        """Return the floating-point operations of one training step on this batch, or None if unknown."""
         return None
 
     def predictions(self, batch: Any, outputs: Any) -> dict[str, Any]:
-        """Returns what prediction writes down of a batch: tensors by name of their column, a row for each sample.
+        """Return what prediction records of a batch: tensors by column name, with one row per sample.
 
-        By default the outputs, under their own names or as ``output``; ``target`` as well, where ``batch[1]`` is one.
+        By default these are the outputs, under their own names or as `output`, and `batch[1]` as `target` if it is a
+        tensor.
 
         Args:
             batch: this rank's batch.
-            outputs: what :meth:`eval_forward` returned for it.
+            outputs: the outputs of `eval_forward` for the batch.
         """
         pair = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
         targets = {"target": self._targets(batch)} if pair else {}
@@ -159,7 +162,7 @@ class Model(nn.Module):
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is in evaluation mode; afterwards each of its modules is in the mode of before."""
+    """Put a model in evaluation mode within the `with` block, then restore the mode of each of its modules."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Number formats of a run: where autocast applies, whether gradients are scaled, what weights are cast to."""
+"""The number formats of a run: autocast, loss scaling, and the dtype of the weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runner.batch import map_tensors
 
 
 class Precision(StrEnum):
-    """What forward passes compute in.
+    """The precision of forward passes.
 
-    `fp32`; `amp_bf16` and `amp_fp16` (autocast, the latter with loss scaling); `bf16` (weights and inputs too);
-    `amp_fp8` (layers of Transformer Engine in 8 bits, the rest as in `amp_bf16`).
+    `fp32`; `amp_bf16` and `amp_fp16` (autocast, the latter with loss scaling); `bf16` (weights and inputs as well);
+    `amp_fp8` (Transformer Engine layers in 8 bits, everything else as in `amp_bf16`).
     """
 
     FP32 = "fp32"
@@ -32,10 +32,11 @@ class Precision(StrEnum):
         raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
 
     def check(self, device: torch.device) -> None:
-        """Raise where a device cannot do it, and warn where it is slow.
+        """Check that a device supports this precision, and warn if it is slow there.
 
         Raises:
-            ValueError: amp_fp8 without a CUDA device of compute capability 8.9 and Transformer Engine.
+            ValueError: amp_fp8 was chosen without a CUDA device of compute capability 8.9 or more, or without
+                Transformer Engine.
         """
         if self is Precision.AMP_FP8:
             if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
@@ -54,15 +55,15 @@ class Precision(StrEnum):
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
-        """What weights and floating inputs are cast to, or None to leave them."""
+        """The dtype to which weights and floating-point inputs are cast; None leaves them as they are."""
         return torch.bfloat16 if self is Precision.BF16 else None
 
     def scaler(self, device: torch.device) -> torch.amp.GradScaler | None:
-        """Return the loss scaler of amp_fp16, None otherwise."""
+        """Return the loss scaler for amp_fp16, or None for any other precision."""
         return torch.amp.GradScaler(device.type) if self is Precision.AMP_FP16 else None
 
     def autocast(self, device: torch.device) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator for what runs in forward passes; the identity where there is nothing to cast."""
+        """Return a decorator for functions that run in forward passes; the identity if there is nothing to cast."""
         if self is Precision.AMP_BF16:
             return torch.autocast(device.type, torch.bfloat16)
         if self is Precision.AMP_FP16:
@@ -70,12 +71,12 @@ class Precision(StrEnum):
         if self is Precision.AMP_FP8:
             import transformer_engine.pytorch as te  # pyright: ignore[reportMissingImports]
 
-            in_bf16 = torch.autocast(device.type, torch.bfloat16)  # what Transformer Engine does not compute
+            in_bf16 = torch.autocast(device.type, torch.bfloat16)  # for layers outside Transformer Engine
             return lambda function: in_bf16(te.fp8_autocast()(function))
         return lambda function: function
 
     def cast(self, batch: Any) -> Any:
-        """Return a batch whose floating tensors have `weight_dtype`; the batch itself where that is None."""
+        """Return a batch with its floating-point tensors cast to `weight_dtype`; the batch itself if that is None."""
         dtype = self.weight_dtype
         if dtype is None:
             return batch

@@ -1,4 +1,4 @@
-"""Streams of randomness: each consumer has its own, a pure function of the seed, its name and where it stands."""
+"""Random streams: each consumer has its own, a pure function of the seed, the consumer's name and its position."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MASK = (1 << 64) - 1
 def stream_seed(seed: int, name: str, *counters: int) -> int:
     """Return a seed in [0, 2^63) for one draw of one consumer, the same on every platform.
 
-    Two streams with different arguments are independent for all practical purposes; nothing needs to be saved to
-    resume one, since (seed, name, batch) say it all.
+    Streams with different arguments are independent for all practical purposes. Resuming a stream needs no saved state:
+    (seed, name, batch) determine it.
 
     Args:
-        seed: the run's seed, or a rank's.
-        name: of the consumer: 'order', 'model', an algorithm's config key.
-        counters: epoch, batch, microbatch, ...
+        seed: the seed of the run or of a rank.
+        name: the consumer's name: 'order', 'model', an algorithm's config key.
+        counters: the consumer's position: epoch, batch, microbatch, ...
     """
     value = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
     for counter in counters:
@@ -30,7 +30,10 @@ def stream_seed(seed: int, name: str, *counters: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """Return the SplitMix64 output for a state (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)."""
+    """Return the SplitMix64 output for a state.
+
+    Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators.
+    """
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -38,15 +41,15 @@ def _mix(value: int) -> int:
 
 
 class ForwardStream:
-    """The stream that dropout and the like draw from: torch's global generators, seeded anew for each forward pass.
+    """The random stream of dropout and the like: torch's global generators, reseeded before each forward pass.
 
-    What was drawn before a batch, by whomever, does not change what is drawn in it.
+    Earlier draws, by any code, therefore do not affect the draws within a batch.
 
     Args:
-        seed: of this rank.
-        device: the device whose generator is seeded beside the CPU's.
-        name: of the consumer.
-        counters: which of its streams, where it has several.
+        seed: this rank's seed.
+        device: the device whose generator is seeded along with the CPU's.
+        name: the consumer's name.
+        counters: numbers that tell apart several streams of one consumer.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:
@@ -54,15 +57,15 @@ class ForwardStream:
         self._seed_cpu = torch.default_generator.manual_seed
         self._seed_device: Callable[[int], Any] | None = None
         if device.type == "cuda":
-            torch.cuda.init()  # until then there are no generators
+            torch.cuda.init()  # creates the generators
             index = torch.cuda.current_device() if device.index is None else device.index
             self._seed_device = torch.cuda.default_generators[index].manual_seed
         elif device.type not in ("cpu", "meta"):
             self._seed_device = getattr(torch, device.type).manual_seed
 
     def start(self, batch: int, microbatch: int) -> None:
-        """Seed for the forward pass of a microbatch; `batch` counts from the start of training."""
-        # The CPU's generator scrambles its seed well but uses 32 bits of it: an odd multiplier spreads the counters.
+        """Seed the generators for the forward pass of a microbatch; `batch` counts from the start of training."""
+        # The CPU's generator mixes its seed well but uses only 32 bits of it: odd multipliers spread the counters.
         seed = (self._base + batch * 0x9E3779B1 + microbatch * 0x85EBCA77) & 0xFFFFFFFF
         self._seed_cpu(seed)
         if self._seed_device is not None:
@@ -70,8 +73,16 @@ class ForwardStream:
 
 
 def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
-    """Switch torch's deterministic algorithms on, and return what was before; None when there is nothing to do."""
-    # torch reads it once in a process, before its first product of matrices: a later run may be deterministic.
+    """Switch on torch's deterministic algorithms, and return the previous settings; do nothing if not requested.
+
+    Args:
+        deterministic: whether to switch them on.
+
+    Returns:
+        The previous settings, for `restore_determinism`; None if nothing was changed.
+    """
+    # torch reads the variable once per process, before its first matrix product. It is set in every case, because a
+    # later run in this process may be deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not deterministic:
         return None
@@ -83,7 +94,7 @@ def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
 
 
 def restore_determinism(before: tuple[bool, bool, bool] | None) -> None:
-    """Undo `set_determinism`."""
+    """Restore the settings that `set_determinism` returned."""
     if before is not None:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]

@@ -1,6 +1,6 @@
-"""How the optimizers of a run step after each batch: plainly, with the scaler of amp_fp16, or by the model itself.
+"""How optimizers step after each batch: plainly, with the loss scaler of amp_fp16, or in the model's own code.
 
-The training loop calls `finish_gradients` and `step` of one of these; AFTER_TRAIN_BATCH lies between them.
+For each batch the training loop calls `finish_gradients`, fires AFTER_TRAIN_BATCH, and calls `step`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Steps each optimizer, then torch's own schedulers where they step with every batch.
+    """Steps each optimizer, then the torch schedulers that step with every batch.
 
     Args:
-        state: with its optimizers.
-        schedulers: of torch, those that step with every batch.
-        reduces: whether gradients are still to be averaged over the ranks when a batch has been through backward.
+        state: the run's state, with its optimizers.
+        schedulers: the torch schedulers that step with every batch.
+        reduces: whether gradients still have to be averaged over the ranks after backward.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
         self.state, self.schedulers, self.reduces = state, [*schedulers], reduces
 
     def finish_gradients(self) -> None:
-        """Average gradients over the ranks, unless DDP did so within backward. All ranks."""
+        """Average gradients over the ranks, unless DDP did so during backward. Call it on all ranks."""
         if self.reduces:
             all_reduce_gradients(self.state.model.parameters())
 
@@ -42,18 +42,18 @@ class Steps:
             scheduler.step()
 
     def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
-        """Return a model's `training_step` as the loop is to call it."""
+        """Return a model's `training_step` in the form in which the loop should call it."""
         return training_step
 
     def close(self) -> None:
-        """Leave the optimizers as they were."""
+        """Restore the optimizers to their original state."""
 
 
 class ScaledSteps(Steps):
-    """Steps with the loss scaler of amp_fp16, which leaves out a step whose gradients overflowed.
+    """Steps with the loss scaler of amp_fp16, which skips a step if gradients overflow.
 
-    A scheduler stays where it is when its optimizer did not step. An optimizer whose parameters got no gradient does
-    not step, as without a scaler.
+    If an optimizer skips its step, its scheduler does not step either. As without a scaler, an optimizer whose
+    parameters have no gradients does not step.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
@@ -73,7 +73,7 @@ class ScaledSteps(Steps):
     def step(self) -> None:
         self._stepped.clear()
         for optimizer in self._unscaled:
-            self.scaler.step(optimizer)  # reads one flag back from the device, as torch's own fp16 training does
+            self.scaler.step(optimizer)  # the intended host-device sync: reads back one flag, as torch's fp16 does
         if self._unscaled:
             self.scaler.update()
         for scheduler in self.schedulers:
@@ -89,15 +89,15 @@ class ScaledSteps(Steps):
 
 
 class OwnSteps(Steps):
-    """Leaves the steps to a model with `manual_optimization`.
+    """Leaves the optimizer steps to a model with `manual_optimization`.
 
-    While its `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the ranks,
-    and unscales them with amp_fp16. Where the model does not say that it steps optimizers, doing so is an error.
+    While the model's `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the
+    ranks, and unscales them with amp_fp16. A model without `manual_optimization` must not step optimizers.
 
     Args:
-        state: with its optimizers.
-        schedulers: of torch, those that step with every batch.
-        others: what steps where the model does not; None with `manual_optimization`.
+        state: the run's state, with its optimizers.
+        schedulers: the torch schedulers that step with every batch.
+        others: the object that steps the optimizers if the model does not; None with `manual_optimization`.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:
@@ -109,7 +109,7 @@ class OwnSteps(Steps):
             optimizer.step = self._watched(optimizer, optimizer.step)
 
     def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
-        """Return a model's `training_step`, during which its optimizers step as the class says."""
+        """Return a model's `training_step`, wrapped so that optimizers know when it is running."""
 
         def watched(state: State) -> Any:
             self._running = True
@@ -181,7 +181,7 @@ class OwnSteps(Steps):
 
 
 def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
-    """Return how the optimizers of a run step; the arguments are those of `Steps`."""
+    """Return the object that steps a run's optimizers; the arguments are those of `Steps`."""
     steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
     model = state.unwrapped_model
     if model.training_step is None:

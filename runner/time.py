@@ -1,4 +1,4 @@
-"""Training time: lengths (`Time`), positions (`Timestamp`), recurrences (`Interval`) and how far along (`Progress`)."""
+"""Training time: lengths (`Time`), positions (`Timestamp`), recurrences (`Interval`) and progress (`Progress`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class TimeUnit(StrEnum):
-    """What a `Time` counts; the value is the suffix in a time string."""
+    """The unit of a `Time`; the value is the suffix in a time string."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -40,7 +40,7 @@ _UNIT_OF_WORD |= {"%": "dur", "step": "ba", "h": "h", "hour": "h", "m": "m", "mi
 
 
 def _operator(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The binary method of `Time` or `Timestamp` that applies `operate` to the two numbers behind the operands."""
+    """Return a binary method of `Time` or `Timestamp` that applies `operate` to the operands' numbers."""
 
     def method(self: Any, other: object) -> Any:
         if not isinstance(other, Time | str):
@@ -58,10 +58,11 @@ _lt, _le, _gt, _ge = map(_operator, (operator.lt, operator.le, operator.gt, oper
 class Time:
     """A length of training in one unit: an int, but a float for `dur` (a fraction of max_duration) and `sec`.
 
-    Lengths of one unit add, subtract, divide (to a float) and compare, with time strings too; differences have signs.
+    Lengths in the same unit can be added, subtracted, divided (giving a float) and compared, also with time strings.
+    Differences may be negative.
 
     Raises:
-        TypeError: `value` is no finite number, or no int where the unit is counted in whole numbers.
+        TypeError: `value` is not a finite number, or not an int although the unit is counted in whole numbers.
         ValueError: `unit` does not exist.
     """
 
@@ -78,11 +79,15 @@ class Time:
 
     @classmethod
     def parse(cls, value: str | Time, name: str = "time") -> Time:
-        """The length that a time string such as `'10ba'`, `'0.5dur'` or `'1h30m'` names; a `Time` is range-checked.
+        """Return the length given by a time string such as `'10ba'`, `'0.5dur'` or `'1h30m'`, or a `Time` in range.
+
+        Args:
+            value: a time string, or a `Time`, which is only checked.
+            name: the user's name for the value, for messages.
 
         Raises:
-            TypeError: `value` is neither a string nor a `Time`; the message calls it `name`, as the user does.
-            ValueError: The string is no time, or the time is negative or above `'1dur'`.
+            TypeError: `value` is neither a string nor a `Time`.
+            ValueError: the string is not a time, or the time is negative or above `'1dur'`.
         """
         time = _read(value) if isinstance(value, str) else value
         if isinstance(time, Time) and 0 <= time.value <= (1 if time.unit is TimeUnit.DURATION else math.inf):
@@ -92,21 +97,22 @@ class Time:
 
     @classmethod
     def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
-        """As `parse`, for the fields in which a plain int is a number of epochs."""
+        """Do what `parse` does, but take a plain int as a number of epochs."""
         return cls.parse(cls(value, TimeUnit.EPOCH) if type(value) is int else value, name)  # type: ignore[arg-type]
 
     @property
     def exact(self) -> Fraction:
-        """The value as the decimal number that was written: `'0.1dur'` is 1/10, not the float next to it."""
+        """The value as the decimal number that was written: `'0.1dur'` is 1/10, not the nearest float."""
         return Fraction(repr(self.value))
 
     def scaled(self, ratio: float, batches_per_epoch: int | None) -> Time:
-        """Return this length of a run times `ratio`: in batches where that is no whole number of epochs.
+        """Return this length multiplied by `ratio`, converted to batches if the result is not a whole number of epochs.
 
-        Part of a batch, sample or token is left out.
+        A remaining fraction of a batch, sample or token is dropped.
 
         Raises:
-            ValueError: nothing is left, or part of an epoch of unknown length; `ratio` is wrong, see `exact_ratio`.
+            ValueError: the result is zero, or includes part of an epoch of unknown length; or `ratio` is not a finite
+                number above 0.
         """
         exact, unit = self.exact * exact_ratio(ratio), self.unit
         if unit is TimeUnit.EPOCH and exact.denominator > 1:
@@ -130,7 +136,7 @@ class Time:
     def __eq__(self, other: object) -> bool:
         time = _read(other) if isinstance(other, str) else other
         if isinstance(time, Timestamp):
-            return NotImplemented  # which compares its count
+            return NotImplemented  # a Timestamp compares its own count
         return isinstance(time, Time) and (self.value, self.unit) == (time.value, time.unit)
 
     def __str__(self) -> str:
@@ -142,7 +148,7 @@ class Time:
 
 @lru_cache(maxsize=1024)
 def _read(text: str) -> Time | None:
-    """The time that a string names, or None; cached, because strings are compared with the clock in every batch."""
+    """Return the time given by a string, or None; cached, because every batch compares strings with the clock."""
     if match := _COUNT.fullmatch(text):
         count, unit, real, real_unit = match.groups()
         return Time(int(count), unit) if count else Time(float(real), real_unit)
@@ -153,7 +159,7 @@ def _read(text: str) -> Time | None:
 
 
 def _suggestion(text: str) -> str:
-    """A sentence with the times nearest to what was typed, or nothing."""
+    """Return a sentence that suggests the times nearest to what was typed; empty if there are none."""
     match = _TYPED.fullmatch(text.strip().lower())
     words = get_close_matches(match[2] or "ep", _UNIT_OF_WORD, n=1) if match else []
     if not match or not words:
@@ -170,11 +176,11 @@ _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}
 
 
 class Timestamp(NamedTuple):
-    """A position in training: counts over all ranks, wall-clock seconds of this rank without evaluation.
+    """A position in training: counts over all ranks, and this rank's wall-clock seconds without evaluation.
 
-    It never changes; `to_next_*` return the next one. It compares with a `Time` or a time string by that unit's count
-    (`timestamp >= "10ba"`, `timestamp == "10ba"`) and equals another timestamp when all fields do. A tuple is the
-    fastest to make.
+    Timestamps are immutable; the `to_next_*` methods return the next one. Compared with a `Time` or a time string, a
+    timestamp takes its count in that unit (`timestamp >= "10ba"`, `timestamp == "10ba"`). Two timestamps are equal if
+    all their fields are. The class is a tuple because tuples are the fastest to create.
     """
 
     iteration: int = 0
@@ -191,7 +197,13 @@ class Timestamp(NamedTuple):
     batch_wct: float = 0.0
 
     def to_next_batch(self, samples: int = 0, tokens: int = 0, duration: float = 0.0) -> Timestamp:
-        """The position after one more batch of `samples` and `tokens` over all ranks, which took `duration` seconds."""
+        """Return the position after one more batch.
+
+        Args:
+            samples: the batch's samples over all ranks.
+            tokens: the batch's tokens over all ranks.
+            duration: the seconds that the batch took.
+        """
         iteration, epoch, batch, sample, token, epochs, batches, sample_in, token_in, total, in_epoch, _ = self
         return tuple.__new__(Timestamp, (
             iteration, epoch, batch + 1, sample + samples, token + tokens, epochs, batches + 1,
@@ -199,24 +211,28 @@ class Timestamp(NamedTuple):
         ))  # fmt: skip
 
     def to_next_epoch(self, duration: float = 0.0) -> Timestamp:
-        """The position at the start of the next epoch, `duration` seconds later."""
+        """Return the position at the start of the next epoch, `duration` seconds later."""
         return Timestamp(
             self.iteration, self.epoch + 1, self.batch, self.sample, self.token, self.epoch_in_iteration + 1,
             total_wct=self.total_wct + duration, batch_wct=self.batch_wct,
         )  # fmt: skip
 
     def to_next_iteration(self) -> Timestamp:
-        """The position at the start of the next iteration."""
+        """Return the position at the start of the next iteration."""
         return self._replace(iteration=self.iteration + 1, epoch_in_iteration=0)
 
     def count(self, unit: TimeUnit | str) -> int | float:
-        """How many of `unit` (not `dur`: see `Progress`) have passed since the start of training, a plain number."""
+        """Return the count of a unit since the start of training, as a plain number.
+
+        Raises:
+            ValueError: `unit` is `dur`, which only `Progress` can count.
+        """
         if unit not in _FIELD_OF_UNIT:
             raise ValueError(f"{str(TimeUnit(unit))!r} is a fraction of max_duration, unknown here: give another unit")
         return self[_FIELD_OF_UNIT[unit]]
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """As `count`, as a `Time`."""
+        """Return the count of a unit since the start of training, as a `Time`."""
         return Time(self.count(unit), unit)
 
     def _numbers(self, other: Time) -> tuple[int | float, int | float]:
@@ -245,12 +261,16 @@ class Timestamp(NamedTuple):
         return _ge(self, other)
 
     def state_dict(self) -> dict[str, int | float]:
-        """The fields by name, as plain numbers."""
+        """Return the fields by name, as plain numbers."""
         return self._asdict()
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
-        """The timestamp whose `state_dict()` this is; a missing or unknown field is a ValueError."""
+        """Return the timestamp with the given `state_dict()`.
+
+        Raises:
+            ValueError: a field is missing or unknown.
+        """
         if state.keys() != set(cls._fields):
             raise ValueError(f"state={dict(state)!r} must have exactly the keys {', '.join(cls._fields)}")
         return cls(**state)  # type: ignore[arg-type]
@@ -260,7 +280,7 @@ def exact_ratio(ratio: float) -> Fraction:
     """Return `scale_schedule_ratio` as the decimal number that was written: 0.1 is 1/10.
 
     Raises:
-        ValueError: it is not above 0, or infinite.
+        ValueError: the ratio is not a finite number above 0.
     """
     if not 0 < ratio < math.inf:
         raise ValueError(f"scale_schedule_ratio={ratio!r} must be a finite number above 0")
@@ -268,10 +288,12 @@ def exact_ratio(ratio: float) -> Fraction:
 
 
 def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches_per_epoch: int | None) -> Fraction:
-    """The exact length of `time` in another unit: `dur` through max_duration, epochs and batches through each other.
+    """Return the exact length of `time` in another unit.
+
+    Fractions (`dur`) are converted through max_duration; epochs and batches, through the batches of an epoch.
 
     Raises:
-        ValueError: Nothing links the two units, or the batches of an epoch are not known.
+        ValueError: there is no conversion between the two units, or the number of batches per epoch is unknown.
     """
     if time.unit == unit:
         return time.exact
@@ -288,10 +310,11 @@ def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches
 
 @dataclass(frozen=True, init=False)
 class Interval:
-    """A recurrence such as `'2ep'` or `'0.25dur'`, due when its count is crossed; an int is epochs, 0 means never.
+    """A recurrence such as `'2ep'` or `'0.25dur'`, due whenever a multiple of it is reached.
 
-    A fraction of a run of epochs falls inside them where their batches are known, else on the end of the epoch. What
-    falls on an epoch's end is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
+    An int is a number of epochs; 0 means never. A fraction of a run measured in epochs may fall inside an epoch if the
+    number of batches per epoch is known; otherwise it falls on the end of the epoch. A multiple on the end of an epoch
+    is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
     """
 
     time: Time
@@ -308,27 +331,30 @@ class Interval:
         max_duration: Time | None = None,
         batches_per_epoch: int | None = None,
     ) -> bool:
-        """Return whether a multiple of the interval lies in (previous, now], by the interval's own count.
+        """Return whether a multiple of the interval lies in (previous, now], counted in the interval's unit.
 
         Args:
-            previous: the position before one `to_next_*`.
-            now: the position after it.
-            max_duration: of the run; a `dur` interval raises a ValueError without it.
-            batches_per_epoch: where the loader has a length.
+            previous: the position before a call of `to_next_*`.
+            now: the position after the call.
+            max_duration: the length of the run, which a `dur` interval needs.
+            batches_per_epoch: the number of batches per epoch; None if the loader has no length.
+
+        Raises:
+            ValueError: the interval is in `dur`, and `max_duration` is None.
         """
         if not self.time.value:
             return False
         bound = self._bound
-        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # made once
+        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # bind only once
             bound = max_duration, batches_per_epoch, self._counter(max_duration, batches_per_epoch)
             object.__setattr__(self, "_bound", bound)
         multiples = bound[2]
         return multiples(now) > multiples(previous)
 
     def _counter(self, max_duration: Time | None, batches: int | None) -> Callable[[Timestamp], int | float]:
-        """Return a function from a position to how many multiples it has reached, in whole numbers."""
+        """Return a function from a position to the whole number of multiples reached by then."""
         is_fraction = self.time.unit is TimeUnit.DURATION
-        counted = max_duration.unit if max_duration else TimeUnit.BATCH  # where there is none, converting raises
+        counted = max_duration.unit if max_duration else TimeUnit.BATCH  # without a max_duration, convert() raises
         unit = counted if is_fraction else self.time.unit
         if batches and is_fraction and unit is TimeUnit.EPOCH:
             length, parts = convert(self.time, TimeUnit.BATCH, max_duration, batches).as_integer_ratio()
@@ -343,16 +369,17 @@ class Interval:
 
 
 class Progress(NamedTuple):
-    """Where training is and how long it will be; `batches_per_epoch` is None where the loader has no length."""
+    """The position in training and its total length; `batches_per_epoch` is None if the loader has no length."""
 
     timestamp: Timestamp
     max_duration: Time
     batches_per_epoch: int | None = None
 
     def elapsed_in(self, unit: TimeUnit | str) -> float:
-        """Return how many of `unit` have passed; epochs in fractions where their batches are known, as `dur` is.
+        """Return the count of a unit so far; for `dur`, the fraction of max_duration that has passed.
 
-        One division of whole numbers: 3 batches of 10 are the float that is written 0.3.
+        Epochs are counted with fractions if the batches per epoch are known. The result comes from a single division
+        of whole numbers, so 3 batches of 10 give exactly the float 0.3.
         """
         whole = self.max_duration.value if unit == TimeUnit.DURATION else 1
         unit = self.max_duration.unit if unit == TimeUnit.DURATION else unit
@@ -361,5 +388,9 @@ class Progress(NamedTuple):
         return self.timestamp.count(unit) / whole
 
     def convert(self, time: Time | str, unit: TimeUnit | str) -> float:
-        """The length of `time` in another unit, see the function `convert`; a ValueError where nothing links them."""
+        """Return the length of `time` in another unit.
+
+        Raises:
+            ValueError: there is no conversion between the two units.
+        """
         return float(convert(Time.parse(time), unit, self.max_duration, self.batches_per_epoch))

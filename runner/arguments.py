@@ -1,4 +1,4 @@
-"""What the Trainer checks of its arguments before anything is made of them."""
+"""Checks of the Trainer's arguments, made before anything is built from them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def check_arguments(
     seed: Any = 0,
     scale_schedule_ratio: Any = 1.0,
 ) -> None:
-    """Raise where an argument of the Trainer is wrong by itself, before there is a model or data.
+    """Check the Trainer's arguments that can be judged on their own, without a model or data.
 
     Raises:
-        ValueError, TypeError: one is; the message names it.
+        ValueError, TypeError: an argument is wrong; the message names it.
     """
     check_duration(max_duration)
     exact_ratio(scale_schedule_ratio)
@@ -49,10 +49,11 @@ def check_arguments(
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
-    """Return a length of training; an int counts epochs.
+    """Return a valid length of training; an int counts epochs.
 
     Raises:
-        ValueError: it is no time, not positive, or in 'dur' or 'iter'.
+        TypeError: the value is neither a string, an int nor a `Time`.
+        ValueError: the value is not a time, not positive, or given in 'dur' or 'iter'.
     """
     duration = Time.parse_or_epochs(value, name)
     if duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0:
@@ -61,14 +62,15 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
 
 
 def check_trainable(state: State, may_be_over: bool = False) -> None:
-    """Raise where `fit` could not begin, or would never end.
+    """Check that `fit` can start, and that it will end.
 
     Args:
-        state: of its Trainer.
-        may_be_over: whether it may be that nothing is left to train.
+        state: the Trainer's state.
+        may_be_over: whether to accept that nothing is left to train.
 
     Raises:
-        ValueError: there is nothing to train with, nothing left to train, or the model does not count the unit.
+        ValueError: the training data or optimizers are missing, nothing is left to train, or max_duration is in tokens
+            and the model does not count tokens.
     """
     if state.train_dataloader is None or not state.optimizers:
         missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
@@ -84,11 +86,11 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Raise where a model is none, or has a method that cannot be called as the trainer calls it.
+    """Check that a model is a `Model`, and that its methods accept the trainer's calls.
 
     Raises:
-        TypeError: the message says what to define.
-        ValueError: a lazy module has not seen a batch, so that its weights could be neither counted nor loaded.
+        TypeError: the model is not a `Model`, or a method has the wrong arguments; the message says what to define.
+        ValueError: a lazy module has not seen a batch yet, so its weights cannot be counted or loaded.
     """
     kind = type(model).__name__
     if not isinstance(model, Model):
@@ -105,10 +107,10 @@ def check_model(model: Any) -> None:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed.
+    """Return a valid seed.
 
     Raises:
-        ValueError: it is no int, or negative.
+        ValueError: the seed is not an int, or is negative.
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
@@ -116,10 +118,10 @@ def check_seed(seed: int) -> int:
 
 
 def check_iteration_length(value: str | int | Time | None) -> Time | None:
-    """Return the length of an iteration in epochs, None for the whole run.
+    """Return the length of an iteration in epochs; None if the whole run is one iteration.
 
     Raises:
-        ValueError: it is not in epochs.
+        ValueError: the length is not in epochs, or not positive.
     """
     if value is None:
         return None
@@ -130,10 +132,10 @@ def check_iteration_length(value: str | int | Time | None) -> Time | None:
 
 
 def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> None:
-    """Raise where batches cannot be split as asked.
+    """Check that batches can be split as requested.
 
     Raises:
-        ValueError: a number is not positive, or both ways of splitting are given.
+        ValueError: a number is not a positive int, or both ways of splitting are given.
     """
     if not isinstance(grad_accum, int) or isinstance(grad_accum, bool) or grad_accum < 1:
         raise ValueError(f"grad_accum={grad_accum!r}: must be an int of at least 1")
@@ -147,10 +149,12 @@ _UNSEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFOR
 
 
 def refuse_unseen_hooks(state: State) -> None:
-    """Raise where someone listens to an event inside the step of a model that has its own `training_step`.
+    """Refuse hooks that would never be called because the model has its own `training_step`.
 
     Raises:
-        ValueError: it would never be called.
+        ValueError: a hook listens to an event between forward and backward, which a model's own `training_step` does
+            not fire; or the model has training metrics; or something has to happen between backward and the steps of a
+            model with `manual_optimization`.
     """
     model = type(state.unwrapped_model).__name__
     if state.unwrapped_model.training_step is None:
@@ -166,7 +170,7 @@ def refuse_unseen_hooks(state: State) -> None:
 
 
 def _refuse_before_own_steps(state: State, model: str) -> None:
-    """Raise where something is to happen between backward and the steps that a model takes by itself."""
+    """Refuse whatever has to happen between backward and the optimizer steps if the model makes these itself."""
     if state.grad_accum > 1 or state.microbatch_size is not None:
         key = "grad_accum" if state.grad_accum > 1 else "microbatch_size"
         raise ValueError(f"{key}: {model} has manual_optimization, and steps with the whole batch; leave {key} out")
@@ -180,11 +184,12 @@ Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestinat
 
 
 def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
-    """Return algorithms, callbacks and the destinations that work on this rank, named and in order.
+    """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
 
     Raises:
-        ValueError: algorithms conflict, two objects have one name, or one has the state of another Trainer's run.
-        TypeError: something is of another kind, or its hooks take other arguments.
+        ValueError: algorithms conflict, two objects have the same name, or an object still has the state of a run in
+            another Trainer.
+        TypeError: an object is of the wrong class, or its hooks have the wrong arguments.
     """
     hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
     ordered = order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm)))
@@ -200,7 +205,7 @@ def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
 
 
 def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
-    """Return a list of one object, of several, or of a mapping's values, whose keys become config keys."""
+    """Return a list from a single object, a sequence, or a mapping, whose keys become the objects' config keys."""
     value = () if value is None else value
     values = value.values() if isinstance(value, Mapping) else value
     listed = [values] if isinstance(value, Hooks | type) else [*values]

@@ -6,13 +6,13 @@ from runner.failures import wrong_argument
 
 
 def check_whole(name: str, value: int, least: int, what: str = "a whole number") -> None:
-    """Raise where an argument is not a whole number, or is below the least that is allowed.
+    """Check that an argument is a whole number and not too small.
 
     Args:
         name: the argument's name.
-        value: as it was given.
-        least: the smallest number that is allowed.
-        what: what the argument is, for the message, such as 'a number of batches'.
+        value: the value that was given.
+        least: the smallest allowed value.
+        what: a description of the argument for the message, such as 'a number of batches'.
 
     Raises:
         ValueError: the value is not a whole number, or is too small.

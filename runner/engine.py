@@ -1,4 +1,4 @@
-"""Dispatch of events to algorithms, callbacks and logger destinations, through a table that is made once."""
+"""Dispatch of events to algorithms, callbacks and logger destinations, through a table that is built once."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from runner.state import State
 
 
-# Where algorithms have done their part in one of these, weights are final: the others only hear that time has passed.
+# Once algorithms have handled one of these events, weights are final. The remaining hooks only observe that time has
+# passed, so a resumed run can still call those that a failure left out.
 _TOLD_LATER = (Event.EPOCH_END, Event.ITERATION_END)
 
 
 class Engine:
-    """Runs whoever listens to an event, in order: algorithms, callbacks, logger destinations.
+    """Calls the hooks that listen to an event, in order: algorithms, callbacks, logger destinations.
 
-    The table of handlers is made here once, from the methods that are overridden; an event to which nobody listens
-    costs one look-up. At INIT the order is destinations, callbacks, algorithms, so that everyone can log; on events
-    that close a bracket algorithms run in reverse.
+    The constructor builds the table of handlers once, from the methods that hooks override. An event without listeners
+    costs one lookup. At INIT the order is destinations, callbacks, algorithms, so that all of them can log. On events
+    that close a bracket, algorithms run in reverse order.
 
     Args:
-        state: the run's state, with `algorithms` (already ordered by `order_algorithms`) and `callbacks` in it.
-        logger: the run's logger with its destinations.
+        state: the run's state, with its callbacks, and its algorithms in the order from `order_algorithms`.
+        logger: the run's logger, with its destinations.
     """
 
     def __init__(self, state: State, logger: Logger) -> None:
@@ -41,15 +42,15 @@ class Engine:
         self.on = Firing({event: partial(self.run_event, event) if self._table[event] else _nobody for event in Event})
 
     def run_event(self, event: Event | str, hooks: Sequence[str] | None = None) -> None:
-        """Call every handler of an event, given as `Event` or by name in either case.
+        """Call every handler of an event.
 
         Args:
-            event: which.
-            hooks: config keys of those alone who are to hear it; None: everyone.
+            event: the event, as an `Event` or by name in lower or upper case.
+            hooks: the config keys of the only hooks to call; None: all hooks.
 
         Raises:
             RuntimeError: the engine is closed.
-            ValueError: there is no such event.
+            ValueError: there is no event of that name.
         """
         try:
             handlers = self._table[event]
@@ -70,20 +71,20 @@ class Engine:
                 raise
 
     def tell_unheard(self) -> None:
-        """Fire the event in which a run failed for those who had not heard it, now that it goes on."""
+        """Fire the event in which a resumed run had failed, for the hooks that had not handled it yet."""
         unheard, self.state.unheard = self.state.unheard, {}
         for event, hooks in unheard.items():
             self.run_event(event, hooks)
 
     def listeners(self, event: Event | str) -> list[Hooks]:
-        """Return who acts at an event, in the order in which they run."""
+        """Return the hooks that act at an event, in the order in which they run."""
         return [_owner(handler) for handler in self._table[Event(event)]]
 
     def close(self) -> None:
-        """Close callbacks, then algorithms, then destinations, each once and all of them, whatever fails on the way.
+        """Close callbacks, then algorithms, then destinations: all of them, each once, even if some fail.
 
-        With `state.error` set, failures here become notes on it; otherwise the first of them is raised at the end,
-        the others being its notes. A closed engine refuses events.
+        If `state.error` is set, failures to close become notes on it. Otherwise the first failure is raised at the
+        end, with the others as its notes. A closed engine refuses events.
         """
         if self._closed:
             return
@@ -130,7 +131,7 @@ class Engine:
                 yield handler
 
     def _annotate(self, error: BaseException, handler: Handler | None, event: Event) -> None:
-        """Add to an exception who raised it, at which event and when: as facts, and as a note of the same."""
+        """Add to an exception which hook raised it, at which event and when, both as facts and as a note."""
         name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)
@@ -138,13 +139,13 @@ class Engine:
 
 
 def _nobody() -> None:
-    """Fire an event to which nobody listens."""
+    """Fire an event that has no listeners: do nothing."""
 
 
 class Firing:
-    """One function per event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)`, looked up already.
+    """One function per event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)` without the lookup.
 
-    The loops call these, for an event that nobody listens to costs an empty call there.
+    The loops call these functions, so that an event without listeners costs only an empty call.
     """
 
     __slots__ = tuple(event.value for event in Event)
@@ -164,19 +165,19 @@ class _ClosedTable(dict[str, tuple[Handler, ...]]):
 
 
 def overrides(one: Hooks, name: str) -> bool:
-    """Whether an object has its own method for an event, or its own of another method of `Hooks`."""
+    """Return whether an object overrides a method of `Hooks`, in its class or on the object itself."""
     return name in vars(one) or getattr(type(one), name) is not getattr(Hooks, name)
 
 
 def _handler(one: Hooks, event: Event) -> Handler | None:
-    """Return the method of an object that is to run at an event, or None when it overrides none."""
+    """Return the method that an object runs at an event, or None if it does not listen to the event."""
     if any(overrides(one, name) for name in ("run_event", "match", "apply")):
         return partial(one.run_event, event)
     return getattr(one, event.value) if overrides(one, event) else None
 
 
 def _owner(handler: Handler) -> Hooks:
-    # A bound method may have a `__wrapped__` too, of its decorator: it is no wrapper of ours.
+    # A bound method may have a `__wrapped__` as well, from a decorator. That one must not be unwrapped.
     while not hasattr(handler, "__self__") and hasattr(handler, "__wrapped__"):
         handler = handler.__wrapped__  # type: ignore[attr-defined]
     method = handler.func if isinstance(handler, partial) else handler
@@ -185,7 +186,7 @@ def _owner(handler: Handler) -> Hooks:
 
 @contextmanager
 def evaluation_weights(state: State) -> Iterator[None]:
-    """Inside, the model holds the weights to evaluate and to export: an algorithm's average, if one keeps it."""
+    """Put the weights to evaluate and export into the model: an algorithm's average of them, if one keeps it."""
     with ExitStack() as stack:
         for algorithm in state.algorithms:
             stack.enter_context(algorithm.evaluation_weights(state))

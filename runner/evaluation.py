@@ -1,7 +1,7 @@
-"""The loops of evaluation and prediction: every event of theirs fires here, each at one place.
+"""The loops of evaluation and prediction. Each of their events fires in this file, in one place.
 
-Nothing of training is changed by them: mode, weights, batch in flight, gradients, clock. At EVAL_AFTER_ALL and
-EVAL_STANDALONE_END all of it is as it was before.
+The loops leave training unchanged: its mode, weights, current batch, gradients and clock. At EVAL_AFTER_ALL and
+EVAL_STANDALONE_END everything is back to what it was before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runner.time import Timestamp
 
 
 def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators inside training, as one group; nothing when none is given. All ranks."""
+    """Run evaluators during training, as one group; do nothing if there are none. Call it on all ranks."""
     if not evaluators:
         return
     on = run.on
@@ -40,7 +40,7 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
 
 
 def evaluate_standalone(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators on demand. All ranks."""
+    """Run evaluators on demand, outside of training. Call it on all ranks."""
     on = run.on
     with off_the_clock(run):
         with evaluation(run):
@@ -51,7 +51,11 @@ def evaluate_standalone(run: Run, evaluators: Sequence[Evaluator]) -> None:
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
-    """Run one evaluator over its data, each sample once over all ranks, and leave its values in the state."""
+    """Run one evaluator over its data, each sample once over all ranks, and store its values in the state.
+
+    Raises:
+        ValueError: the evaluator's data yields no batch.
+    """
     state, on, model = run.state, run.on, run.state.unwrapped_model
     stream = run.eval_streams[evaluator.label]
     metrics = state.eval_metrics[evaluator.label]
@@ -85,25 +89,25 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
 
 
 def predict(run: Run, stream: BatchStream) -> list[Any]:
-    """Return this rank's outputs by batch, on the CPU. All ranks."""
+    """Return this rank's outputs as a list by batch, on the CPU. Call it on all ranks."""
     predictions = []
 
     def take(outputs: Any, samples: int) -> None:
         if samples:
-            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu()))  # The intended sync.
+            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu()))  # the intended sync
 
     predict_each(run, stream, take)
     return predictions
 
 
 def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
-    """Predict batch by batch, and keep nothing. All ranks.
+    """Predict batch by batch, and pass on the outputs without keeping them. Call it on all ranks.
 
     Args:
-        run: with the model.
-        stream: the data.
-        take: called on all ranks alike with a batch's outputs, and with how many of its samples count on this rank: 0
-            where the batch stands in for an empty share. The batch is `state.batch`.
+        run: the run, with its model.
+        stream: the data to predict.
+        take: a function called on all ranks for each batch, `state.batch`, with the batch's outputs and its number of
+            samples on this rank: 0 if the batch only stands in for an empty share.
     """
     state, on = run.state, run.on
     with off_the_clock(run), evaluation(run):
@@ -124,7 +128,7 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
 
 @contextmanager
 def off_the_clock(run: Run) -> Iterator[None]:
-    """Inside, time does not count as training's."""
+    """Stop the training clock within the `with` block."""
     run.clock.pause()
     try:
         yield
@@ -137,7 +141,7 @@ _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
 
 @contextmanager
 def evaluation(run: Run) -> Iterator[None]:
-    """Inside, the model is in evaluation mode with the weights to evaluate; afterwards nothing of training changed."""
+    """Put the model in evaluation mode with the weights to evaluate, then restore the state of training."""
     state, model = run.state, run.state.unwrapped_model
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
     try:

@@ -1,6 +1,6 @@
-"""What is known about a failure: who raised it, at which event and batch, and which key of the config it is about.
+"""Facts about a failure: the hook that raised it, the event and the batch, and the config key that it is about.
 
-These facts are data on the exception. Messages and notes say the same to people, and no code reads them:
+These facts are data on the exception. Messages and notes tell people the same things, and no code parses them:
 
     try:
         trainer.fit()
@@ -8,9 +8,9 @@ These facts are data on the exception. Messages and notes say the same to people
         facts = facts_of(error)
         print(facts.raised_by, facts.event, facts.timestamp)
 
-Exceptions of other libraries and of users carry facts too, so there is no base class of our own: the facts are one
-attribute, `error.facts`, which is added where something is known and read through `facts_of`. They are pickled with the
-exception; `to_data` and `from_data` send them where pickle is not used.
+Exceptions from other libraries and from users' code carry facts too, so the facts do not depend on a base class. They
+are an attribute, `error.facts`, which is set where something is known and read through `facts_of`. Facts are pickled
+with the exception; `to_data` and `from_data` convert them where pickle is not used.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from runner.time import Timestamp
 
 
 class Raiser(NamedTuple):
-    """A callback, algorithm or destination whose method raised an exception or let it through."""
+    """A callback, algorithm or destination whose method raised an exception or let one through."""
 
     config_key: str
-    """Its name in the config."""
+    """The hook's name in the config."""
     event: Event | None = None
-    """The event that was handled; None in `close`, or where a value was logged."""
+    """The event that the hook was handling; None in `close`, or when a value was logged."""
     timestamp: Timestamp | None = None
-    """The position in training, where there was an event."""
+    """The position in training at that event; None without an event."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a failure; a field that is empty is not known.
+    """The known facts about a failure; an empty field is unknown.
 
     Attributes:
-        raisers: hooks that raised the exception or let it through, the innermost first.
-        argument: name of the argument that was refused. The message begins with it, as `argument=value`.
-        section: dotted path of the section of the config that is at fault, such as `callbacks.lr_monitor`.
-        key: full key of what is wrong in the config; an argument that is not set there has none.
+        raisers: the hooks that raised the exception or let it through, innermost first.
+        argument: the name of the refused argument. The message begins with it, as `argument=value`.
+        section: the dotted path of the config section at fault, such as `callbacks.lr_monitor`.
+        key: the full config key at fault; empty if the argument is not set in the config.
         target: the `_target_` that raised the exception when it was called with its section.
-        works_without: group of the config without which the failure does not occur.
+        works_without: the config group without which the failure does not occur.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -56,21 +56,21 @@ class Facts:
 
     @property
     def raised_by(self) -> str:
-        """Config key of the hook that raised the exception; empty where no hook did."""
+        """The config key of the hook that raised the exception; empty if no hook did."""
         return self.raisers[0].config_key if self.raisers else ""
 
     @property
     def event(self) -> Event | None:
-        """The event at which that hook raised it."""
+        """The event at which the hook in `raised_by` raised the exception; None if there was no event."""
         return self.raisers[0].event if self.raisers else None
 
     @property
     def timestamp(self) -> Timestamp | None:
-        """The position in training at that event."""
+        """The position in training at `event`; None if there was no event."""
         return self.raisers[0].timestamp if self.raisers else None
 
     def to_data(self) -> dict[str, Any]:
-        """Return the facts as plain containers that JSON can hold."""
+        """Return the facts as plain containers that can be stored as JSON."""
         raisers = [
             {"config_key": key, "event": event, "timestamp": None if now is None else now.state_dict()}
             for key, event, now in self.raisers
@@ -79,7 +79,7 @@ class Facts:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Facts:
-        """Return the facts that `to_data` turned into plain containers."""
+        """Return the facts from the plain containers that `to_data` returned."""
         raisers = tuple(
             Raiser(
                 one["config_key"],
@@ -92,21 +92,21 @@ class Facts:
 
 
 UNKNOWN = Facts()
-"""Of a failure about which nothing is known."""
+"""The facts of a failure about which nothing is known."""
 
 
 def facts_of(error: BaseException) -> Facts:
-    """Return what is known about a failure; all fields are empty where nothing is."""
+    """Return the facts about a failure; all fields are empty if nothing is known."""
     facts = getattr(error, "facts", None)
     return facts if isinstance(facts, Facts) else UNKNOWN
 
 
 def annotate(error: BaseException, **facts: Any) -> None:
-    """Add facts to an exception; others that it has stay.
+    """Add facts to an exception, and keep the other facts that it has.
 
     Args:
-        error: any exception. A `RankFailed` stays as it is: what happens to it on this rank is not why it was raised.
-        facts: fields of `Facts`.
+        error: any exception. A `RankFailed` is left as it is, because this rank did not cause it.
+        facts: values for fields of `Facts`.
     """
     if not isinstance(error, RankFailed):
         vars(error)["facts"] = replace(facts_of(error), **facts)
@@ -115,25 +115,25 @@ def annotate(error: BaseException, **facts: Any) -> None:
 def add_raiser(
     error: BaseException, config_key: str, event: Event | None = None, timestamp: Timestamp | None = None
 ) -> None:
-    """Add to the facts of an exception that a hook raised it, or let it through.
+    """Add to the facts of an exception the hook that raised it or let it through.
 
     Args:
         error: any exception.
         config_key: the hook's name in the config.
-        event: the event that it handled, if any.
+        event: the event that the hook was handling, if any.
         timestamp: the position in training at that event.
     """
     annotate(error, raisers=(*facts_of(error).raisers, Raiser(config_key, event, timestamp)))
 
 
 def wrong_argument(name: str, value: object, reason: str, kind: type[Exception] = ValueError) -> Exception:
-    """Return the exception of an argument that is wrong; its message is `name=value: reason`.
+    """Return an exception for a wrong argument, with the message `name=value: reason`.
 
     Args:
         name: the argument's name.
-        value: as it was given.
+        value: the value that was given.
         reason: what is allowed, and what to do.
-        kind: class of the exception.
+        kind: the class of the exception.
     """
     error = kind(f"{name}={value!r}: {reason}")
     annotate(error, argument=name)
@@ -141,11 +141,11 @@ def wrong_argument(name: str, value: object, reason: str, kind: type[Exception] 
 
 
 def argument_of(error: BaseException) -> str:
-    """Return the name of the argument that an exception refuses; empty where it names none.
+    """Return the name of the argument that an exception refuses; empty if the exception names none.
 
-    Builtin exceptions have no attribute for it, and constructors, also those of users, raise builtin exceptions. By
-    convention their message begins with `name=value`, and this function alone looks there: its callers store what it
-    finds among the facts.
+    Constructors, including those of users, raise builtin exceptions, which have no attribute for the name. By
+    convention their message begins with `name=value`. Only this function parses that; its callers store the name among
+    the facts.
     """
     if facts_of(error).argument:
         return facts_of(error).argument
@@ -154,16 +154,16 @@ def argument_of(error: BaseException) -> str:
 
 
 class WrongKey(ValueError):
-    """A key of the config is wrong, and its full name is known where that is found out.
+    """A config key is wrong, and the code that detects it knows the full key.
 
     Args:
-        key: in full.
+        key: the full key.
         reason: what is allowed, and what to do.
-        value: as it was typed, with quotes where it is text; None: the message does not show it.
+        value: the value as it was typed, in quotes if it is text; None: the message does not show the value.
     """
 
     def __init__(self, key: str, reason: str, value: str | None = None) -> None:
-        super().__init__(key, reason, value)  # what pickle calls it with
+        super().__init__(key, reason, value)  # pickle calls the constructor with these arguments
         annotate(self, key=key)
         self.key = key
         self.reason = reason
@@ -174,33 +174,33 @@ class WrongKey(ValueError):
 
 
 class RankFailed(RuntimeError):
-    """Another rank failed first; the message ends in its trace.
+    """Another rank failed first; the message ends with that rank's traceback.
 
     Args:
         rank: the rank that failed.
-        trace: as that rank would print it, or how it ended where it could not say more.
-        facts: what is known about the failure on that rank.
+        trace: the traceback as that rank would print it, or how the process ended if it left none.
+        facts: the facts about the failure on that rank.
     """
 
     def __init__(self, rank: int, trace: str, facts: Facts = UNKNOWN) -> None:
-        super().__init__(rank, trace, facts)  # what pickle calls it with
+        super().__init__(rank, trace, facts)  # pickle calls the constructor with these arguments
         self.rank = rank
         self.trace = trace.rstrip()
         self.facts = facts
-        self.__suppress_context__ = True  # what follows from the failure on this rank would bury it
+        self.__suppress_context__ = True  # consequences of the failure on this rank would hide its cause
 
     def __str__(self) -> str:
         return f"rank {self.rank} failed:\n{self.trace}"
 
 
 class UnsupportedType(TypeError):
-    """A value is of a type that cannot be used where it stands.
+    """A value has a type that cannot be used in its place.
 
     Args:
-        message: says where it stands, and what is allowed.
-        type_name: name of its class.
+        message: where the value was found, and what is allowed.
+        type_name: the name of the value's class.
     """
 
     def __init__(self, message: str, type_name: str = "") -> None:
-        super().__init__(message)  # alone, as a DataLoader makes it anew from the message of a worker's exception
+        super().__init__(message)  # message only: a DataLoader rebuilds a worker's exception from it
         self.type_name = type_name

@@ -1,4 +1,4 @@
-"""One job, from the config that Hydra composed to what a sweep compares. Launchers import this module by name."""
+"""One job, from the config that Hydra composed to the objective of a sweep. Launchers import this module by name."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ sweep.register_resolver()
 
 
 class Task:
-    """What Hydra calls for each job, in whichever process its launcher runs it.
+    """The function that Hydra calls for each job, in whichever process the launcher runs the job.
 
-    The error of a single run is kept in `error` instead of being raised, because Hydra would print it in its own way.
+    The error of a single run is stored in `error` instead of being raised, because Hydra would print it in its own way.
 
     Args:
-        saved: the run that `resume=` or `rerun=` names.
+        saved: the run given by `resume=` or `rerun=`.
     """
 
     def __init__(self, saved: SavedRun | None = None) -> None:
@@ -65,7 +65,7 @@ class Task:
             return None
 
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> float | None:
-        mode = MODES.get(str(config.mode))  # a mode that does not exist is refused like any other wrong key
+        mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
         without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
         label = label_of(config.run_name, hydra_config)
         with lasting_output(), labelled_lines(label), given_back():
@@ -73,7 +73,7 @@ class Task:
 
 
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
-    """Do what a composed config asks for, on all ranks if its mode needs them, and return what a sweep compares."""
+    """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
     if not find_mode(job.config["mode"]).on_all_ranks:
         with without_ranks():
@@ -82,14 +82,14 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> fl
         with owned(Path(job.run_dir)), ranks().sharing(job):
             return run(job)
     with placed(job, hydra_config) as (job, result):
-        if result is not None:  # this job has been done already, or another process is doing it
+        if result is not None:  # this job is done already, or another process is running it
             return result.objective
         with ranks().sharing(job):
             return run(job)
 
 
 def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
-    """Return the job of a composed config, checked. If it needs other ranks, they have been started.
+    """Check a composed config and return its job. If the job needs other ranks, start them.
 
     Raises:
         WrongConfig: the config cannot be used in its mode.
@@ -135,11 +135,11 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
-    """Start the other processes that a job needs, before torch is imported here; return the CPU threads of each rank.
+    """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank.
 
     Args:
         config: the job's config, not yet checked.
-        hydra_config: Hydra's own config of the job.
+        hydra_config: Hydra's own config for the job.
     """
     build.warm_up(config)
     launch = build.make_launch(config)
@@ -153,7 +153,7 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
 
 
 def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
-    """Raise an error if a config cannot be used in a mode.
+    """Check that a config can be used in a mode.
 
     Raises:
         ValueError: a key is wrong; the message names it.
@@ -170,17 +170,17 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
 def print_differences(
     mode: Mode, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> None:
-    """Print how the config of a run that is resumed or made again differs from the one that it had.
+    """Print how the config of a run that is resumed or rerun differs from its recorded config.
 
     Args:
         mode: the mode of the job.
-        config: the config that it has now.
+        config: the current config.
         resume: the run or checkpoint that is resumed.
-        saved: the record of that run, if there is one.
-        overrides: the overrides of the record and those typed now.
+        saved: the record of the earlier run, if there is one.
+        overrides: the recorded overrides and those typed now.
 
     Raises:
-        ValueError: something differs that may not change when a run is resumed.
+        ValueError: a key differs that must not change when a run is resumed.
     """
     if saved is not None and config["rerun"] is not None:
         tell_changes_of_rerun(saved.config, config)
@@ -191,14 +191,14 @@ def print_differences(
 def name_run(
     mode: Mode, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
 ) -> str:
-    """Return the name of a run: the one that was typed or that it had before, or else its model, data and folder.
+    """Return the name of a run: the one typed or recorded, or else a name made from its model, data and folder.
 
     Args:
-        mode: the mode of the job; its name comes first if the run only uses the weights of another one.
+        mode: the mode of the job. Its name comes first if the run only uses the weights of another run.
         config: the config of the run.
         run_dir: the run's folder.
-        saved: the run that is resumed or made again.
-        choices: the names chosen in config groups.
+        saved: the run that is resumed or rerun.
+        choices: the chosen name of each config group.
     """
     name = config["run_name"]
     if not name:
@@ -210,7 +210,7 @@ def name_run(
 
 
 def run(job: Job) -> float | None:
-    """Do the work of a job in its mode, and return what a sweep compares. All ranks."""
+    """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
     with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:

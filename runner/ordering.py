@@ -1,4 +1,4 @@
-"""In which order algorithms run, and what hooks are called: from what their classes declare."""
+"""The order in which algorithms run, from what their classes declare, and the names of hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
     """Return algorithms in the order in which they run: as given, except where they declare otherwise.
 
     Raises:
-        ValueError: two of them conflict, or their declarations form a cycle; both are named.
+        ValueError: two algorithms conflict, or their declarations form a cycle; the message names them.
     """
     for one, other in conflicts_among(algorithms):
         raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
@@ -24,7 +24,7 @@ def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 
 def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
-    """Return the pairs of classes that cannot be combined: which declares it, and which other is there."""
+    """Return the pairs of classes that cannot be combined: the class that declares the conflict, and the other one."""
     names = [type(one).__name__ for one in algorithms]
     return [
         (type(one).__name__, other)
@@ -35,7 +35,11 @@ def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
 
 
 def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Do what `order_algorithms` does, whether they conflict or not."""
+    """Do what `order_algorithms` does, but without checking for conflicts.
+
+    Raises:
+        ValueError: the declarations form a cycle; the message shows it.
+    """
     names = [type(one).__name__ for one in algorithms]
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
     for index, one in enumerate(algorithms):
@@ -61,10 +65,10 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
-    """Give each object without a `config_key` one: its class name in snake case, numbered when it is taken.
+    """Give each hook without a `config_key` its class name in snake case, with a number if that is taken.
 
     Raises:
-        ValueError: two objects bear the same key, or one object is given twice.
+        ValueError: two hooks have the same key, or a hook is given twice.
     """
     taken = {one.config_key for one in hooks if one.config_key}
     if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
@@ -79,7 +83,7 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     return tuple(hooks)
 
 
-# Names whose capitals do not start words.
+# Names in which not every capital letter starts a word.
 _WHOLE = re.compile("MLflow|MLPerf|NaN|NGram|WandB|TensorBoard|MixUp|CutMix|CutOut|ColOut|AugMix|BlurPool|ALiBi")
 
 

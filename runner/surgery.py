@@ -11,10 +11,12 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 Selector = type[nn.Module] | Callable[[nn.Module], bool]
-"""Selects the modules of exactly this type (a subclass may compute something else), or those for which it is true."""
+"""A type selects modules of exactly that type, as a subclass may compute something else; a function, those for which it
+returns True."""
 
 Policy = Callable[[nn.Module, int], nn.Module | None]
-"""Returns the replacement of a module, or None to keep it; the number counts the modules it was asked about before."""
+"""Returns a module's replacement, or None to keep the module; the int is the number of modules it has been asked about
+before."""
 
 _Pairs = dict[str, tuple[nn.Module, nn.Module]]
 
@@ -25,25 +27,25 @@ def replace_modules(
     optimizers: Sequence[Optimizer] = (),
     recurse_on_replaced: bool = False,
 ) -> dict[str, nn.Module]:
-    """Replace modules of a model in place, and return the replacements by the name of their first place in it.
+    """Replace modules of a model in place, and return the replacements by the name of their first place in the model.
 
-    Parents are visited before their children, and the first selector that matches decides. A module that stands in
-    several places is replaced once, for all of them. A replacement may contain the module that it replaces. If it takes
-    over parameters themselves, not copies of them, then their state in optimizers, their `requires_grad` and any
-    sharing with other modules are kept. Whatever is new in a replacement gets the dtype, device and mode of the
-    replaced module; if that has no weights, the dtype and device of the model.
+    Parents are visited before their children, and the first matching selector decides. A module that occurs in several
+    places is replaced once, in all of them. A replacement may contain the module that it replaces. If a replacement
+    reuses the parameters themselves rather than copies, their optimizer state, their `requires_grad` and any sharing
+    with other modules are kept. New modules and tensors in a replacement get the dtype, device and mode of the replaced
+    module or, if that has no weights, the dtype and device of the model.
 
     Args:
-        model: model to change. If it is to be replaced itself, the caller must do that: the replacement is in the
-            result under the name ''.
-        policies: what to replace modules with, for each kind of module to select.
-        optimizers: optimizers that exist already. New parameters join the groups of the replaced module's parameters,
-            and parameters that have left the model are dropped, with their state.
+        model: the model to change. If the model itself is selected, the caller must put its replacement in place, which
+            the result contains under the name ''.
+        policies: a policy for each selector.
+        optimizers: existing optimizers. New parameters join the parameter groups of the replaced module, and parameters
+            that have left the model are dropped together with their state.
         recurse_on_replaced: whether to continue inside replacements.
 
     Raises:
-        ValueError: a module that would be lost has hooks or parametrizations, or it is unclear which parameter group
-            new parameters belong to.
+        ValueError: a module that would be lost has hooks or parametrizations, or it is unclear to which parameter group
+            new parameters belong.
     """
     known = set(model.parameters())
     asked = dict.fromkeys(policies, 0)
@@ -81,7 +83,11 @@ def _selects(selector: Selector, module: nn.Module) -> bool:
 
 
 def _refuse_if_hooks_lost(old: nn.Module, new: nn.Module, name: str) -> None:
-    """Raise a ValueError if a module that the replacement drops has hooks or parametrizations."""
+    """Check that no module dropped by a replacement has hooks or parametrizations.
+
+    Raises:
+        ValueError: a dropped module has some.
+    """
     for lost in {*old.modules()} - {*new.modules()}:
         hooks = (lost._forward_hooks, lost._forward_pre_hooks, lost._backward_hooks, lost._backward_pre_hooks)
         if parametrize.is_parametrized(lost) or any(hooks):
@@ -92,7 +98,7 @@ def _refuse_if_hooks_lost(old: nn.Module, new: nn.Module, name: str) -> None:
 
 
 def _adapt(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
-    """Give new modules and tensors the device, dtype and mode of the module that they replace."""
+    """Give new modules and tensors the device, dtype and mode of the replaced module."""
     own = [*old.parameters(), *old.buffers()]
     floating = (one for one in chain(own, model.parameters(), model.buffers()) if one.is_floating_point())
     like = next(floating, torch.empty(0))
@@ -105,7 +111,11 @@ def _adapt(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
 
 
 def _regroup(optimizers: Sequence[Optimizer], replaced: _Pairs, known: set[nn.Parameter], root: nn.Module) -> None:
-    """Add new parameters to the groups of the replaced modules' parameters, and drop those that left the model."""
+    """Add new parameters to the parameter groups of the replaced modules, and drop those that left the model.
+
+    Raises:
+        ValueError: it is unclear to which parameter group new parameters belong.
+    """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for name, (old, new) in replaced.items():
         fresh = [one for one in new.parameters() if one.requires_grad and one not in known]

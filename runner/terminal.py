@@ -1,4 +1,4 @@
-"""Output for people on the terminal: the console, blocks of labelled lines, failures, and how paths and times read."""
+"""Terminal output for people: the console, blocks of labelled lines, failures, and the format of paths and times."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from runner.time import Timestamp
 
 STYLES = {"ok": "bold green", "warning": "bold yellow"}
-"""Styles of labels by the first word of the label."""
+"""Styles by the first word of a label."""
 
 
 def make_console(width: int = 120) -> Any:
-    """Return a console as wide as the terminal, or `width` columns wide if standard output is no terminal."""
+    """Return a console as wide as the terminal, or `width` columns wide if standard output is not a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -34,8 +34,8 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print labelled lines under a title.
 
     Args:
-        title: printed in bold; none is printed if it is empty.
-        rows: labels and texts; a text that is too long is wrapped in its column.
+        title: the title, printed in bold; if it is empty, no title is printed.
+        rows: pairs of label and text; a text that is too long is wrapped in its column.
     """
     from rich.table import Table
     from rich.text import Text
@@ -51,13 +51,13 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_failure(error: BaseException) -> None:
-    """Print the trace of a failure on stderr: that of the rank that failed first, without credentials."""
+    """Print the traceback of a failure on stderr, from the rank that failed first and without credentials."""
     text = f"{error}\n" if isinstance(error, RankFailed) else "".join(traceback.format_exception(error))
     print(without_credentials(text), end="", file=sys.stderr, flush=True)
 
 
 def show_path(path: Path) -> str:
-    """Return a path as a user would type it: relative if it lies in the working directory."""
+    """Return a path as a user would type it: relative if it is inside the working directory."""
     path = path.absolute()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -68,7 +68,7 @@ def epoch_number(now: Timestamp) -> int:
 
 
 def describe_time(now: Timestamp) -> str:
-    """Return where training stands: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
+    """Return a position as text: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
     batches = f"{now.batch} {'batch' if now.batch == 1 else 'batches'}"
     if now.epoch and not now.batch_in_epoch:
         return f"after epoch {epoch_number(now)} ({batches})"
@@ -77,12 +77,12 @@ def describe_time(now: Timestamp) -> str:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let nothing inside this context fail because it prints; text that cannot be written is dropped.
+    """Keep printing from failing within the `with` block, by dropping text that cannot be written.
 
-    That happens when the disk is full or the terminal has been closed. The first time that text of one stream is lost,
-    a warning goes to the other stream, unless the reader has merely stopped reading, as with `| head`.
+    Writing fails when the disk is full or the terminal has been closed. When text of one stream is lost for the first
+    time, a warning goes to the other stream, unless the reader has merely stopped reading, as with `| head`.
     """
-    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file to be opened would take its place
+    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file opened would get its number
         try:
             os.fstat(number)
         except OSError:
@@ -97,10 +97,10 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def labelled_lines(label: str) -> Iterator[None]:
-    """Put a label in front of each line that this process prints or logs inside this context.
+    """Put a label in front of each line that this process prints or logs within the `with` block.
 
     Args:
-        label: what the lines begin with; if it is empty, they stay as they are.
+        label: the text at the beginning of each line; if it is empty, lines stay as they are.
     """
     if not label:
         yield
@@ -116,12 +116,12 @@ def labelled_lines(label: str) -> Iterator[None]:
 
 @contextmanager
 def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) -> Iterator[None]:
-    """Redraw the last line of a terminal while this context lasts, below whatever is printed and logged meanwhile.
+    """Keep redrawing the last line of a terminal within the `with` block, below anything printed or logged meanwhile.
 
     Args:
         console: a console whose output is a terminal.
-        draw: returns the content of the line; it is called by a thread.
-        refresh_per_second: how often the line is redrawn, in hertz.
+        draw: a function that returns the content of the line; called on a background thread.
+        refresh_per_second: redraws per second.
     """
     from rich.live import Live
 
@@ -131,7 +131,7 @@ def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) 
         refresh_per_second=refresh_per_second,
         transient=True,
         get_renderable=draw,
-        redirect_stderr=stderr.isatty(),  # a file is left alone
+        redirect_stderr=stderr.isatty(),  # redirecting would divert stderr from its file
     )
     with live, ExitStack() as stack:
         _move_logs(stack, stderr, sys.stderr)
@@ -139,7 +139,7 @@ def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) 
 
 
 def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
-    """Redirect logging from one stream to another until a stack is closed: handlers do not follow `sys.stderr`."""
+    """Redirect logging from one stream to another until a stack is closed, as handlers do not follow `sys.stderr`."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(now)
@@ -147,12 +147,12 @@ def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
 
 
 class _LastingStream:
-    """Writes text to a stream, and drops it if that fails.
+    """Writes text to a stream, and drops text that cannot be written.
 
     Args:
         stream: the stream to write to.
-        name: its name, for the warning.
-        other: the stream that the warning goes to.
+        name: the stream's name, for the warning.
+        other: the stream to which the warning goes.
     """
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
@@ -188,19 +188,19 @@ class _LastingStream:
 
 
 class _LabelledLines:
-    """Writes whole lines to a stream, each with a label in front.
+    """Writes complete lines to a stream, each with a label in front.
 
-    It says that it is no terminal, so that nobody draws a progress bar on it.
+    The stream reports that it is not a terminal, so that no progress bar is drawn on it.
 
     Args:
         stream: the stream to write to.
-        label: what each line begins with.
+        label: the text at the beginning of each line.
     """
 
     def __init__(self, stream: TextIO, label: str) -> None:
         self._stream = stream
         self._label = label
-        self._unfinished = ""  # the beginning of a line whose end has not been written yet
+        self._unfinished = ""  # the start of a line whose end has not been written yet
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""The Trainer: puts a run together, loads it, and hands it to the loops."""
+"""The Trainer: assembles a run, loads its checkpoint, and passes it to the loops."""
 
 from __future__ import annotations
 
@@ -36,40 +36,49 @@ from runner.time import Interval, Time
 
 
 class Trainer:
-    """Trains, evaluates and predicts with a model, through an event engine.
+    """Trains and evaluates a model and predicts with it, through an event engine.
 
-    The constructor trains nothing and opens no connection but the process group's; it validates all that can be
-    validated. Use it as a context manager, or call `close()`, so that callbacks and destinations can finish.
+    The constructor does not train, and opens no connection except the process group. It validates everything that can
+    be validated. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations can
+    finish.
 
     Args:
-        model: what to train.
-        train_dataloader: yields this rank's batches; needed by `fit`. Its `len()`, where it has one, is an epoch.
-        eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of those.
-        optimizers: a factory from parameters to an optimizer, an optimizer, or a dict of factories by the name of the
-            submodule whose parameters they get (for a model with its own `training_step`). Factories are called after
-            INIT, when algorithms have changed the model, and get what is trainable then: what is frozen is not stepped
-            later either. One whose first argument is called `model` gets the model.
-        schedulers: schedules of `runner.schedulers`, whose product multiplies the rates, or factories of torch's own.
-        max_duration: a time string, or epochs as an int.
-        eval_interval: of evaluators that have none of their own: a time string, epochs as an int, or 0 for never.
-        iteration_length: epochs in an iteration ('2ep'); None: the whole run.
-        algorithms: what changes training; ordered by their declarations, otherwise as given.
-        callbacks: what watches training, in the order in which it is called; destinations too.
-        loggers: destinations.
+        model: the model to train.
+        train_dataloader: an iterable of this rank's batches, which `fit` needs. Its `len()`, if it has one, is the
+            number of batches per epoch.
+        eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
+        optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
+            `training_step`, a dict of factories by the name of the submodule whose parameters they get. Factories are
+            called after INIT, when algorithms have changed the model, and get the parameters that are trainable then.
+            Parameters frozen at that time are never stepped. A factory whose first argument is called `model` gets the
+            model.
+        schedulers: schedules of `runner.schedulers`, which all multiply the learning rates, or factories of torch
+            schedulers.
+        max_duration: the length of training: a time string, or a number of epochs as an int.
+        eval_interval: the interval of evaluators that have none of their own: a time string, a number of epochs as an
+            int, or 0 for never.
+        iteration_length: the epochs in an iteration ('2ep'); None: the whole run is one iteration.
+        algorithms: objects that change training; run in the order given, except where they declare another.
+        callbacks: objects that observe training, called in the order given; destinations may be among them.
+        loggers: logger destinations.
         precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
-        grad_accum: microbatches per batch.
-        microbatch_size: samples per microbatch in place of `grad_accum`; 'auto' halves them until memory suffices.
+        grad_accum: the number of microbatches per batch.
+        microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
+            halves until a microbatch fits in memory.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
-        seed: of all streams of randomness.
-        deterministic: let torch refuse what may differ between equal runs; with 3 ranks or more, sum them in one order.
-        compile: compile the model with `torch.compile`.
-        scale_schedule_ratio: multiplies max_duration and the lengths in schedules; warm-ups only with `scale_warmup`.
-        step_schedulers_every_batch: step torch's own schedulers per batch rather than per epoch.
-        load_path: a checkpoint or a run's folder to take only the weights from, all by name unless not `load_strict`.
-        resume_path: a checkpoint or a run's folder to go on from, to the bit.
-        run_name: default: the date and time.
-        run_dir: the run's folder, made when something is first written to it; default: `outputs/{run_name}`.
-        config: the resolved config that made this run, for the record.
+        seed: the seed of all random streams.
+        deterministic: whether torch refuses operations that may differ between identical runs. With 3 or more ranks,
+            gradients are also summed in a fixed order.
+        compile: whether to compile the model with `torch.compile`.
+        scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
+        scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
+        step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
+        load_path: a checkpoint or a run's folder from which to load only the weights.
+        load_strict: whether the names of the weights in `load_path` must all match the model's.
+        resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
+        run_name: the run's name, by default the date and time.
+        run_dir: the run's folder, created when something is first written to it; by default `outputs/{run_name}`.
+        config: the resolved config of this run, for the record.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
@@ -131,13 +140,17 @@ class Trainer:
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
     def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> None:
-        """Train until `max_duration`, or for `duration` more; again to go on. All ranks.
+        """Train until `max_duration`, or for `duration` more. Call it on all ranks, again to continue training.
 
-        With `may_be_over`, a resumed run whose training has ended does what is left of its end: FIT_START and FIT_END.
-        SIGTERM and Ctrl-C let the batch in flight finish, then end training as the signal asks, after `close`.
+        SIGTERM and Ctrl-C let the current batch finish and end training. The signal takes effect after `close`.
+
+        Args:
+            duration: how much longer to train; None: until `max_duration`.
+            may_be_over: whether a resumed run may have nothing left to train. Such a run only completes its end, from
+                FIT_START to FIT_END.
 
         Raises:
-            ValueError: see `check_trainable`.
+            ValueError: training cannot start, see `check_trainable`.
         """
         state = self.state
         if duration is not None:
@@ -147,15 +160,19 @@ class Trainer:
         state.stop_requested &= may_be_over
         for one in (*state.algorithms, *state.callbacks, *state.loggers):
             one.has_trained = True
-        # Until everything is closed: a second signal must not cut off the checkpoint that the first one asked for.
+        # Signals stay caught until everything is closed: a second one must not cut off the checkpoint that the first
+        # one asked for.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
-        """Evaluate now, and return metric values by evaluator label and name. All ranks.
+        """Evaluate now, and return metric values by evaluator label and metric name. Call it on all ranks.
 
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
+
+        Raises:
+            ValueError: there is no evaluation data, neither here nor in the Trainer.
         """
         given = eval_dataloader is not None
         evaluators = ensure_evaluators(eval_dataloader, self._interval) if given else [*self.state.evaluators]
@@ -166,17 +183,17 @@ class Trainer:
         with self._running():
             evaluation.evaluate_standalone(self.run, evaluators)
             if given:
-                self._open_evaluators(self.state.evaluators)  # those given here may have had their labels
+                self._open_evaluators(self.state.evaluators)  # the given evaluators may have used the same labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
-        """Return this rank's outputs for each batch of a dataloader, on the CPU. All ranks."""
+        """Return this rank's outputs for each batch of a dataloader, on the CPU. Call it on all ranks."""
         stream = self._open(dataloader, "predict", "dataloader")
         with self._running():
             return evaluation.predict(self.run, stream)
 
     def close(self) -> None:
-        """Let callbacks and destinations finish; the Trainer cannot be used afterwards. May be called again."""
+        """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but may be closed again."""
         try:
             self.engine.close()
         finally:
@@ -196,7 +213,7 @@ class Trainer:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Inside, an error closes the Trainer; afterwards torch's generators, of CPU and CUDA, are as they were."""
+        """Close the Trainer if the `with` block fails, and restore torch's CPU and CUDA generators afterwards."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
         with self._closing_on_error(), self.noting(), torch.random.fork_rng(cuda):
             yield
@@ -208,10 +225,10 @@ class Trainer:
         except BaseException as error:
             cause = self.state.error = store.first_failure(error)
             self.close()
-            raise cause  # noqa: B904 (with the context that it has of itself)
+            raise cause  # noqa: B904 (the exception keeps its own context)
 
     def _join(self, run_dir: Any, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
-        """Join the other ranks, and make what needs them; leave them again where that fails."""
+        """Join the process group and make everything that needs it; leave the group if that fails."""
         self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
             if self._made_group:
@@ -259,14 +276,15 @@ class Trainer:
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
     ) -> None:
-        """Fire the events of construction, and make what stands between them."""
+        """Fire the events of the constructor, and make what they require in between."""
         state, fire = self.state, self.engine.run_event
         self._steps: Steps | None = None
         self._interrupt = Interrupt()
-        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds to errors before others see them
+        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors before they spread
         model = state.unwrapped_model
-        # DDP sees neither what a training_step does past its forward(), nor whether other ranks ran out of memory; and
-        # it sums its first batch in another order than the next, which of three ranks and more shows in the last bit.
+        # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
+        # also sums the gradients of its first batch in a different order than later ones, which changes the last bit
+        # with three or more ranks.
         exact = collectives.get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
         unseen = model.training_step is not None or state.microbatch_size == "auto" or exact
         reduces_in_backward = collectives.get_world_size() == 1 or not unseen
@@ -275,7 +293,7 @@ class Trainer:
         model.to(state.device, state.precision.weight_dtype)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
-        model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # with what is new
+        model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # for new modules
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
         batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
@@ -306,7 +324,7 @@ class Trainer:
         )
 
     def _release_ddp(self) -> None:
-        """Let go of DDP, which must not outlive the process group."""
+        """Drop the DDP wrapper, which must not outlive the process group."""
         self.state.model = self.state.unwrapped_model
         if hasattr(self, "run"):
             self.run.bind(self.state.unwrapped_model)

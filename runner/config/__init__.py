@@ -1,1 +1,1 @@
-"""Configs: what is typed, what Hydra composes of it, what is made of that, and what is wrong with it."""
+"""Configs: the command line, the config that Hydra composes from it, the objects built from that, and its errors."""

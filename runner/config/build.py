@@ -1,4 +1,4 @@
-"""From a resolved config to a Trainer: every target is bound first, then objects are made, the data last."""
+"""Builds a Trainer from a resolved config: checks every target first, then makes the objects, the data last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runner.distributed.launch import Launch
     from runner.trainer import Trainer
 
-# Arguments of the Trainer that are made here and have no key of their own under `trainer`.
+# Arguments of the Trainer that this file supplies; they may not be set under `trainer`.
 _SUPPLIED = [
     "model",
     "train_dataloader",
@@ -42,7 +42,7 @@ _SUPPLIED = [
 
 
 def warm_up(config: Mapping[str, Any]) -> None:
-    """Let callbacks start their slow helpers, before torch is imported; `check` reports targets that are wrong."""
+    """Let callbacks start slow helpers before torch is imported; wrong targets are left for `check` to report."""
     for section in (config.get("callbacks") or {}).values():
         try:
             target = hydra.utils.get_object(section["_target_"])
@@ -53,15 +53,21 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
-    """Return how many processes a job has; checked before everything else, because they start early."""
+    """Return the `Launch` of a job, which says how many processes it has.
+
+    Its section is checked before everything else, because the processes start early.
+
+    Raises:
+        ValueError: the section is missing or does not fit its target.
+    """
     check_signature("launch", section_of(config, "launch"))
     return make("launch", config["launch"])
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise where the config cannot be built: unknown keys, targets that do not exist, arguments that do not fit.
+    """Check that a config can be built: its keys are known, its targets exist, and their arguments fit.
 
-    Nothing is made and no data is read.
+    No data is read, and no object is made but the `Launch`.
 
     Raises:
         ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
@@ -77,12 +83,12 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
-    """Return the Trainer that a resolved config describes. All ranks.
+    """Return the Trainer that a resolved config describes. Call it on all ranks.
 
     Args:
-        config: checked by `check`.
+        config: a config that `check` has accepted.
         run_dir: the run's folder.
-        run_name: name of the run.
+        run_name: the run's name.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -103,9 +109,9 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
 
 
 def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that a config makes but model and data, by the names of the Trainer's arguments.
+    """Return the objects of a config other than model and data, by the names of the Trainer's arguments.
 
-    These are callbacks and algorithms, each a dict by config key, optimizers, and schedulers.
+    These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
     """
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
@@ -118,10 +124,10 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the training and the evaluation data that a section makes.
+    """Return the training and the evaluation data that a section describes.
 
     Raises:
-        TypeError: the section makes something else.
+        TypeError: the section's target does not return a pair of loaders.
     """
     made = make("data", section)
     if not isinstance(made, tuple | list) or len(made) != 2:
@@ -131,7 +137,7 @@ def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def make_model(config: Mapping[str, Any]) -> Any:
-    """Return the model, its weights drawn from the run's seed alone."""
+    """Return the model, with initial weights that depend only on the run's seed."""
     import torch
 
     from runner.randomness import stream_seed
@@ -141,14 +147,14 @@ def make_model(config: Mapping[str, Any]) -> Any:
 
 
 def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
-    """Return the Trainer of a config and the objects that were made of its groups, by the Trainer's arguments."""
+    """Return the Trainer of a config, given the objects made from its groups by the Trainer's argument names."""
     return make(
         "trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=hidden_everywhere(config), **parts
     )
 
 
 def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:
-    """Return the logger destinations of a config, for what they can do without a run."""
+    """Return the logger destinations of a config, for use without a run."""
     from runner.destination import LoggerDestination
 
     sections = {f"callbacks.{key}": section for key, section in (config.get("callbacks") or {}).items()}
@@ -158,10 +164,10 @@ def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:
 
 
 def make(path: str, section: Any, **supplied: Any) -> Any:
-    """Return the object of a section, None for one without a target.
+    """Return the object that a section describes, or None if the section has no target.
 
     Raises:
-        Exception: the constructor fails; the section is among the facts of the exception.
+        Exception: the constructor fails; the facts of the exception name the section.
     """
     if section is None or "_target_" not in section:
         return None
@@ -173,7 +179,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
 
 @contextmanager
 def naming_hooks(config: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, what a callback or algorithm raises at an event gets its section, as a fact and as a note."""
+    """Add the config section of a callback or algorithm to any exception it raises, as facts and as a note."""
     try:
         yield
     except Exception as error:
@@ -186,7 +192,7 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     try:
         yield
     except SystemExit as exit:
-        if not isinstance(exit.code, str):  # of a signal
+        if not isinstance(exit.code, str):  # a signal ends the process
             raise
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
     except Exception as error:
@@ -194,7 +200,7 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
             cause, inner = error.__cause__, _full_key(error)
             failed = f"{path}.{inner}" if inner else path
-        if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # which runs hooks, and whose faults are ours
+        if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
             raised, cause = cause, ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             cause.__cause__ = raised
         if not _add_section_of_hook(cause, config):
@@ -203,16 +209,16 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
 
 
 def _full_key(error: InstantiationException) -> str | None:
-    """Return where in its section the target stands that could not be called, None where it is the section's own.
+    """Return the key, inside the section, of the target that could not be called; None for the section's own target.
 
-    Hydra 1.3 has that in its message alone, as a line `full_key: a.b`.
+    Hydra 1.3 gives the key only in its message, as a line `full_key: a.b`.
     """
     match = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
     return None if match is None else match[1]
 
 
 def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
-    """Add the section of the callback or algorithm that raised an exception; return whether the config has one."""
+    """Add to an exception the section of the callback or algorithm that raised it; return whether there is one."""
     raised_by = facts_of(error).raised_by
     for group in ("callbacks", "algorithms"):
         sections = config.get(group) or {}
@@ -225,17 +231,17 @@ def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> boo
 def _add_section(
     error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
 ) -> None:
-    """Add to an exception the section of the config that is at fault: as facts, and as a note of the same.
+    """Add to an exception the section of the config that is at fault, both as facts and as a note.
 
-    That is the section which has the argument that the exception refuses, this one or another. Where it names no
-    argument, it is the section of the target that failed.
+    The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
+    config. If the exception names no argument, it is the section of the target that failed.
 
     Args:
-        error: what was raised.
-        path: of the section whose target was called.
-        section: at that path.
-        config: the rest of it, where the argument may stand as well.
-        failed: path of the target that failed, where that stands inside the section.
+        error: the exception that was raised.
+        path: the path of the section whose target was called.
+        section: the section at that path.
+        config: the whole config, where the argument may be set in another section.
+        failed: the path of the target that failed, if that is inside the section.
     """
     argument = argument_of(error)
     inside = dict(targets(section, path))
@@ -258,10 +264,10 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint that a key of the config means.
+    """Return the checkpoint to which the value of a config key refers.
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: there is no checkpoint at the path.
     """
     from runner.checkpoints.files import find_checkpoint
 
@@ -273,7 +279,7 @@ def checkpoint_of(key: str, path: str) -> Path:
 
 
 def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
-    """Raise what the optimizer raises for its arguments, before data is read."""
+    """Try the optimizer on a tiny model, so that wrong arguments are reported before data is read."""
     import torch
 
     from runner.optim.factories import make_optimizers
@@ -282,5 +288,5 @@ def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
         with _naming("optimizer", section):
             made = make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
             for group in (group for one in made for group in one.param_groups):
-                if isinstance(lr := group.get("lr"), str):  # not every optimizer looks at it
+                if isinstance(lr := group.get("lr"), str):  # not every optimizer checks its lr
                     raise wrong_argument("lr", lr, "must be a number, the learning rate", TypeError)

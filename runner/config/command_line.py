@@ -1,4 +1,4 @@
-"""The command line before Hydra sees it."""
+"""Preparation of the command line before Hydra parses it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 LISTS = ("callbacks", "algorithms")
-"""Groups of which a run has several."""
+"""The config groups from which a run can choose several names."""
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with repeated `+callbacks=a +callbacks=b` as one `+callbacks=[a,b]`, which Hydra understands.
+    """Return arguments with repeated choices `+callbacks=a +callbacks=b` merged into `+callbacks=[a,b]` for Hydra.
 
-    So too `callbacks=none +callbacks=a`, which becomes `callbacks=[a]`, and the same for algorithms. What cannot be
-    merged (a sweep over choices, `a,b` without brackets) is left as it is.
+    Likewise `callbacks=none +callbacks=a` becomes `callbacks=[a]`. The same goes for algorithms. Arguments that cannot
+    be merged, such as a sweep over choices (`a,b` without brackets), are left as they are.
     """
     merged = list(arguments)
     for group in LISTS:
@@ -37,7 +37,7 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the names in `a` or `[a,b]`; None for anything else."""
+    """Return the names in `a` or `[a,b]`, or None for anything else."""
     inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     names = [one.strip() for one in inner.split(",")]
     if (inner == value and len(names) > 1) or not all(re.fullmatch(r"[\w/@.-]+", one) for one in names):
@@ -46,12 +46,12 @@ def _names(value: str) -> list[str] | None:
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override, without + and ~."""
+    """Return the key of an override, without a leading + or ~."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
-    """Return what stands after `key=`, the last time; None where it is not given or null."""
+    """Return the last value given as `key=value`, or None if there is none or it is null."""
     values = [one.partition("=")[2].strip("'\"") for one in arguments if key_of(one) == key and "=" in one]
     return values[-1] if values and values[-1] not in ("", "null") else None
 
@@ -60,14 +60,14 @@ OPTIONS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
-"""Hydra's, which has no public list of them."""
+"""Hydra's command-line options, of which Hydra has no public list."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Raise where an option with two dashes is none of Hydra's, or would replace `conf/`.
+    """Refuse options that Hydra does not have, and options that would replace `conf/`.
 
     Raises:
-        ValueError: what is meant is most likely a key, which is written without dashes, or `--config-dir`.
+        ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
     """
     for argument in arguments:
         name = argument.partition("=")[0]
@@ -83,7 +83,7 @@ def check_options(arguments: Sequence[str]) -> None:
 
 
 def keys_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with keys before options: Hydra takes them for strangers where an option stands between them."""
+    """Return arguments with keys moved before options, because Hydra rejects keys that are separated by an option."""
     options = list(arguments)
     parsed, _ = get_args_parser().parse_known_intermixed_args(options)
     for key in parsed.overrides:
@@ -92,13 +92,13 @@ def keys_first(arguments: Sequence[str]) -> list[str]:
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:
-    """Return the folder of a `--config-dir` among arguments, None without one."""
+    """Return the folder given by `--config-dir` among the arguments, or None if it is not given."""
     parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
     return None if parsed.config_dir is None else Path(parsed.config_dir).absolute()
 
 
 def search_path(arguments: Sequence[str]) -> list[str]:
-    """Return the override that has `hydra.compose` look into a `--config-dir` too, where one is among arguments."""
+    """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
     folder = config_dir(arguments)
     quoted = re.sub(r"(['\\])", r"\\\1", f"file://{folder}")
     return [] if folder is None else [f"hydra.searchpath=['{quoted}']"]

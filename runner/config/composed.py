@@ -1,4 +1,4 @@
-"""A composed config as plain containers: its keys, and the values allowed for those that configure no object."""
+"""A composed config as plain containers: its keys, and the allowed values of keys that do not configure an object."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ OF_THE_COMMAND = (
     "allow_divergence",
     *MODE_KEYS,
 )
-"""Keys that say what to do now, and not what is trained."""
+"""The keys that say what this command does, rather than what is trained."""
 KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain containers, resolved.
+    """Return a composed config as plain containers, with interpolations resolved.
 
     Raises:
         OmegaConfBaseException: a value is missing, or cannot be resolved.
-        ValueError: a key was removed that every run needs.
+        ValueError: a key that every run needs was removed, or an experiment or sweep file sets a key that nothing
+            reads.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    for group in ("experiment", "sweep"):  # they have set other keys, and hold none themselves
+    for group in ("experiment", "sweep"):  # their files set keys of other sections and leave none of their own
         if isinstance(own := plain.pop(group, None), dict) and own:
             raise WrongKey(
                 f"{group}.{next(iter(own))}",
@@ -44,7 +45,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
 
 
 def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every section that has a `_target_`, with its dotted path, outer ones first."""
+    """Yield every section that has a `_target_` as (dotted path, section), outer sections first."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             yield path, config
@@ -59,7 +60,7 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     """Return the section of a group that every run needs.
 
     Raises:
-        ValueError: the section is missing, or names no target.
+        ValueError: the section is missing, or has no target.
     """
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
@@ -68,10 +69,10 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Raise where a key is unknown or read by nobody, where a section names no target, or a single value is wrong.
+    """Check that all keys are known and used, that sections have targets, and that single values are allowed.
 
     Args:
-        config: from `to_plain`.
+        config: a config as `to_plain` returns it.
 
     Raises:
         ValueError: a key is wrong; the message names it, what is allowed, and the nearest name.

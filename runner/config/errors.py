@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one message: the key as typed, what is allowed, the nearest name."""
+"""Errors in a configuration, each explained in one message: the key as typed, what is allowed, the nearest name."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from runner.failures import WrongKey, argument_of, facts_of
 CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
-"""What a wrong configuration raises before training; anything else is a bug, and is shown with its trace."""
+"""The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""
 
 
 class WrongConfig(Exception):
-    """A configuration that cannot be run; its message is all that a user needs to see.
+    """A configuration cannot be run; the message is all that a user needs to see.
 
     Args:
         message: what is wrong and what to do.
-        key: the key of the config with which the message begins, where it shows that key's value too.
+        key: the config key with which the message begins, if the message also shows the key's value.
     """
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -41,31 +41,31 @@ class WrongConfig(Exception):
 
 
 class ConstructorFailed(ValueError):
-    """What a constructor raised that a wrong value seldom causes: the constructor may be at fault itself."""
+    """A constructor raised an exception that a wrong value seldom causes, so the constructor itself may be at fault."""
 
 
 class Explanation(NamedTuple):
-    """What is wrong with a configuration, for people, and the facts that the text was made of."""
+    """A text that tells people what is wrong with a configuration, and the facts behind the text."""
 
     text: str
     key: str = ""
-    """The key of the config with which the text begins, where it shows that key's value too."""
+    """The config key with which the text begins, if the text also shows the key's value."""
     place: str | None = None
-    """File and line, where they are worth knowing."""
+    """The file and line at fault, if they are worth knowing."""
     remedy: str = ""
 
     @property
     def message(self) -> str:
-        """All of it, in at most a few lines."""
+        """The text with place and remedy, in a few lines at most."""
         return self.text + (f" [{self.place}]" if self.place else "") + self.remedy
 
 
 @contextmanager
 def config_errors(event: Event | None = None) -> Iterator[None]:
-    """Turn what a wrong configuration raises into a WrongConfig with one message.
+    """Turn exceptions due to a wrong configuration into a WrongConfig with a single message.
 
     Args:
-        event: only what a hook raises at this event; None: whatever is raised.
+        event: convert only exceptions that a hook raises at this event; None: convert all of them.
     """
     try:
         yield
@@ -84,11 +84,11 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanation:
-    """Return what is wrong with a configuration, as one message and the facts behind it.
+    """Return an explanation of what is wrong with a configuration.
 
     Args:
-        error: as Hydra, OmegaConf or a constructor raised it.
-        overrides: as typed on the command line.
+        error: the exception that Hydra, OmegaConf or a constructor raised.
+        overrides: the overrides as typed on the command line.
         conf: the folder of config groups.
     """
     text = str(error).strip() or type(error).__name__
@@ -106,19 +106,19 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
 
 
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
-    """Return the first line of a message, without the words that only say that a resolver raised it.
+    """Return the first line of a message, without the prefix that only says that a resolver raised the exception.
 
-    OmegaConf 2.3 keeps the exception of a resolver in its own message alone, after the name of its class; that of an
-    OSError begins with the number.
+    OmegaConf 2.3 keeps a resolver's exception only as text in its own message, after the name of the exception's class.
+    The text of an OSError begins with the error number.
     """
     first = str(error).strip().splitlines()[0]
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
 def _with_override_before_a_list(error: AssertionError) -> str | None:
-    """Return the file whose defaults have an override before a list, where that is why Hydra failed.
+    """Return the file whose defaults have an override before a list, or None if Hydra failed for another reason.
 
-    Hydra 1.3 fails to make its own message about it, so the file is found in the frames of its traceback.
+    Hydra 1.3 fails an assertion here instead of reporting the file, so the file comes from the traceback's frames.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames[-1].f_globals["__name__"] != "hydra.core.default_element":
@@ -127,7 +127,7 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
 
 
 def _how_to_remove(keys: Sequence[str], overrides: Sequence[str]) -> str:
-    """Return how to do without keys that stand in the files of the config, and were not typed."""
+    """Return advice on removing keys that come from config files; empty if all of the keys were typed."""
     typed = {key_of(one) for one in overrides}
     removed = " ".join(f"~{key}" for key in keys if key not in typed)
     experiment = typed_value(overrides, "experiment")
@@ -138,9 +138,9 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str]) -> str:
 
 
 def _with_place(error: Exception, text: str) -> Explanation:
-    """Return a message with the key as it was typed; otherwise with its section, and the line in a user's code.
+    """Return an explanation that begins with the full config key, or else names the section and the user's line.
 
-    Section and argument are the facts that `runner.config.build` added.
+    Section and argument come from the facts that `runner.config.build` added.
     """
     facts = facts_of(error)
     if facts.key:
@@ -150,7 +150,7 @@ def _with_place(error: Exception, text: str) -> Explanation:
     else:
         key = argument_of(error)
     place = line_of_user(error)
-    if place is None and isinstance(error, TypeError):  # Python's own message alone seldom says what is wrong
+    if place is None and isinstance(error, TypeError):  # Python's message alone rarely says what is wrong
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
@@ -159,7 +159,7 @@ def _with_place(error: Exception, text: str) -> Explanation:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the innermost line of the trace that belongs to neither this project nor a library, if there is one."""
+    """Return the innermost line of the traceback outside of this project and all libraries, or None."""
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
     home = CONF.parent

@@ -1,4 +1,4 @@
-"""Check a section of the config against the signature of its `_target_`, before that is called."""
+"""Checks of a config section against the signature of its `_target_`, made before the target is called."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class NoSuchArgument(WrongKey):
     """Some keys of a section are not arguments of its target.
 
     Args:
-        keys: all of them, in full; the message is about the first.
-        reason: why it is wrong, and which arguments there are.
+        keys: all such keys, in full. The message is about the first one.
+        reason: why the first key is wrong, and which arguments exist.
     """
 
     def __init__(self, keys: Sequence[str], reason: str) -> None:
         super().__init__(keys[0], reason)
-        self.args = (keys, reason)  # what pickle calls it with
+        self.args = (keys, reason)  # pickle calls the constructor with these arguments
         self.keys = keys
 
 
 def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:
-    """Raise where a section's keys or values do not fit the signature of its target.
+    """Check that a section's keys and values fit the signature of its target.
 
     Args:
         path: the section's dotted path, for messages.
         section: a section with a `_target_`.
-        supplied: names of the arguments that code supplies; the section must not have them.
+        supplied: the names of arguments supplied by code, which the section must not set.
 
     Raises:
         ValueError: the target cannot be imported, a key is not one of its arguments, a required argument is missing, or
@@ -53,7 +53,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
-        return  # written in C, without a signature: it checks its arguments when it is called
+        return  # written in C, without a signature; the target checks its arguments when it is called
     keys = [key for key in section if key not in _HYDRA]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
@@ -69,13 +69,13 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     for key, one in parameters.items():
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
-            if key in ("params", "optimizer"):  # torch's names for what only exists in training
+            if key in ("params", "optimizer"):  # torch's names for objects that exist only in training
                 raise WrongKey(path, f"{name} is called in training, which gives it {key}: add '_partial_: true'")
             raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
 
 
 def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a section that go into the `**options` of its target, being none of its named arguments."""
+    """Return the keys of a section that its target takes as `**options` rather than as named arguments."""
     try:
         parameters = inspect.signature(locate(path, section["_target_"])).parameters
     except (TypeError, ValueError):
@@ -85,7 +85,7 @@ def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
 
 
 def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
-    """Return the default value of an argument of a section's target; None where the argument has no default."""
+    """Return the default of an argument of a section's target; None if the signature is unknown or lacks it."""
     try:
         return inspect.signature(locate(path, section["_target_"])).parameters[key].default
     except (TypeError, ValueError, KeyError):
@@ -93,7 +93,7 @@ def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
 
 
 def locate(path: str, target: Any) -> Callable[..., Any]:
-    """Return the class or function that a `_target_` names.
+    """Return the class or function with the dotted path in a `_target_`.
 
     Raises:
         ValueError: the target cannot be imported, or is not callable.
@@ -111,7 +111,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
 
 
 def nearest(name: str, allowed: Iterable[Any]) -> str:
-    """Return a phrase with the nearest allowed name, and with all allowed names where they are few."""
+    """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many."""
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]
     swapped = [one for one in names if sorted(one) == sorted(str(name))]
@@ -123,7 +123,7 @@ def nearest(name: str, allowed: Iterable[Any]) -> str:
 
 
 def _why_not_found(target: str, cause: BaseException) -> str:
-    """Return what is missing: the module, a package that it imports, or the name in it."""
+    """Return why a target could not be imported: the missing module, package or name, or the exception raised."""
     parts = target.split(".")
     if not isinstance(cause, ModuleNotFoundError | AttributeError):
         return f"importing it failed with {type(cause).__name__}: {cause}"
@@ -154,7 +154,7 @@ def _check_types(
     try:
         hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
     except Exception:
-        return  # annotations of names that only a type checker imports
+        return  # annotations use names that are imported only for type checkers
     for key, parameter in parameters.items():
         value = section[key]
         made = isinstance(value, Mapping) and "_target_" in value
@@ -165,7 +165,7 @@ def _check_types(
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a plain value may be of the type of an annotation; True where that cannot be told."""
+    """Return whether a plain value may be of an annotated type; True if that cannot be determined."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(hint))
@@ -175,4 +175,4 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
     if origin in _COLLECTIONS:
         return isinstance(value, _COLLECTIONS[origin])
-    return getattr(origin, "__name__", "") not in ("Tensor", "Module")  # which no config can hold
+    return getattr(origin, "__name__", "") not in ("Tensor", "Module")  # no config can contain these

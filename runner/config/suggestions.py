@@ -1,4 +1,4 @@
-"""Where Hydra cannot compose a command: what is wrong with the groups and keys in it, and what to write instead."""
+"""Messages for commands that Hydra cannot compose: which group or key is wrong, and what to write instead."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ EXTRAS = {
     "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
     "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
 }
-"""What has to be installed for a choice that Hydra's plugins bring."""
+"""The packages to install for choices that are provided by Hydra plugins."""
 
 
 def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
-    """Return what is wrong with the choice of groups and overrides, in one message.
+    """Return a message that says what is wrong with the chosen groups and overrides.
 
     Args:
-        error: as Hydra raised it.
-        overrides: as typed on the command line.
+        error: the exception that Hydra raised.
+        overrides: the overrides as typed on the command line.
         conf: the folder of config groups.
     """
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
@@ -60,54 +60,54 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     return str(error).strip().partition("\n\n")[0]
 
 
-# For each of the following, Hydra 1.3 raises the same class without attributes: only its sentences tell them apart.
+# Hydra 1.3 raises the same class without attributes in all of the following cases; only the message differs.
 
 
 def _missing_key(error: Exception) -> str | None:
-    """Return the typed key that a composed config does not have, from a sentence of Hydra 1.3; None of another."""
+    """Return the typed key that is not in the composed config, or None if Hydra's message is about something else."""
     match = re.match(r"Could not (?:override|delete from config\.) '([^']+)'", str(error).strip())
     return None if match is None else match[1]
 
 
 def _key_already_there(error: Exception) -> str | None:
-    """Return the key that was typed with a + and exists, from a sentence of Hydra 1.3; None of another."""
+    """Return the existing key that was typed with a +, or None if Hydra's message is about something else."""
     match = re.match(r"Could not append to config\. An item is already at '([^']+)'", str(error).strip())
     return None if match is None else match[1]
 
 
 def _group_chosen_twice(error: Exception) -> str | None:
-    """Return the group of which two files are chosen, from a sentence of Hydra 1.3; None of another."""
+    """Return the group of which two files were chosen, or None if Hydra's message is about something else."""
     match = re.match(r"Multiple values for ([\w/]+)", str(error).strip())
     return None if match is None else match[1]
 
 
 def _ambiguous_override(error: Exception) -> str | None:
-    """Return the override that has several values outside of a sweep, from a sentence of Hydra 1.3; None of another."""
+    """Return the override with several values outside a sweep, or None if Hydra's message is about something else."""
     match = re.match(r"Ambiguous value for argument '([^=]+=[^']*)'", str(error).strip())
     return None if match is None else match[1]
 
 
 def is_empty_choice(error: Exception) -> bool:
-    """Return whether a group was given no name but null or a number, which Hydra 1.3 says in a plain ValueError."""
+    """Return whether a group was set to null or a number, for which Hydra 1.3 raises a plain ValueError."""
     return isinstance(error, ValueError) and str(error).startswith("Config group override must be a string or a list")
 
 
 def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
     """Yield a sentence for each typed `callbacks=a` or `algorithms=a` that replaces all defaults of its list.
 
-    Nothing is said where that is plainly meant: where `none`, or one of the defaults, is among the names.
+    There is no sentence if replacing is clearly intended, because the names include `none` or one of the defaults.
     """
     for group in LISTS:
         typed = [one for one in overrides if one.startswith(f"{group}=")]
         names = {name for one in typed for name in re.findall(r"\w+", one.partition("=")[2])}
-        if names and names <= {*_choices(overrides, conf)}:  # what is wrong is spoken of as an error
+        if names and names <= {*_choices(overrides, conf)}:  # unknown names are reported as errors
             usual = _usual(group, overrides, conf)
             if usual and names.isdisjoint(usual):
                 yield f"{typed[-1]} replaces {', '.join(usual)}; +{typed[-1]} adds to them"
 
 
 def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the names that a list holds by default; composes only where more than config.yaml decides them."""
+    """Return the default names in a list; composes a config only if more than config.yaml decides them."""
     if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
         return list(_compose_without(group, overrides, conf).get(group) or {})
     defaults: Any = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"), resolve=False)
@@ -115,7 +115,7 @@ def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
 
 
 def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
-    """Return what is wrong with a name that is not a choice of its group; another group may have it."""
+    """Return a message about a name that is not a choice of its group, but may be one of another group."""
     typed = f"{group}={name}"
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
@@ -127,7 +127,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
 
 
 def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
-    """Return how to write what is not an override; a word alone may be a choice of some group, or a mode."""
+    """Return a message about text that is not an override; a single word may be a choice of some group, or a mode."""
     choices = _choices(overrides, conf) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, choices, n=1, cutoff=0.8):
         return f"{typed}: has no key; did you mean {_typed(near[0], choices[near[0]])}?"
@@ -135,7 +135,7 @@ def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
 
 
 def _choices(overrides: Sequence[str], conf: Path) -> dict[str, list[str]]:
-    """Return the groups that have a choice of each name, in a typed `--config-dir` too."""
+    """Return a dict from each choice to the groups that have it, including those in a typed `--config-dir`."""
     choices: dict[str, list[str]] = {}
     for folder in filter(None, (conf, config_dir(overrides))):
         for file in sorted(folder.glob("*/*.yaml")):
@@ -149,7 +149,7 @@ def _typed(name: str, groups: Sequence[str]) -> str:
 
 
 def _about_empty(overrides: Sequence[str], conf: Path) -> str:
-    """Return what to write in place of a group's name that is null or a number."""
+    """Return a message about a group that was set to null or a number instead of a name."""
     for one in overrides:
         name, _, value = one.lstrip("+").partition("=")
         if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
@@ -161,7 +161,7 @@ def _about_empty(overrides: Sequence[str], conf: Path) -> str:
 
 
 def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
-    """Return what to write in place of a key that a composed config does not have."""
+    """Return a message about a key that is not in the composed config."""
     node: Any = config
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -189,7 +189,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
 
 
 def _keys(section: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield all keys of a section at a path and of the sections in it, in full."""
+    """Yield the full keys of a section at a path, and of all sections inside it."""
     for key, value in section.items():
         inner = f"{path}.{key}" if path else key
         yield inner
@@ -198,11 +198,14 @@ def _keys(section: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str, Any]:
-    """Return the config as it is without the overrides of a key; where that fails, of choices alone, or the default."""
-    # Without options and what they are given, which has no key.
+    """Return the config composed without the overrides of a key.
+
+    If that fails, return the config of the chosen groups alone or, if that fails too, the default config.
+    """
+    # Options and their values are left out; a value has no key.
     keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
     kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
-    # Where another key is wrong too.
+    # The second attempt, in case another key is wrong as well.
     chosen = [one for one in kept if (conf / key_of(one)).is_dir() and not one.startswith("~")]
     for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
         GlobalHydra.instance().clear()

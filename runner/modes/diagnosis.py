@@ -1,4 +1,4 @@
-"""What a fault is due to that shows as a run is tried out, or trains: a hook, or the model with its data, and where."""
+"""Diagnosis of errors while a run is tried out or trains: the hook at fault, or the model with its data, and where."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.event import Event
 from runner.failures import RankFailed, argument_of, facts_of
 from runner.modes.batch_text import describe_batch
 
-MAX_MESSAGE = 300  # letters of an error's own message
+MAX_MESSAGE = 300  # characters shown of an error's own message
 
 STEPS = {
     "forward": "its forward pass",
@@ -33,11 +33,11 @@ STEPS = {
     "loss_weight": "its loss_weight()",
     "backward": "its backward pass",
 }
-"""What a model does in a run, by the function in which that begins."""
+"""The steps of a model in a run, by the name of the function that starts the step."""
 AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
-"""Those at which there are outputs of this batch."""
+"""The steps at which the outputs for the current batch exist."""
 BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
-"""Where the batch stands among the arguments of a step of an evaluation."""
+"""The position of the batch among the arguments of each step of an evaluation."""
 DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
 
 _EVENTS = list(Event)  # in the order in which they fire
@@ -46,16 +46,16 @@ _WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index(Event.AFTER_FORWARD) :]
 
 
 class HookAtFault(NamedTuple):
-    """The callback or algorithm that raised an exception, by its place in the config."""
+    """The callback or algorithm that raised an exception, given by its group and key in the config."""
 
     group: str
     key: str
     event: Event | None
-    """None where it was raised in `close`, or where a value was logged."""
+    """The event that the hook was handling; None in `close`, or when a value was logged."""
 
 
 def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
-    """Return the hook of the config that raised an exception, None where none of them did."""
+    """Return the hook of the config that raised an exception, or None if no hook did."""
     for raiser in facts_of(error).raisers:
         for group in ("callbacks", "algorithms"):
             if raiser.config_key in (config.get(group) or {}):
@@ -65,7 +65,7 @@ def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFaul
 
 @contextmanager
 def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
-    """Turn what is raised inside into a WrongConfig that says what is at fault, and which line of a user's code."""
+    """Turn exceptions into a WrongConfig that says what is at fault, and in which line of the user's code."""
     try:
         yield
     except WrongConfig:
@@ -76,20 +76,20 @@ def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an exception gets notes: the section of the hook that raised it, and its batch, as in `noting_batch`."""
+    """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
     with build.naming_hooks(config), noting_batch(config):
         yield
 
 
 @contextmanager
 def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error of the model, or of a hook on the way through it, gets a note with the batch that it had."""
+    """Add a note with the current batch to errors raised by the model, or by a hook between loading and backward."""
     try:
         yield
-    except RankFailed:  # what this rank was doing has nothing to do with it
+    except RankFailed:  # unrelated to what this rank was doing
         raise
     except Exception as error:
-        with suppress(Exception):  # of a batch that cannot be looked at: what was raised comes first
+        with suppress(Exception):  # a batch that cannot be described must not hide the error itself
             _note_batch(error, config)
         raise
 
@@ -106,9 +106,9 @@ def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
 
 
 def _is_device_assert(error: Exception) -> bool:
-    """Return whether a kernel on the GPU refused a value.
+    """Return whether a GPU kernel refused a value.
 
-    torch 2 raises the same class for all errors of CUDA, and has what happened in its message alone.
+    torch 2 raises the same class for all CUDA errors; only the message tells them apart.
     """
     return "device-side assert" in str(error)
 
@@ -128,7 +128,7 @@ def _describe(error: Exception, config: Mapping[str, Any]) -> str:
     elif isinstance(error, CONFIG_ERRORS):
         explanation = explain(error, sys.argv[1:], CONF)
         text = explanation.message
-        place = None if place == explanation.place else place  # it is in the message already
+        place = None if place == explanation.place else place  # the message has it already
     else:
         text = _what(error)
     if group := facts_of(error).works_without:
@@ -142,7 +142,7 @@ def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
 
 
 def chosen(config: Mapping[str, Any], group: str) -> str:
-    """Return what was chosen for a group, as it is typed: 'model=mlp'."""
+    """Return the choice for a group as it would be typed: 'model=mlp'."""
     target = f"{group}._target_={config[group]['_target_']}"
     if not HydraConfig.initialized() or {target, f"+{target}"} & {*HydraConfig.get().overrides.task}:
         return target
@@ -151,23 +151,23 @@ def chosen(config: Mapping[str, Any], group: str) -> str:
 
 
 def _step(error: Exception) -> str | None:
-    """Return in which step of a model an error was raised, a key of `STEPS`; None where a batch was read."""
+    """Return the step of the model in which an error was raised, a key of `STEPS`; None while reading a batch."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_name
         if name in STEPS:
             return name
         if frame.f_globals.get("__name__") == "runner.dataloader" and name != "_count":
-            return None  # what follows may have steps' names, as the forward() of a transform
+            return None  # inner functions may have names of steps, such as a transform's forward()
     return None
 
 
 def _batch(error: Exception, with_outputs: bool) -> str:
-    """Return what went through the model: as the loop that fired the step had it, or the step of an evaluation."""
+    """Return a description of the batch at an error, from the loop's state or the arguments of an evaluation step."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_evaluation = any(frame.f_globals.get("__name__") == "runner.evaluation" for frame in frames)
     for frame in frames:
         code, state, made = frame.f_code, frame.f_locals.get("state"), ""
-        if in_evaluation:  # after which a state is as it was before
+        if in_evaluation:  # by now the state has been restored to that of training
             place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
             batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None
         else:
@@ -180,7 +180,7 @@ def _batch(error: Exception, with_outputs: bool) -> str:
 
 
 def _embedding(error: Exception) -> str:
-    """Return how many rows the embedding has in which something was looked up."""
+    """Return a phrase with the number of rows of the embedding in which a lookup failed; empty if none did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is torch.nn.functional.embedding.__code__:
             return f" and an embedding of {len(frame.f_locals['weight'])} rows"

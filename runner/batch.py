@@ -21,8 +21,9 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], lists: Callable[[
 
     Args:
         batch: a batch of any nesting.
-        function: called with each tensor; returns its replacement.
-        lists: called with each tuple and list; returns its replacement, or None to map its items instead.
+        function: a function from a tensor to its replacement.
+        lists: a function from a tuple or list to its replacement, or to None, in which case its items are mapped.
+            Without such a function, the items of all tuples and lists are mapped.
 
     Raises:
         TypeError: the batch contains something other than tensors, tuples, lists, mappings and plain values.
@@ -197,8 +198,8 @@ def map_samples(
     Args:
         batch: a batch of any nesting.
         num_samples: the number of samples in the batch.
-        function: called with each tensor outside of these lists.
-        pick: called with each tuple or list of `num_samples` samples, or of as many texts.
+        function: the function to apply to each tensor outside of these lists.
+        pick: the function to apply to each tuple or list of `num_samples` samples, or of as many texts.
     """
     columns = [*_columns(batch)]
     lists = [one for one in columns if not isinstance(one, Tensor) and len(one) == num_samples]

@@ -46,7 +46,7 @@ class Engine:
 
         Args:
             event: the event, as an `Event` or by name in lower or upper case.
-            hooks: the config keys of the only hooks to call; None: all hooks.
+            hooks: the config keys of the hooks to call; None: all hooks that listen to the event.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -131,7 +131,7 @@ class Engine:
                 yield handler
 
     def _annotate(self, error: BaseException, handler: Handler | None, event: Event) -> None:
-        """Add to an exception which hook raised it, at which event and when, both as facts and as a note."""
+        """Add to an exception the hook that raised it, the event and the time, both as facts and as a note."""
         name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)
@@ -177,7 +177,7 @@ def _handler(one: Hooks, event: Event) -> Handler | None:
 
 
 def _owner(handler: Handler) -> Hooks:
-    # A bound method may have a `__wrapped__` as well, from a decorator. That one must not be unwrapped.
+    # A bound method may carry its decorator's `__wrapped__`, a plain function without `__self__`: leave that alone.
     while not hasattr(handler, "__self__") and hasattr(handler, "__wrapped__"):
         handler = handler.__wrapped__  # type: ignore[attr-defined]
     method = handler.func if isinstance(handler, partial) else handler

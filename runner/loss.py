@@ -107,7 +107,7 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
 
 
 def _exact(weight: float | Tensor) -> Weight:
-    """Return a weight in double precision where the device has it, so that counts are not rounded to 24 bits."""
+    """Return a weight in double precision if the device has it, so that counts are not rounded to 24 bits."""
     return weight.detach().to(_float(weight.device)) if isinstance(weight, Tensor) else float(weight)
 
 

@@ -32,11 +32,11 @@ class Model(nn.Module):
             computes the gradients of both losses first, each for its own network only. Gradients are averaged over
             the ranks afterwards, so all ranks must leave gradients for the same parameters.
         manual_optimization: whether `training_step` steps the optimizers in `state.optimizers` itself, with
-            `optimizer.step()`, as often and in any order that it likes. Each such call first averages that
+            `optimizer.step()`, as often and in whatever order it needs. Each such call first averages that
             optimizer's gradients over the ranks, and unscales them with amp_fp16, which allows each optimizer one
             step per batch. All ranks must make the same steps. `training_step` also zeroes gradients between its
-            steps; gradients do not carry over from one batch to the next. A batch advances time by one batch, however
-            many steps it makes.
+            steps; gradients do not carry over from one batch to the next. A batch advances time by one batch,
+            whatever the number of optimizer steps.
 
     Raises:
         TypeError: the subclass has no `forward`, or neither `loss` nor `training_step`, or `manual_optimization`
@@ -123,7 +123,7 @@ class Model(nn.Module):
         """Return the number of tokens in this rank's batch; 0 by default, for data without tokens.
 
         Each rank assumes that samples on the other ranks have as many tokens as its own. With several ranks, count
-        tokens from the shape that all batches share, whether or not they are padding.
+        tokens from the shape that all batches share, including padding.
         """
         return 0
 

@@ -1,4 +1,4 @@
-"""The state of a run: data only, no behaviour beyond reading it."""
+"""The state of a run at a given moment: data only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class State:
     """The resolved config of the run; empty for a run set up in Python."""
 
     max_duration: Time
-    """When training ends, in any unit but `dur`."""
+    """The length of training, in any unit but `dur`."""
     timestamp: Timestamp = Timestamp()
     """Progress of training over all ranks. Each step replaces the timestamp; it is never changed in place."""
     previous_timestamp: Timestamp = Timestamp()

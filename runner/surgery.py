@@ -1,4 +1,4 @@
-"""Model surgery: replaces modules anywhere in a model."""
+"""Model surgery: replacing modules anywhere in a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def replace_modules(
     """
     known = set(model.parameters())
     asked = dict.fromkeys(policies, 0)
-    standing: dict[nn.Module, nn.Module] = {}  # each visited module's replacement, or the module itself
+    standing: dict[nn.Module, nn.Module] = {}  # maps each visited module to its replacement, or to itself
     replaced: _Pairs = {}
 
     def visit(module: nn.Module, name: str) -> nn.Module:
@@ -66,7 +66,7 @@ def replace_modules(
                 _adapt(new, module, model)
                 replaced[name] = module, new
         if new is module or recurse_on_replaced:
-            for key, child in [*new._modules.items()]:  # named_children() skips a module's second place
+            for key, child in [*new._modules.items()]:  # named_children() skips repeated modules
                 if child is not None:
                     new.register_module(key, visit(child, f"{name}.{key}" if name else key))
         standing[module] = new
@@ -86,7 +86,7 @@ def _refuse_if_hooks_lost(old: nn.Module, new: nn.Module, name: str) -> None:
     """Check that no module dropped by a replacement has hooks or parametrizations.
 
     Raises:
-        ValueError: a dropped module has some.
+        ValueError: a dropped module has hooks or parametrizations.
     """
     for lost in {*old.modules()} - {*new.modules()}:
         hooks = (lost._forward_hooks, lost._forward_pre_hooks, lost._backward_hooks, lost._backward_pre_hooks)

@@ -36,7 +36,7 @@ from runner.time import Interval, Time
 
 
 class Trainer:
-    """Trains and evaluates a model and predicts with it, through an event engine.
+    """Trains a model, evaluates it and predicts with it, through an event engine.
 
     The constructor does not train, and opens no connection except the process group. It validates everything that can
     be validated. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations can
@@ -140,9 +140,10 @@ class Trainer:
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
     def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> None:
-        """Train until `max_duration`, or for `duration` more. Call it on all ranks, again to continue training.
+        """Train until `max_duration`, or for `duration` more. Call it on all ranks, and again to continue training.
 
-        SIGTERM and Ctrl-C let the current batch finish and end training. The signal takes effect after `close`.
+        SIGTERM and Ctrl-C let the current batch finish, then end training and close the Trainer. Only then is the
+        signal's exception raised: SystemExit or KeyboardInterrupt.
 
         Args:
             duration: how much longer to train; None: until `max_duration`.
@@ -228,7 +229,7 @@ class Trainer:
             raise cause  # noqa: B904 (the exception keeps its own context)
 
     def _join(self, run_dir: Any, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
-        """Join the process group and make everything that needs it; leave the group if that fails."""
+        """Join the process group, and make everything that needs the group; leave it again on failure."""
         self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
             if self._made_group:
@@ -276,11 +277,11 @@ class Trainer:
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
     ) -> None:
-        """Fire the events of the constructor, and make what they require in between."""
+        """Fire the events of the constructor, and build the parts of the run that belong between them."""
         state, fire = self.state, self.engine.run_event
         self._steps: Steps | None = None
         self._interrupt = Interrupt()
-        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors before they spread
+        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors as they pass
         model = state.unwrapped_model
         # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
         # also sums the gradients of its first batch in a different order than later ones, which changes the last bit

@@ -192,7 +192,7 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     try:
         yield
     except SystemExit as exit:
-        if not isinstance(exit.code, str):  # a signal ends the process
+        if not isinstance(exit.code, str):  # a signal asked for the end of the process
             raise
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
     except Exception as error:

@@ -140,7 +140,7 @@ def _why_not_found(target: str, cause: BaseException) -> str:
 
 
 def _callables(module: Any) -> list[str]:
-    """Return the public classes and functions of a module or class."""
+    """Return the names of the public classes and functions in a module or class."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
     home = getattr(module, "__name__", "")

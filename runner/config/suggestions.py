@@ -41,7 +41,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         return _about_grammar(error.override or str(error).splitlines()[0], overrides, conf)
     if key := _missing_key(error):
         config, inner = _compose_without(key, overrides, conf), getattr(error.__cause__, "full_key", None)
-        if inner is not None and inner.startswith(f"{key}."):  # a whole section was typed
+        if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
             return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
         return _about_key(key, config, conf)
     if key := _key_already_there(error):

@@ -162,12 +162,11 @@ def line_of_user(error: BaseException) -> str | None:
     """Return the innermost line of the traceback outside of this project and all libraries, or None."""
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
-    home = CONF.parent
-    own = [home / name for name in ("runner", "callbacks", "algorithms")]
+    own = Path(__file__).absolute().parents[1]  # not resolved: modules are imported through links
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        known = any(path.is_relative_to(one) for one in (*own, *libraries))
+        known = any(path.is_relative_to(one) for one in (own, *libraries))
         if path.is_absolute() and not known and "site-packages" not in path.parts:
             return f"{path}:{frame.lineno}"
     return None

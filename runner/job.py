@@ -216,6 +216,6 @@ def run(job: Job) -> float | None:
     with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
         if mode.on_all_ranks:
             stack.enter_context(ended_by_signals(build.make_launch(job.config).grace))
-        if mode.folder == "temporary":
-            stack.callback(run_folder.remove_temporary, Path(job.run_dir))
+        if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
+            stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return mode.run(job)

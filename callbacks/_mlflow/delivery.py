@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow takes CPU time from the trainer
 LAST_ATTEMPTS = 3  # attempts before the spool of a finished run is left to the next run
 LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
+LOCK_PATIENCE = 60.0  # seconds that a finished run waits for the writer of an earlier session, which is still sending
 FILES = {"artifact", "text", "table", "images"}  # entries that go to the artifact store, a separate store
 
 Report = Callable[[dict[str, Any]], None]
@@ -107,6 +108,7 @@ class Delivery:
         self._failures = 0
         self._next_step = 0.0
         self._next_files = 0.0
+        self._waits_until = 0.0
         self._lock: IO[bytes] | None = None
         self._sent: Sent | None = None
         self._sink: RunSink | None = None
@@ -117,6 +119,7 @@ class Delivery:
         if self._live:
             self._live = False
             self._next_step = 0.0
+            self._waits_until = time.monotonic() + LOCK_PATIENCE
 
     @property
     def due(self) -> bool:
@@ -153,7 +156,7 @@ class Delivery:
         """Send a chunk, and return whether there may be more."""
         self._lock = self._lock or try_lock(self._folder / "writer.lock")
         if self._lock is None:
-            if self._live:
+            if self._live or time.monotonic() < self._waits_until:
                 return False  # wait: another writer is still sending what an earlier session of this run left
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink, sent = self._open()

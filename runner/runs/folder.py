@@ -24,7 +24,6 @@ LOCK = ".lock"  # in a run's folder, locked while the run trains
 SWEEP = "sweep.json"  # in a sweep's folder, describes the sweep
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
-TEMPORARY = "runner-"  # begins the names of folders for jobs that leave nothing behind
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
@@ -39,7 +38,7 @@ def register_resolver() -> None:
 
 def _run_folder(base: str, mode: str) -> str:
     if mode in WITHOUT_OUTPUT:  # leaves nothing behind, and may not be able to write here
-        folder = tempfile.mkdtemp(prefix=TEMPORARY)
+        folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder
     return make_run_folder(base)
@@ -114,9 +113,9 @@ def watch(folder: Path) -> None:
     _made.extend(reversed(new))
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove the folder of a job that leaves nothing behind, if it was made for it and is empty."""
-    if folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(TEMPORARY):
+def remove_empty(folder: Path) -> None:
+    """Remove the folder of a job that left nothing in it, unless it is the working directory."""
+    if folder.resolve() != Path.cwd():
         with suppress(OSError):
             folder.rmdir()
 

@@ -26,7 +26,7 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.spool import read_entries
+from runner.callbacks._mlflow.spool import read_entries, try_lock
 from runner.callbacks._mlflow.writer_process import shared_writer
 
 TINY = ["model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks.mlflow_logger.close_timeout=30"]
@@ -221,6 +221,18 @@ def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
     assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
     assert store.points() == logged(folder)
     assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
+
+
+def test_a_finished_run_waits_for_the_writer_of_an_earlier_session(store: Store, tmp_path: Path) -> None:
+    lock = tmp_path / "r" / "mlflow" / "writer.lock"
+    lock.parent.mkdir(parents=True)
+    held = try_lock(lock)  # as the writer of a session that was killed a moment ago
+    assert held is not None
+    logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=PATIENCE)
+    with make_trainer(tmp_path / "r", 3, logger) as trainer:
+        trainer.fit()
+        threading.Timer(6.0, held.close).start()  # longer than a writer tries again after errors
+    assert store.statuses() == ["FINISHED"]
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
         [
             ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot continue with another optimizer"),
             ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "cannot be applied to a checkpoint"),
-            ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run 0"),
+            ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run has 0"),
             ((), ("model.module.hidden=[7]", "resume_allow=[model]"), "do not fit the model"),
             (
                 ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),

@@ -12,7 +12,7 @@ from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, tree, weights
 @pytest.mark.slow
 def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(tmp_path: Path, run_app: Any):
     for name in ("runner", "callbacks", "algorithms", "conf"):
-        shutil.copytree(ROOT / name, tmp_path / "changed" / name)
+        shutil.copytree(ROOT / name, tmp_path / "changed" / name, symlinks=True)
     start = (*SHORT, *QUIET, "optimizer.momentum=0.8", "scheduler=none")
     run_app(*start)
     (first,) = folders(tmp_path)

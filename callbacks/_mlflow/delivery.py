@@ -26,9 +26,9 @@ from runner.callbacks._mlflow.spool import (
     now_ms,
     read_entries,
     read_sent,
-    try_lock,
     write_sent,
 )
+from runner.files.lock import lock_file
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -109,7 +109,7 @@ class Delivery:
         self._next_step = 0.0
         self._next_files = 0.0
         self._waits_until = 0.0
-        self._lock: IO[bytes] | None = None
+        self._lock: IO[str] | None = None
         self._sent: Sent | None = None
         self._sink: RunSink | None = None
         self._monitor: LoadMonitor | None = None
@@ -154,7 +154,7 @@ class Delivery:
 
     def _send(self) -> bool:
         """Send a chunk, and return whether there may be more."""
-        self._lock = self._lock or try_lock(self._folder / "writer.lock")
+        self._lock = self._lock or lock_file(self._folder / "writer.lock")
         if self._lock is None:
             if self._live or time.monotonic() < self._waits_until:
                 return False  # wait: another writer is still sending what an earlier session of this run left

@@ -8,7 +8,6 @@ It imports only the standard library, except for encoding metrics in the trainer
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TypeGuard
 
 from runner.addresses import without_credentials
+from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 
 SPOOL = "spool.jsonl"
@@ -111,22 +111,6 @@ def is_metrics(entry: dict[str, Any] | None) -> bool:
     return entry is not None and isinstance(entry.get("m"), dict) and {type(entry.get(key)) for key in "st"} == {int}
 
 
-def try_lock(path: Path) -> IO[bytes] | None:
-    """Return a file that is locked until it is closed or this process ends; None if another process holds the lock.
-
-    It is a POSIX lock, which forked data loader workers do not inherit.
-    """
-    file = path.open("ab")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        file.close()
-        return None
-    except OSError:
-        pass  # on a file system without locks, nothing keeps two writers of one run apart
-    return file
-
-
 class Spool:
     """The trainer's end of a spool, safe to use from several threads.
 
@@ -144,7 +128,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / SPOOL
-        self._alive = try_lock(folder / "trainer.lock")
+        self._alive = lock_file(folder / "trainer.lock")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._inherited = os.fstat(self._fd).st_size

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
+from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import (
     FILE,
     known_before,
@@ -20,6 +20,7 @@ from runner.callbacks._mlflow.target import (
     set_environment,
     with_credentials,
 )
+from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal import show_path
 
@@ -97,7 +98,7 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
 
 def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
     shown = show_path(run_dir)
-    alive = try_lock(run_dir / "mlflow" / "trainer.lock")
+    alive = lock_file(run_dir / "mlflow" / "trainer.lock")
     if alive is None:
         print(f"{shown}: is still running, and sends by itself")
         return False

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
-from runner.callbacks._mlflow.spool import SPOOL, open_log, try_lock
+from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
+from runner.files.lock import lock_file
 
 Commands = queue.SimpleQueue[dict[str, Any] | None]
 
@@ -132,7 +133,7 @@ class Service:
                 return
             target = read_target(run_dir / "mlflow")
             target = target and with_credentials(target, self._addresses)
-            if target and (alive := try_lock(run_dir / "mlflow" / "trainer.lock")):
+            if target and (alive := lock_file(run_dir / "mlflow" / "trainer.lock")):
                 alive.close()
                 self._active[str(run_dir)] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
         except (OSError, ValueError):

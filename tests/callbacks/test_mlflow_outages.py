@@ -26,8 +26,9 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.spool import read_entries, try_lock
+from runner.callbacks._mlflow.spool import read_entries
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.files.lock import lock_file
 
 TINY = ["model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "callbacks.mlflow_logger.close_timeout=30"]
 
@@ -226,7 +227,7 @@ def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
 def test_a_finished_run_waits_for_the_writer_of_an_earlier_session(store: Store, tmp_path: Path) -> None:
     lock = tmp_path / "r" / "mlflow" / "writer.lock"
     lock.parent.mkdir(parents=True)
-    held = try_lock(lock)  # as the writer of a session that was killed a moment ago
+    held = lock_file(lock)  # as the writer of a session that was killed a moment ago
     assert held is not None
     logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=PATIENCE)
     with make_trainer(tmp_path / "r", 3, logger) as trainer:

@@ -29,7 +29,7 @@ class Plugins:
             raise ImportError(f"{package}/ of the runner is imported as runner.{package}, not as {package}")
         self._package = package
         self._folder = Path(folder)
-        self._files = {_plain(file.stem): file.stem for file in self._folder.glob("[!_]*.py")}
+        self.files = {_plain(file.stem): file.stem for file in self._folder.glob("[!_]*.py")}
 
     def load(self, name: str) -> Any:
         """Return a class by its name, or all names as `__all__`.
@@ -41,7 +41,7 @@ class Plugins:
             return self.names()
         if not name[:1].isupper():
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
-        if (file := self._files.get(_plain(name))) is None:
+        if (file := self.files.get(_plain(name))) is None:
             raise AttributeError(
                 f"module {self._package!r} has no attribute {name!r}; it has {', '.join(self.names())}"
             )
@@ -49,24 +49,13 @@ class Plugins:
 
     def names(self) -> list[str]:
         """Return the names of all classes, sorted; files are read for them, and none is imported."""
-        return sorted(name for file in self._files.values() for name in self._classes_of(file))
+        return sorted(name for file in self.files.values() for name in self.classes_of(file))
 
-    def stub(self) -> str:
-        """Return a stub of the package, by which editors and type checkers know the classes."""
-        pairs = [(file, name) for file in sorted(self._files.values()) for name in self._classes_of(file)]
-        imports = "".join(f"from {self._package}.{file} import {name}\n" for file, name in pairs)
-        exported = "".join(f'    "{name}",\n' for name in sorted(self.names(), key=_isort))
-        return f"{imports}\n__all__ = [\n{exported}]\n"
-
-    def _classes_of(self, file: str) -> list[str]:
+    def classes_of(self, file: str) -> list[str]:
+        """Return the names of the classes that a file adds, given without its suffix."""
         found = CLASS.findall((self._folder / f"{file}.py").read_text(encoding="utf-8"))
         return [name for name in found if _plain(name) == _plain(file)]
 
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
-
-
-def _isort(name: str) -> tuple[bool, str]:
-    """A key that sorts as ruff does: names in capitals first."""
-    return not name.isupper(), name

@@ -34,7 +34,6 @@ class BatchStream:
         num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the first
             batch must be unambiguous.
         label: 'train', an evaluator's label, or 'predict'.
-        name: the user's name for the loader, for messages.
         seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
 
     Raises:
@@ -50,21 +49,20 @@ class BatchStream:
         precision: Precision,
         num_samples: Callable[[Any], int],
         label: str,
-        name: str,
         seed: int = 0,
     ) -> None:
         if not hasattr(loader, "__iter__"):
-            raise TypeError(f"{name}={loader!r}: must be iterable, yielding batches")
-        refuse_unsharded(loader, name, get_world_size())
+            raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
+        refuse_unsharded(loader, label, get_world_size())
         try:
             self.length: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
             self.length = None
         if self.length == 0:
+            name = name_of_loader(label)
             raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
         self.loader = loader
         self.label = label
-        self.name = name
         self._device = device
         self._started = False
         self._num_samples = num_samples
@@ -135,8 +133,19 @@ def _sampler(loader: Any) -> Any:
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
-def refuse_unsharded(loader: Any, name: str, world_size: int) -> None:
+def name_of_loader(label: str) -> str:
+    """Return what users call the loader with a label: 'train', an evaluator's label, or 'predict'."""
+    names = {"train": "train_dataloader", "predict": "dataloader"}
+    return names.get(label, f"dataloader of evaluator {label!r}")
+
+
+def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
     """Refuse a plain torch DataLoader that gives all ranks the same samples, or pads an evaluation with copies.
+
+    Args:
+        loader: any dataloader.
+        label: 'train', an evaluator's label, or 'predict'.
+        world_size: the number of ranks.
 
     Raises:
         ValueError: the loader has no sharding sampler, or its DistributedSampler would repeat samples in an evaluation.
@@ -145,11 +154,12 @@ def refuse_unsharded(loader: Any, name: str, world_size: int) -> None:
         return
     remedy = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
     sampler = _sampler(loader)
+    name = name_of_loader(label)
     if isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler):
         raise ValueError(
             f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {remedy}"
         )
-    if name != "train_dataloader" and isinstance(sampler, torch.utils.data.DistributedSampler):
+    if label != "train" and isinstance(sampler, torch.utils.data.DistributedSampler):
         size = len(sampler.dataset)  # type: ignore[arg-type]
         if size % world_size:
             raise ValueError(

@@ -189,7 +189,7 @@ class Trainer:
 
     def predict(self, dataloader: Iterable[Any]) -> list[Any]:
         """Return this rank's outputs for each batch of a dataloader, on the CPU. Call it on all ranks."""
-        stream = self._open(dataloader, "predict", "dataloader")
+        stream = self._open(dataloader, "predict")
         with self._running():
             return evaluation.predict(self.run, stream)
 
@@ -247,10 +247,11 @@ class Trainer:
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
         state, model = self.state, self.state.unwrapped_model
-        state.train_dataloader, state.evaluators = train_dataloader, tuple(evaluators)
+        state.train_dataloader = train_dataloader
+        state.evaluators = tuple(evaluators)
         self._train_stream = None
         if train_dataloader is not None:
-            self._train_stream = self._open(train_dataloader, "train", "train_dataloader")
+            self._train_stream = self._open(train_dataloader, "train")
             state.train_dataloader_len = self._train_stream.length
             state.max_duration = state.max_duration.scaled(self._scaling[0], state.train_dataloader_len)
         state.train_metrics = make_metrics(model, train=True, device=state.device)
@@ -264,15 +265,14 @@ class Trainer:
             if one.dataloader is self.state.train_dataloader and getattr(one.dataloader, "persistent_workers", False):
                 remedy = "its persistent workers read one pass at a time; give a loader of its own"
                 raise ValueError(f"evaluator {one.label!r}: dataloader is the train_dataloader: {remedy}")
-            stream = self._open(one.dataloader, one.label, f"dataloader of evaluator {one.label!r}")
-            self._eval_streams[one.label] = stream
+            self._eval_streams[one.label] = self._open(one.dataloader, one.label)
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
 
-    def _open(self, loader: Iterable[Any], label: str, name: str) -> BatchStream:
+    def _open(self, loader: Iterable[Any], label: str) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
-        return BatchStream(loader, state.device, state.precision, num_samples, label, name, state.rank_zero_seed)
+        return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed)
 
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool

@@ -21,8 +21,8 @@ from runner.dataloader import BatchStream
 from runner.precision import Precision
 
 
-def make_stream(loader: Any, precision: str = "fp32", seed: int = 0, name: str = "train_dataloader") -> BatchStream:
-    return BatchStream(loader, torch.device("cpu"), Precision(precision), count_samples, "train", name, seed)
+def make_stream(loader: Any, precision: str = "fp32", seed: int = 0, label: str = "train") -> BatchStream:
+    return BatchStream(loader, torch.device("cpu"), Precision(precision), count_samples, label, seed)
 
 
 def numbers(stream: BatchStream, epoch: int = 0, batch: int = 0) -> list[list[int]]:
@@ -170,8 +170,8 @@ def test_floating_tensors_are_cast(name: str):
 def test_what_cannot_be_read_is_named():
     with pytest.raises(TypeError, match="train_dataloader=3: must be iterable, yielding batches"):
         make_stream(3)
-    with pytest.raises(ValueError, match="evaluation has no batches: its data set is empty"):
-        make_stream(DataLoader(dataset(3), batch_size=4, drop_last=True), name="evaluation")
+    with pytest.raises(ValueError, match="dataloader of evaluator 'test' has no batches: its data set"):
+        make_stream(DataLoader(dataset(3), batch_size=4, drop_last=True), label="test")
 
 
 def test_one_process_may_use_any_sampler():

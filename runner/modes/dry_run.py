@@ -256,8 +256,7 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     evaluators = ensure_evaluators(evaluation, Interval(config["trainer"].get("eval_interval", "1ep")))
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in loaders:
-        name = "train_dataloader" if loader is train else f"dataloader of evaluator {label!r}"
-        refuse_unsharded(loader, name, build.make_launch(config).processes())
+        refuse_unsharded(loader, label, build.make_launch(config).processes())
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:

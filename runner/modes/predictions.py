@@ -41,9 +41,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     order = getattr(loader, "order", None)
     if order is not None:
         order.read_all_in_sequence()
-    stream = BatchStream(
-        loader, state.device, state.precision, model.num_samples, "predict", "dataloader", state.rank_zero_seed
-    )
+    stream = BatchStream(loader, state.device, state.precision, model.num_samples, "predict", state.rank_zero_seed)
     partial = path.with_name(f".{path.name}.partial")
     file: _File | None = None
     if get_global_rank() == 0:

@@ -81,7 +81,8 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
             break
         state.fitting_size = max(1, size // 2)
         log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-        state.outputs, state.loss = None, {}  # which would keep all that the failed attempt computed
+        state.outputs = None  # it and the loss would keep all that the failed attempt computed
+        state.loss = {}
         for parameter in run.parameters:
             parameter.grad = None
         if state.device.type == "cuda":

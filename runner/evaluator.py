@@ -83,7 +83,8 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluato
     """
     evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may use the same objects
     for one in evaluators:
-        one.eval_interval, one.evaluated_at = one.eval_interval or interval, None
+        one.eval_interval = one.eval_interval or interval
+        one.evaluated_at = None
     return evaluators
 
 

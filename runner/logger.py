@@ -194,7 +194,8 @@ def join(records: Sequence[Record]) -> list[Record]:
     """
     joined: list[Record] = []
     metrics: dict[str, Any] = {}
-    step, timestamp = -1, None
+    step = -1
+    timestamp = None
     for record in records:
         # Timestamps are immutable, so the same object means the same moment.
         if record.timestamp is timestamp and record.step == step and metrics.keys().isdisjoint(record.metrics):

@@ -30,7 +30,7 @@ def fit(run: Run) -> None:
         if not train_epoch(run, stream):
             break  # in the middle of an epoch, which therefore has no end
         end_epoch(run)
-    evaluate_now(run, [one for one in state.evaluators if one.is_owed(state)])
+    evaluate_now(run, [one for one in state.evaluators if one.is_owed(state)])  # the final weights have values too
     run.on.fit_end()
     run.clock.stop()
     run.end_where_interrupted()  # a signal that came after the last batch
@@ -49,12 +49,12 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         except StopIteration:
             break
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
-        on.after_dataloader()
+        on.after_dataloader()  # the batch is on the device: the place to augment it
         train_batch(run, samples, all_samples)
         if state.evaluators:
             evaluate_now(run, [one for one in state.evaluators if one.is_due(state)])
         on.batch_checkpoint()  # after the evaluation, so that a checkpoint holds its values and can be chosen by them
-        run.end_where_interrupted()
+        run.end_where_interrupted()  # after the checkpoint event, so that nothing is saved twice
         if state.stop_requested or state.timestamp.count(unit) >= limit:
             return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
@@ -72,19 +72,20 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     """
     state, on = run.state, run.on
     on.batch_start()
-    for rates in run.rates:
+    for rates in run.rates:  # before the batch, so that its step uses the rate of its own place in training
         rates.step(state.progress)
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
     with run.changing_buffers():
-        for parameter in run.parameters:
+        for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
             parameter.grad = None
         run.accumulate(run, share)
-        run.steps.finish_gradients()
+        run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
         on.after_train_batch()  # gradients are final: the place to clip or to look at them
         with state.changing():
             run.steps.step()
+            # Time moves last: until here, intervals and schedules still see the batch as not trained.
             tokens = run.count_tokens(samples, all_samples)
             state.step_time(state.timestamp.to_next_batch(all_samples, tokens, run.clock.beat()))
             on.batch_end()  # the first event at which the batch counts as trained

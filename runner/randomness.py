@@ -86,7 +86,8 @@ def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not deterministic:
         return None
-    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     before = enabled, warns, torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -27,7 +27,9 @@ class Steps:
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
-        self.state, self.schedulers, self.reduces = state, [*schedulers], reduces
+        self.state = state
+        self.schedulers = [*schedulers]
+        self.reduces = reduces
 
     def finish_gradients(self) -> None:
         """Average gradients over the ranks, unless DDP did so during backward. Call it on all ranks."""
@@ -102,7 +104,9 @@ class OwnSteps(Steps):
 
     def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:
         super().__init__(state, schedulers, reduces=False)
-        self._others, self._running, self._ever = others, False, False
+        self._others = others
+        self._running = False  # whether the model's training_step is running
+        self._ever = False  # whether it has ever stepped an optimizer
         self._scaled: set[int] = set()  # the optimizers that the scaler has stepped in this batch
         self._before = [one.__dict__.get("step") for one in state.optimizers]
         for optimizer in state.optimizers:

@@ -196,7 +196,8 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
             raise
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
     except Exception as error:
-        cause, failed = error, path
+        cause = error
+        failed = path
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
             cause, inner = error.__cause__, _full_key(error)
             failed = f"{path}.{inner}" if inner else path

@@ -95,7 +95,8 @@ def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
-    hook, step = hook_at_fault(error, config), _step(error)
+    hook = hook_at_fault(error, config)
+    step = _step(error)
     if hook is not None and hook.event in _OF_BATCH:
         error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
     elif hook is None and step is not None:
@@ -114,7 +115,9 @@ def _is_device_assert(error: Exception) -> bool:
 
 
 def _describe(error: Exception, config: Mapping[str, Any]) -> str:
-    hook, step, place = hook_at_fault(error, config), _step(error), line_of_user(error)
+    hook = hook_at_fault(error, config)
+    step = _step(error)
+    place = line_of_user(error)
     model, data = chosen(config, "model"), chosen(config, "data")
     if hook is not None:
         text = _in_section(f"{hook.group}.{hook.key}", config[hook.group][hook.key], error)
@@ -166,7 +169,9 @@ def _batch(error: Exception, with_outputs: bool) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_evaluation = any(frame.f_globals.get("__name__") == "runner.evaluation" for frame in frames)
     for frame in frames:
-        code, state, made = frame.f_code, frame.f_locals.get("state"), ""
+        code = frame.f_code
+        state = frame.f_locals.get("state")
+        made = ""
         if in_evaluation:  # by now the state has been restored to that of training
             place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
             batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None

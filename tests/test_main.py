@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,13 @@ for command in (["--help"], ["--cfg", "job"], ["optimizer.lrr=1"], ["model=mpl"]
     print("exit", main())
 print("imported", sorted({slow!r} & set(sys.modules)))
 """
-    start = time.monotonic()
+    before = os.times()
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    assert time.monotonic() - start < 20
+    after = os.times()
+    # CPU time, because other processes may take most of the machine: about 2 s, where importing torch alone takes 1.3.
+    assert after.children_user - before.children_user < 10
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit ")] == ["exit 0", "exit 0", "exit 2", "exit 2", "exit 2"]
     assert lines[-1] == "imported []"

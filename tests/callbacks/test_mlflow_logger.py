@@ -123,7 +123,9 @@ def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> 
             raise ValueError("refused")
     order = read_target(Path("r/mlflow"))
     assert order is not None
-    shared_writer().finish(shared_writer().deliver(Path("r"), order))  # has it take up whatever there might be
+    progress = shared_writer().deliver(Path("r"), order)  # has it take up whatever there might be
+    shared_writer().finish(progress)
+    assert progress.stopped.wait(60)
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
 

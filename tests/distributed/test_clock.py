@@ -46,7 +46,7 @@ def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, s
     started = time.monotonic()
     finished = run_ranks(program_of("distributed/test_clock", "train_until_signalled"), 2, check=False, env=strict)
     assert [one.returncode for one in finished] == [143, 143], [one.stderr for one in finished]
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120  # the batches that are asked for take longer
     stopped = [json.loads((tmp_path / f"stopped{rank}.json").read_text()) for rank in range(2)]
     assert stopped[0] == stopped[1] >= 25
     checkpoints = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()]

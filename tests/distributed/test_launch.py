@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from python_process import Finished, describe, run_python
+from python_process import PATIENCE, Finished, describe, run_python
 from stores import query
 from tiers import one_in
 
@@ -106,7 +106,7 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
     """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
     start = time.monotonic()
     done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger")
-    assert time.monotonic() - start < 45
+    assert time.monotonic() - start < PATIENCE / 2
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr

@@ -105,7 +105,7 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
             first_failure(ValueError("the cause"))
             start = time.monotonic()
             wait_for("left")
-            assert time.monotonic() - start < 20
+            assert time.monotonic() - start < 60
         else:
             say("waits")
             try:

@@ -93,6 +93,11 @@ class CheckpointSaver(Callback):
         """Path of the newest complete checkpoint, or None if there is none yet."""
         return self._checkpoints.latest
 
+    @property
+    def best(self) -> Path | None:
+        """Path of the best checkpoint kept, or None without `monitor`."""
+        return self._checkpoints.path / self._checkpoints.best[0][1] if self._checkpoints.best else None
+
     def after_load(self, state: State, logger: Logger) -> None:
         check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
         self._checkpoints.path = state.run_dir / self.folder

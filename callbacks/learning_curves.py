@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination, Record
 from runner.callbacks._disk import disk_errors_reported
 from runner.files.whole import write_whole
+from runner.terminal import in_notebook, show_in_cell
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -22,10 +23,10 @@ PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}
 class LearningCurves(LoggerDestination):
     """Draws losses, metrics and, if they are logged, learning rates at FIT_END.
 
-    The picture is written to the run's folder and logged as an artifact in the folder 'plots'. For each key it keeps a
-    bounded number of points, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed
-    run draws the curves from the beginning. The loss of single batches is drawn faintly behind its running mean. A
-    panel shows at most 12 keys.
+    The picture is written to the run's folder, logged as an artifact in the folder 'plots', and shown in a notebook.
+    For each key it keeps a bounded number of points, each the mean of equally many neighbours, so memory and
+    checkpoints stay small; a resumed run draws the curves from the beginning. The loss of single batches is drawn
+    faintly behind its running mean. A panel shows at most 12 keys.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -67,6 +68,8 @@ class LearningCurves(LoggerDestination):
         picture = io.BytesIO()
         path = state.run_dir / self.filename
         draw(self._curves).savefig(picture, format=path.suffix[1:])
+        if in_notebook():
+            show_in_cell(picture.getvalue(), path.suffix[1:])
         with disk_errors_reported(self.config_key):
             write_whole(path, picture.getvalue())
             logger.log_artifact(path, "plots")

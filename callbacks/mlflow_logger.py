@@ -31,9 +31,9 @@ class MLflowLogger(LoggerDestination):
 
     Training neither waits for MLflow nor fails because of it. Everything logged is appended to
     `<run folder>/mlflow/spool.jsonl`. A separate process sends it to MLflow, marks the run FAILED if the trainer is
-    killed, and leaves what it could not send to the next run. A run that is refused before training begins leaves
-    nothing. A resumed run continues its MLflow run: batches that are trained again keep their first values, and a
-    changed parameter is recorded as a tag `param_changed.<key>`. A sweep has one more run, with a table of its jobs.
+    killed, and leaves what it could not send to the next run. A run begins with its first batch: one that ends before
+    leaves nothing. A resumed run continues its MLflow run: batches that are trained again keep their first values, and
+    a changed parameter is recorded as a tag `param_changed.<key>`. A sweep has one more run, with a table of its jobs.
 
     Args:
         tracking_uri: address of a server or a database. None means `$MLFLOW_TRACKING_URI` if it is set, otherwise the
@@ -102,7 +102,8 @@ class MLflowLogger(LoggerDestination):
         self._append({"tags": tags}, {"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._begin(state, logger)
+        if state.timestamp.batch > 0:
+            self._begin(state, logger)
         if not self._inputs_logged:
             self._inputs_logged = True
             self._append(*({"input": described} for described in describe_inputs(state)))
@@ -130,6 +131,8 @@ class MLflowLogger(LoggerDestination):
 
     def log_records(self, records: Sequence[Record]) -> None:
         if self._session is not None:
+            if any(record.timestamp.batch > 0 for record in records):
+                self._session.begin()
             self._session.append_metrics((record.metrics, record.step, record.wall_time) for record in records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination, Record, TimeUnit
 from runner.callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
 from runner.callbacks._run_description import TRAIN_LOSS, describe_metrics
-from runner.terminal import live_line
+from runner.terminal import is_interactive, live_line
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -23,9 +23,9 @@ SHOWN = ("loss/", "metrics/")
 class ProgressBar(LoggerDestination):
     """Shows training on the console of rank 0.
 
-    On a terminal, the last line is a bar with the mean loss of the epoch so far, batches per second and the time left
-    in the run. A finished epoch becomes a plain line with its metrics, which is the only output without a terminal.
-    Nothing is done per batch: a thread reads the state at intervals, and metrics arrive on the logger's thread.
+    On a terminal and in a notebook, one line is a bar with the mean loss of the epoch so far, batches per second and
+    the time left in the run. A finished epoch becomes a plain line with its metrics, the only output elsewhere. Nothing
+    is done per batch: a thread reads the state at intervals, and metrics arrive on the logger's thread.
 
     Args:
         refresh_interval: seconds between two updates of the bar.
@@ -55,14 +55,14 @@ class ProgressBar(LoggerDestination):
 
         self._state = state
         self._logger = logger
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
         self._fit_began = (time.perf_counter(), state.progress.elapsed_in(TimeUnit.DURATION))
         self.epoch_start(state, logger)
         if self._resumed_after is not None:
             number, batch, seconds = self._epoch_began
             self._epoch_began = (number, batch - state.timestamp.batch_in_epoch, seconds - self._resumed_after)
             self._resumed_after = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if is_interactive(self._console):
             self._live.enter_context(live_line(self._console, self._draw, 1 / self.refresh_interval))
 
     def epoch_start(self, state: State, logger: Logger) -> None:

@@ -26,8 +26,8 @@ class WandBLogger(LoggerDestination):
     works on a separate thread, so training neither waits for it nor fails because of it: a failure gives one warning,
     and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and batches that
     are trained again have their values twice; `kill -9` loses what wandb has not written yet. Files are copied, and
-    wandb keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run that ends before training begins leaves
-    nothing. Rank 0 logs.
+    wandb keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that
+    ends before leaves nothing. Rank 0 logs.
 
     Args:
         project: name of the project; None means `$WANDB_PROJECT`, or 'runner' if that is not set.
@@ -66,6 +66,7 @@ class WandBLogger(LoggerDestination):
         self.close_timeout = close_timeout
         self.run_id = uuid.uuid4().hex[:12]
         self._session = Session(self.mode, close_timeout)
+        self._run: dict[str, Any] = {}  # arguments of wandb.init
 
     def state_dict(self) -> dict[str, Any]:
         return {"run_id": self.run_id}
@@ -74,16 +75,25 @@ class WandBLogger(LoggerDestination):
         self.run_id = state["run_id"]
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        options = self._options | {"name": self._options["name"] or state.run_name}
-        self._session.begin(
-            **options,
-            project=self.project,
-            id=self.run_id,
-            dir=str(Path(state.run_dir).resolve()),
-            config=hidden_everywhere(state.config),
-        )
+        self._run = self._options | {
+            "name": self._options["name"] or state.run_name,
+            "project": self.project,
+            "id": self.run_id,
+            "dir": str(Path(state.run_dir).resolve()),
+            "config": hidden_everywhere(state.config),
+        }
+        if state.timestamp.batch > 0:
+            self._begin()
 
-    eval_standalone_start = predict_start = fit_start
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        self.fit_start(state, logger)
+        self._begin()
+
+    predict_start = eval_standalone_start
+
+    def _begin(self) -> None:
+        if self._run:
+            self._session.begin(**self._run)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         self._session.do("set_config", hidden_everywhere(hyperparameters))
@@ -92,6 +102,8 @@ class WandBLogger(LoggerDestination):
         self._session.do("set_config", {"tags": hidden_everywhere(tags)})
 
     def log_records(self, records: Sequence[Record]) -> None:
+        if any(record.timestamp.batch > 0 for record in records):
+            self._begin()
         for record in records:
             self._session.do("log", record.metrics, record.step)
 
@@ -105,5 +117,7 @@ class WandBLogger(LoggerDestination):
         self._session.do("save", Path(path).resolve(), name)
 
     def close(self, state: State, logger: Logger) -> None:
+        if state.error is None:
+            self._begin()
         interrupted = isinstance(state.error, KeyboardInterrupt | SystemExit)
         self._session.close(exit_code=0 if state.error is None else 1, in_a_hurry=interrupted)

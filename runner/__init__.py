@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from runner.engine import Engine, evaluation_weights
     from runner.evaluator import Evaluator
     from runner.event import Event
+    from runner.fit_result import FitResult
     from runner.hooks import Algorithm, Callback
     from runner.logger import Logger
     from runner.model import Model
     from runner.models.classification import ClassificationModel
     from runner.models.language import LanguageModel
     from runner.randomness import stream_seed
+    from runner.runs.in_python import SavedModel, load
     from runner.state import Batch, State
     from runner.surgery import replace_modules
     from runner.time import Interval, Time, Timestamp, TimeUnit
@@ -36,12 +38,14 @@ _MODULES = {
     "Engine": "engine",
     "Evaluator": "evaluator",
     "Event": "event",
+    "FitResult": "fit_result",
     "Interval": "time",
     "LanguageModel": "models.language",
     "Logger": "logger",
     "LoggerDestination": "destination",
     "Model": "model",
     "Record": "destination",
+    "SavedModel": "runs.in_python",
     "State": "state",
     "Time": "time",
     "TimeUnit": "time",
@@ -56,6 +60,7 @@ _MODULES = {
     "get_local_rank": "distributed.collectives",
     "get_world_size": "distributed.collectives",
     "is_complete": "checkpoints.files",
+    "load": "runs.in_python",
     "replace_modules": "surgery",
     "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "randomness",
@@ -70,12 +75,14 @@ __all__ = [
     "Engine",
     "Evaluator",
     "Event",
+    "FitResult",
     "Interval",
     "LanguageModel",
     "Logger",
     "LoggerDestination",
     "Model",
     "Record",
+    "SavedModel",
     "State",
     "Time",
     "TimeUnit",
@@ -90,6 +97,7 @@ __all__ = [
     "get_local_rank",
     "get_world_size",
     "is_complete",
+    "load",
     "replace_modules",
     "save_checkpoint",
     "stream_seed",

@@ -32,17 +32,20 @@ from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
 from runner.terminal import labelled_lines, lasting_output, print_failure
+from runner.tracebacks import are_whole, raised_by_hydra
 
 
 def main() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
-    wants_trace = "HYDRA_FULL_ERROR" in os.environ
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises its errors, so that we can print each as one message
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     end_with_parent()
-    if not is_rank_zero():
-        return follow(ranks())
+    with raised_by_hydra():
+        return lead() if is_rank_zero() else follow(ranks())
+
+
+def lead() -> int:
+    """Run the command line, and return the exit code. Rank 0."""
     code = 1
     saved = None
     try:
@@ -56,7 +59,7 @@ def main() -> int:
                 sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
         code = compose_and_run(saved)
     except WrongConfig as error:
-        if wants_trace:
+        if are_whole():
             traceback.print_exception(error.__cause__)
         print(f"error: {without_credentials(str(error))}", file=sys.stderr)
         if saved is not None and not saved.is_own:
@@ -75,8 +78,6 @@ def main() -> int:
             print(exit.code, file=sys.stderr)
     finally:
         ranks().dismiss(code)
-        if not wants_trace:
-            del os.environ["HYDRA_FULL_ERROR"]
     return code
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import product
+from pkgutil import resolve_name
 from typing import Any
 
 from torch.nn.parameter import is_lazy
@@ -19,6 +21,7 @@ from runner.model import Model
 from runner.ordering import name_hooks, order_algorithms
 from runner.precision import Precision
 from runner.state import State
+from runner.terminal import in_notebook
 from runner.time import Interval, Time, TimeUnit, exact_ratio
 
 
@@ -183,15 +186,22 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
 Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
 
 
-def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
+def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any, progress_bar: bool | None) -> Hooked:
     """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
+
+    Args:
+        algorithms: as given to the Trainer, like `callbacks` and `loggers`.
+        callbacks: see `algorithms`.
+        loggers: see `algorithms`.
+        progress_bar: whether to add a progress bar if there is none; None: where someone watches.
 
     Raises:
         ValueError: algorithms conflict, two objects have the same name, or an object still has the state of a run in
             another Trainer.
         TypeError: an object is of the wrong class, or its hooks have the wrong arguments.
     """
-    hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
+    hooks = [*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)]
+    hooks = name_hooks([*hooks, *_progress_bars(hooks, progress_bar)])
     ordered = order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm)))
     for one in (*ordered, *hooks):
         if one.has_trained and one.state_dict():
@@ -204,16 +214,45 @@ def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
     )
 
 
+def _progress_bars(given: Sequence[Hooks], wanted: bool | None) -> list[Any]:
+    """Return the progress bar to add to the given hooks, if any.
+
+    It is the one callback that the Trainer knows, by name alone: training that shows nothing looks as if it hung.
+    """
+    if wanted is None:
+        wanted = in_notebook() or sys.stdout.isatty()
+    if not wanted or any(type(one).__name__ == "ProgressBar" for one in given):
+        return []
+    return [resolve_name("runner.callbacks:ProgressBar")()]
+
+
 def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     """Return a list from a single object, a sequence, or a mapping, whose keys become the objects' config keys."""
     value = () if value is None else value
-    values = value.values() if isinstance(value, Mapping) else value
-    listed = [values] if isinstance(value, Hooks | type) else [*values]
-    for one in listed:
-        if not isinstance(one, kind):
-            raise TypeError(f"{name}={one!r}: must be objects of a subclass of runner.{kind.__name__}")
-        check_hooks(one)
     if isinstance(value, Mapping):
         for key, one in value.items():
+            _check_kind(f"{name}.{key}", one, kind)
             one.config_key = one.config_key or key
+        return [*value.values()]
+    listed = [value] if isinstance(value, Hooks | type) else [*value]
+    for one in listed:
+        _check_kind(name, one, kind)
     return listed
+
+
+def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
+    """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called.
+
+    Raises:
+        TypeError: the value is something else; the message says what to give.
+    """
+    if isinstance(value, kind):
+        check_hooks(value)
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(f"{name}={value.__name__}: this is the class; give an object of it, {value.__name__}(...)")
+    shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
+    for group, other in (("algorithms", Algorithm), ("callbacks", Callback)):
+        if isinstance(value, other):
+            raise TypeError(f"{name}={shown}: belongs in {group}, as a subclass of runner.{other.__name__}")
+    raise TypeError(f"{name}={shown}: must be an object of a subclass of runner.{kind.__name__}")

@@ -45,6 +45,7 @@ class Facts:
         key: the full config key at fault; empty if the argument is not set in the config.
         target: the `_target_` that raised the exception when it was called with its section.
         works_without: the config group without which the failure does not occur.
+        refusal: the message for people, if the failure shows that the config is wrong although it could be built.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -53,6 +54,7 @@ class Facts:
     key: str = ""
     target: str = ""
     works_without: str = ""
+    refusal: str = ""
 
     @property
     def raised_by(self) -> str:

@@ -135,6 +135,25 @@ class State:
     error: BaseException | None = field(default=None, init=False)
     """The exception that ended the run, including KeyboardInterrupt and SystemExit; set before `close`, else None."""
 
+    def describe(self) -> str:
+        """Return the model, the position in training, the optimizers and the hooks, in one line."""
+        model = self.unwrapped_model
+        inner = getattr(model, "module", None)
+        name = type(model).__name__ + ("" if inner is None else f"({type(inner).__name__})")
+        parts = [
+            f"{name} of {sum(one.numel() for one in model.parameters()):,} parameters",
+            f"at {self.timestamp.batch}ba of {self.max_duration}",
+            f"{self.precision} on {self.device}",
+            *(type(one).__name__ for one in self.optimizers),
+        ]
+        for group in ("algorithms", "callbacks", "loggers"):
+            if keys := [one.config_key for one in getattr(self, group)]:
+                parts.append(f"{group} {', '.join(keys)}")
+        return "; ".join([*parts, f"run {str(self.run_dir)!r}"])
+
+    def __repr__(self) -> str:
+        return f"State({self.describe()})"
+
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from runner.addresses import without_credentials
 from runner.failures import RankFailed
+from runner.tracebacks import format_failure
 
 if TYPE_CHECKING:
     from runner.time import Timestamp
@@ -26,8 +26,8 @@ def make_console(width: int = 120) -> Any:
     """Return a console as wide as the terminal, or `width` columns wide if standard output is not a terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=width)
+    console = Console(highlight=False, markup=False, force_jupyter=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, force_jupyter=False, width=width)
 
 
 def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
@@ -52,7 +52,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 def print_failure(error: BaseException) -> None:
     """Print the traceback of a failure on stderr, from the rank that failed first and without credentials."""
-    text = f"{error}\n" if isinstance(error, RankFailed) else "".join(traceback.format_exception(error))
+    text = f"{error}\n" if isinstance(error, RankFailed) else format_failure(error)
     print(without_credentials(text), end="", file=sys.stderr, flush=True)
 
 
@@ -114,15 +114,33 @@ def labelled_lines(label: str) -> Iterator[None]:
         yield
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def is_interactive(console: Any) -> bool:
+    """Return whether someone watches a console on which a line can be redrawn."""
+    return in_notebook() or (console.is_terminal and not console.is_dumb_terminal)
+
+
 @contextmanager
 def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) -> Iterator[None]:
-    """Keep redrawing the last line of a terminal within the `with` block, below anything printed or logged meanwhile.
+    """Keep redrawing a line within the `with` block: the last line of a terminal, or a line of a notebook's cell.
+
+    On a terminal, anything printed or logged meanwhile appears above it.
 
     Args:
-        console: a console whose output is a terminal.
+        console: a console for which `is_interactive` is true.
         draw: a function that returns the content of the line; called on a background thread.
         refresh_per_second: redraws per second.
     """
+    if in_notebook():
+        with _line_of_cell(console, draw, 1 / refresh_per_second):
+            yield
+        return
     from rich.live import Live
 
     stderr = sys.stderr
@@ -136,6 +154,41 @@ def live_line(console: Any, draw: Callable[[], Any], refresh_per_second: float) 
     with live, ExitStack() as stack:
         _move_logs(stack, stderr, sys.stderr)
         yield
+
+
+def show_in_cell(picture: bytes, kind: str) -> None:
+    """Show a picture below a notebook's cell; `kind` is png or svg, and others cannot be shown."""
+    from IPython.display import SVG, Image, display  # type: ignore[import-not-found]
+
+    if kind == "svg":
+        display(SVG(picture))
+    elif kind == "png":
+        display(Image(picture, format="png"))
+
+
+@contextmanager
+def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Iterator[None]:
+    from IPython.display import display  # type: ignore[import-not-found] (a notebook has it)
+
+    def content() -> dict[str, str]:
+        with console.capture() as captured:
+            console.print(draw())
+        return {"text/plain": captured.get().rstrip()}
+
+    def redraw() -> None:
+        while not ended.wait(interval):
+            line.update(content(), raw=True)
+
+    ended = threading.Event()
+    line = display(content(), raw=True, display_id=True)
+    thread = threading.Thread(target=redraw, name="live line", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it goes with the end of training
 
 
 def _move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:

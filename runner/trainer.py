@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from runner.distributed.signals import Interrupt
 from runner.engine import Engine
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
+from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
 from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
@@ -32,6 +34,7 @@ from runner.randomness import restore_determinism, set_determinism
 from runner.run import Run
 from runner.state import State
 from runner.steps import Steps, make_steps
+from runner.terminal import in_notebook
 from runner.time import Interval, Time
 
 
@@ -78,6 +81,7 @@ class Trainer:
         resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
         run_name: the run's name, by default the date and time.
         run_dir: the run's folder, created when something is first written to it; by default `outputs/{run_name}`.
+        progress_bar: whether to add a `ProgressBar` if there is none; None: on a terminal and in a notebook.
         config: the resolved config of this run, for the record.
 
     Raises:
@@ -113,6 +117,7 @@ class Trainer:
         resume_path: str | Path | None = None,
         run_name: str | None = None,
         run_dir: str | Path | None = None,
+        progress_bar: bool | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         arguments.check_model(model)
@@ -132,18 +137,36 @@ class Trainer:
             grad_accum=grad_accum,
             microbatch_size=microbatch_size,
         )
-        state.algorithms, state.callbacks, state.loggers = arguments.ordered_hooks(algorithms, callbacks, loggers)
+        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, progress_bar)
+        state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = Interval(eval_interval, name="eval_interval")
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
 
-    def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> None:
-        """Train until `max_duration`, or for `duration` more. Call it on all ranks, and again to continue training.
+    @classmethod
+    def from_config(cls, *overrides: str, config_dir: str | Path | None = None) -> Trainer:
+        """Return the Trainer that `python -m runner OVERRIDES` would train, with a new folder in outputs/.
 
-        SIGTERM and Ctrl-C let the current batch finish, then end training and close the Trainer. Only then is the
-        signal's exception raised: SystemExit or KeyboardInterrupt.
+            with Trainer.from_config("experiment=digits_fast", "optimizer.lr=0.05") as trainer:
+                print(trainer.fit())
+
+        Args:
+            overrides: keys and values as on the command line, each a string.
+            config_dir: a folder of configs of one's own, as `--config-dir`.
+
+        Raises:
+            WrongConfig: the config is wrong; the message names the key.
+        """
+        return resolve_name("runner.runs.in_python:trainer_of")(overrides, config_dir)  # by name: it lies above
+
+    def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> FitResult:
+        """Train until `max_duration`, or for `duration` more, and return the metrics. Call it on all ranks.
+
+        Calling it again continues training. SIGTERM and Ctrl-C let the current batch finish, then end training and
+        close the Trainer. Only then is the signal's exception raised: SystemExit or KeyboardInterrupt. In a notebook,
+        interrupting the cell ends training after the current batch and leaves the Trainer as it is.
 
         Args:
             duration: how much longer to train; None: until `max_duration`.
@@ -165,6 +188,7 @@ class Trainer:
         # one asked for.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
+        return FitResult.of(state)
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
         """Evaluate now, and return metric values by evaluator label and metric name. Call it on all ranks.
@@ -193,6 +217,19 @@ class Trainer:
         with self._running():
             return evaluation.predict(self.run, stream)
 
+    def save_checkpoint(self, path: str | Path, weights_only: bool = False) -> None:
+        """Write a checkpoint folder, complete or not at all, from which `resume_path` continues. Call it on all ranks.
+
+        Args:
+            path: the folder to write; an existing checkpoint there is replaced.
+            weights_only: whether to leave out what only a resumed run needs.
+
+        Raises:
+            FileExistsError: `path` exists and is not a checkpoint.
+            OSError: the disk is full or the folder is read-only.
+        """
+        snapshot.save_checkpoint(self.state, path, weights_only)
+
     def close(self) -> None:
         """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but may be closed again."""
         try:
@@ -204,6 +241,9 @@ class Trainer:
             if self._made_group:
                 self._release_ddp()
                 collectives.destroy_process_group(self.state.error)
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.state.describe()})"
 
     def __enter__(self) -> Trainer:
         return self
@@ -280,7 +320,7 @@ class Trainer:
         """Fire the events of the constructor, and build the parts of the run that belong between them."""
         state, fire = self.state, self.engine.run_event
         self._steps: Steps | None = None
-        self._interrupt = Interrupt()
+        self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors as they pass
         model = state.unwrapped_model
         # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
-    {"addresses", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time"},
+    {"addresses", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time", "tracebacks"},
     {"batch", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "schedulers"},
@@ -43,7 +43,7 @@ LAYERS: tuple[set[str], ...] = (
     {"evaluation"},
     {"accumulation", "epochs"},
     {"loop"},
-    {"arguments", "trainer"},
+    {"arguments", "fit_result", "trainer"},
     {"callbacks", "algorithms"},
     {"config", "modes", "runs", "sweeps", "job"},
     {"__main__"},
@@ -57,7 +57,7 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3200  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
-NO_ENGINE = {"addresses", "checks", "failures", "foreign_hooks", "plugins", "schedulers", "terminal"}
+NO_ENGINE = {"addresses", "checks", "failures", "foreign_hooks", "plugins", "schedulers", "terminal", "tracebacks", "fit_result"}
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates"),
     *("distributed/collectives", "distributed/signals", "distributed/store"),

@@ -9,7 +9,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts wants the process to end,
 class Session:
     """One run's spool and its delivery, from `begin` until `close`; failures give a single warning.
 
-    Entries appended before `begin` wait in memory, so that a run that is refused before it begins leaves nothing.
+    What is appended before `begin` waits in memory, so that a run that is refused before it begins leaves nothing.
 
     Args:
         run_dir: the run's folder; if it cannot be written, nothing is recorded.
@@ -41,6 +42,7 @@ class Session:
         self._run_dir = run_dir.resolve()
         self._fields = fields
         self._held: list[dict[str, Any]] = []
+        self._held_calls: list[Callable[[], None]] = []
         self._begun = False
         self._beginning = threading.Lock()
         self._warned = False
@@ -61,6 +63,8 @@ class Session:
                 self._warn(f"this run is not recorded, because {self._run_dir / 'mlflow'} cannot be written ({error})")
             self._begun = True
             self.append(*self._held)
+        for call in self._held_calls:
+            call()
 
     @property
     def run_id(self) -> str | None:
@@ -101,9 +105,9 @@ class Session:
                 self._warn(f"values are lost ({error})")
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
-        """Record metrics, each with its step and its time in seconds, and begin the run if necessary."""
-        self.begin()
-        if self._spool is None:
+        """Record metrics, each with its step and its time in seconds."""
+        records = list(records)
+        if self._holds(partial(self.append_metrics, records)) or self._spool is None:
             return
         departed_before = self._spool.departed
         try:
@@ -118,11 +122,10 @@ class Session:
             self.append({"tags": {"runner.departed_at": str(self._spool.departed)}})
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
-        """Record images (N, H, W, C), uint8, in a file beside the spool, and begin the run if necessary."""
+        """Record images (N, H, W, C), uint8, in a file beside the spool."""
         import numpy as np
 
-        self.begin()
-        if self._spool is None:
+        if self._holds(partial(self.append_images, images, name, step, captions)) or self._spool is None:
             return
         file = self._spool.path.parent / IMAGES / f"{uuid.uuid4().hex}.npy"
         try:
@@ -133,6 +136,13 @@ class Session:
         else:
             texts = None if captions is None else list(captions)
             self.append({"images": name, "file": file.name, "captions": texts, "s": step, "t": now_ms()})
+
+    def _holds(self, call: Callable[[], None]) -> bool:
+        """Keep a call until the run begins; return whether it has not begun yet."""
+        with self._beginning:
+            if not self._begun:
+                self._held_calls.append(call)
+            return not self._begun
 
     def append_artifact(self, path: Path, folder: str | None) -> None:
         """Record a file or folder. One outside the run's folder is copied into it, where the writer can read it."""

@@ -151,7 +151,9 @@ class WriterProcess:
                 self._lose(progress)
 
     def _lose(self, progress: Progress) -> None:
-        progress.warn("the process that sends to it has ended unexpectedly")
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its output, so it is ending
+            self._process.wait(1.0)
+        progress.warn(f"the process that sends to it has ended unexpectedly, with exit code {self._process.returncode}")
         progress.stopped.set()
 
 

@@ -38,6 +38,7 @@ _SUPPLIED = [
     "config",
     "resume_path",
     "run_name",
+    "progress_bar",
 ]
 
 
@@ -148,9 +149,8 @@ def make_model(config: Mapping[str, Any]) -> Any:
 
 def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
     """Return the Trainer of a config, given the objects made from its groups by the Trainer's argument names."""
-    return make(
-        "trainer", config["trainer"], run_dir=run_dir, run_name=run_name, config=hidden_everywhere(config), **parts
-    )
+    supplied = {"run_dir": run_dir, "run_name": run_name, "progress_bar": False, "config": hidden_everywhere(config)}
+    return make("trainer", config["trainer"], **supplied, **parts)
 
 
 def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import about_composing, is_empty_choice
 from runner.event import Event
 from runner.failures import WrongKey, argument_of, facts_of
+from runner.tracebacks import VARIABLE, is_of_user
 
 CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
@@ -154,7 +154,7 @@ def _with_place(error: Exception, text: str) -> Explanation:
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
-    trace = "; HYDRA_FULL_ERROR=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
+    trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
     return Explanation(text, key, place, trace)
 
 
@@ -162,11 +162,5 @@ def line_of_user(error: BaseException) -> str | None:
     """Return the innermost line of the traceback outside of this project and all libraries, or None."""
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
-    own = Path(__file__).absolute().parents[1]  # not resolved: modules are imported through links
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        known = any(path.is_relative_to(one) for one in (own, *libraries))
-        if path.is_absolute() and not known and "site-packages" not in path.parts:
-            return f"{path}:{frame.lineno}"
-    return None
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{one.filename}:{one.lineno}" for one in frames if is_of_user(one.filename)), None)

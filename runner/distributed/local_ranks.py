@@ -23,6 +23,7 @@ from runner.distributed.job import Job
 from runner.distributed.launch import Ranks
 from runner.distributed.launch_secret import VARIABLE, use_secret
 from runner.distributed.threads import VARIABLES
+from runner.tracebacks import environment_of_user
 
 PR_SET_PDEATHSIG = 1
 GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, by themselves
@@ -53,7 +54,7 @@ class LocalRanks(Ranks):
         secret = secrets.token_hex()  # because any process on this machine can connect to that socket
         use_secret(secret)
         shared = {
-            **os.environ,
+            **environment_of_user(),
             **self._environment(0),
             **({} if threads is None else dict.fromkeys(VARIABLES, str(threads))),
             "MASTER_ADDR": "127.0.0.1",

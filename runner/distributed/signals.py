@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -42,11 +42,16 @@ def _go_on(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """Remembers a signal that asks the run to end; a second Ctrl-C interrupts at once."""
+    """Remembers a signal that asks the run to end; a second Ctrl-C interrupts at once.
 
-    def __init__(self) -> None:
+    Args:
+        stop: called at the first Ctrl-C instead, where the process is to live on, as in a notebook.
+    """
+
+    def __init__(self, stop: Callable[[], None] | None = None) -> None:
         self.signal = 0
         """Number of the last signal received; 0 if there was none."""
+        self._stop = stop
         self._interrupted = False
 
     @contextmanager
@@ -58,6 +63,7 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        self._interrupted = False
         before = {number: signal.signal(number, self._receive) for number in asking_to_end()}
         try:
             yield
@@ -70,6 +76,9 @@ class Interrupt:
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True
+            if self._stop is not None:
+                self._stop()
+                return
         self.signal = number
 
     @staticmethod

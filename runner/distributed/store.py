@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import traceback
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -18,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
 from runner.failures import UNKNOWN, Facts, RankFailed, facts_of
+from runner.tracebacks import format_failure
 
 log = logging.getLogger("runner")
 
@@ -129,7 +129,7 @@ def first_failure(error: BaseException) -> BaseException:
     try:
         if follows:
             _await_failure(_round)
-        first = report_failure(_round, _rank(), "".join(traceback.format_exception(error)), facts_of(error))
+        first = report_failure(_round, _rank(), format_failure(error), facts_of(error))
     except RuntimeError:  # the host of the store has ended
         return error
     return first if follows and first.rank != _rank() else error

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -14,8 +14,14 @@ from hydra.core.hydra_config import HydraConfig
 from runner.config import build
 from runner.config.errors import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.event import Event
-from runner.failures import RankFailed, argument_of, facts_of
+from runner.failures import RankFailed, annotate, argument_of, facts_of
 from runner.modes.batch_text import describe_batch
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+OF_THE_ENVIRONMENT = (OSError, MemoryError, RankFailed)
+"""The exceptions of a first batch that may not occur again, unlike those of a batch that does not fit the model."""
 
 MAX_MESSAGE = 300  # characters shown of an error's own message
 
@@ -79,6 +85,32 @@ def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
     """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
     with build.naming_hooks(config), noting_batch(config):
         yield
+
+
+@contextmanager
+def noting_first_batch(config: Mapping[str, Any], state: State) -> Iterator[None]:
+    """Add the notes of `noting_faults`, and to failures of a new run's first batch a refusal of the config.
+
+    The refusal is one of the facts of the exception, which reach all ranks.
+    """
+    try:
+        with noting_faults(config):
+            yield
+    except Exception as error:
+        if state.timestamp.batch == 0 and not isinstance(error, OF_THE_ENVIRONMENT):
+            annotate(error, refusal=_describe(error, config))
+        raise
+
+
+@contextmanager
+def refusing_first_batch() -> Iterator[None]:
+    """Turn exceptions in which `noting_first_batch` saw a refusal into a WrongConfig. All ranks."""
+    try:
+        yield
+    except Exception as error:
+        if refusal := facts_of(error).refusal:
+            raise WrongConfig(refusal) from error
+        raise
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Any
 
 from runner.checkpoints.digest import FILE, read_digests
 from runner.distributed.environment import PARENT
+from runner.tracebacks import environment_of_user
 
 IN_SAVE = "inside a save"
 START = "start-up"
@@ -135,9 +136,7 @@ class Session:
         self.run_dir = run_dir
         self.started = time.monotonic()
         self._patience = patience
-        hidden = ("HYDRA_FULL_ERROR",)  # this process has set it for itself
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment |= {
+        environment = environment_of_user() | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # to import the same modules
             PARENT: str(os.getpid()),
         }

@@ -28,14 +28,15 @@ def train(job: Job) -> float | None:
     with recording(job) as result:
         with config_errors():
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
-        from runner.modes.diagnosis import noting_faults  # imports torch, which `build` has imported by now
+        # Imports torch, which `build` has imported by now.
+        from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
 
         with trainer:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            trainer.noting = partial(noting_faults, job.config)
-            with config_errors(Event.FIT_START):
+            trainer.noting = partial(noting_first_batch, job.config, trainer.state)
+            with config_errors(Event.FIT_START), refusing_first_batch():
                 trainer.fit(may_be_over=job.may_be_over)
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:

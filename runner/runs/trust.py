@@ -24,7 +24,7 @@ SIGNED = ("config.yaml", "overrides.yaml")
 """Files of a record that determine what is run; the modules kept with it are signed too."""
 
 _HARMLESS = re.compile(
-    r"(runner|callbacks|algorithms|torch\.(nn|optim|optim\.lr_scheduler)|torchmetrics(\.[a-z]+)?)\.[A-Z]\w*"
+    r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)|torchmetrics(\.[a-z]+)?)\.[A-Z]\w*"
 )
 """Classes that a record may name besides those in `conf/`; not all of torch, since some of it can run files."""
 

@@ -96,7 +96,7 @@ def test_the_trainer_s_keys_are_its_arguments_with_their_defaults():
     parameters = inspect.signature(Trainer).parameters
     assert Trainer is TrainerClass
     made = {"model", "train_dataloader", "eval_dataloader", "optimizers", "schedulers", "algorithms", "callbacks"}
-    made |= {"loggers", "resume_path", "run_name", "run_dir", "config"}
+    made |= {"loggers", "resume_path", "run_name", "run_dir", "progress_bar", "config"}
     assert set(section) == set(parameters) - made
     assert [key for key in parameters if key in section] == list(section)
     differing = {key for key, value in section.items() if value != parameters[key].default}

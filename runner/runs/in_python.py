@@ -1,0 +1,104 @@
+"""Configs and saved runs in Python: the Trainer that a command would train, and the model of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose
+from omegaconf import open_dict
+
+from runner.config import build
+from runner.config.command_line import merge_repeated, search_path
+from runner.config.composed import to_plain
+from runner.config.errors import config_errors
+from runner.distributed.job import Job
+from runner.failures import WrongKey
+from runner.job import name_run
+from runner.modes.table import find_mode
+from runner.modes.train import record
+from runner.runs.folder import OUTPUTS, make_run_folder, removed_when_refused
+from runner.runs.recompose import CONFIG_DIR, composing
+from runner.runs.saved_run import find_saved_run, with_latest
+
+if TYPE_CHECKING:
+    from runner.model import Model
+    from runner.trainer import Trainer
+
+
+def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
+    """Return the Trainer of `Trainer.from_config`, and write the run's record.
+
+    Raises:
+        WrongConfig: the config is wrong; the message names the key.
+    """
+    options = [] if config_dir is None else [f"{CONFIG_DIR}={config_dir}"]
+    arguments = merge_repeated(overrides)
+    with config_errors():
+        with composing():
+            composed = compose("config", [*arguments, *search_path(options)], return_hydra_config=True)
+        choices = dict(composed.hydra.runtime.choices)
+        with open_dict(composed):
+            del composed["hydra"]
+        config = to_plain(composed)
+        for key, only in (("mode", "train"), ("resume", None), ("rerun", None)):
+            if config[key] != only:
+                raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
+        build.check(config)
+        if build.make_launch(config).processes() > 1:
+            raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
+    run_dir = Path(make_run_folder(OUTPUTS))
+    name = name_run(find_mode("train"), config, run_dir, None, choices)
+    job = Job(config=config, run_dir=str(run_dir), run_name=name, overrides=arguments, arguments=[*options, *arguments])
+    with removed_when_refused(run_dir), config_errors():
+        trainer = build.build(config, run_dir, name)
+        record(trainer, job)
+    return trainer
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of a saved run, from `load`."""
+
+    model: Model
+    """With the weights that evaluations measured, on the CPU, in evaluation mode."""
+    config: dict[str, Any]
+    """The run's resolved config."""
+    checkpoint: Path
+    """The folder that the weights come from."""
+
+
+def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
+    """Return the model and the config of a saved run.
+
+        model = runner.load("latest").model
+
+    Algorithms that change the model at INIT change this one too. Nothing is trained or written.
+
+    Args:
+        run: 'latest', a run's folder, one of its checkpoints (such as its `checkpoints/best`), or its MLflow id.
+        allow_targets: classes outside this project that someone else's run may use, as on the command line.
+
+    Raises:
+        ValueError: there is no such run, it has no intact checkpoint, or it was made by someone else and uses classes
+            that are not allowed.
+    """
+    import torch
+
+    allowed = [f"allow_targets=[{','.join(allow_targets)}]"] if allow_targets else []
+    saved = find_saved_run(with_latest([f"resume={run}", *allowed]))
+    if saved is None or saved.path is None:
+        raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
+    checkpoint = build.checkpoint_of("run", saved.path)
+    own = {"load_path": str(checkpoint), "device": "cpu", "compile": False}
+    config = {**saved.config, "trainer": {**saved.config["trainer"], **own}}
+    with torch.random.fork_rng([]):
+        algorithms = {key: build.make(f"algorithms.{key}", one) for key, one in (config["algorithms"] or {}).items()}
+        model = build.make_model(config)
+        with build.assemble(
+            config, Path(saved.run_dir or "."), saved.run_name, model=model, algorithms=algorithms
+        ) as one:
+            loaded = one.state.unwrapped_model
+    return SavedModel(loaded.eval(), saved.config, checkpoint)

@@ -1,0 +1,113 @@
+"""Tracebacks for people: the user's own lines stay, and the calls of libraries in between are counted."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+VARIABLE = "HYDRA_FULL_ERROR"
+"""The environment variable with which a user asks for whole tracebacks."""
+
+_are_whole = False
+
+
+@contextmanager
+def raised_by_hydra() -> Iterator[None]:
+    """Let Hydra raise its errors within the `with` block, so that they can be shown as one message.
+
+    Hydra looks at the same variable as our users, so what they have set is remembered first.
+    """
+    global _are_whole
+    _are_whole = VARIABLE in os.environ
+    os.environ.setdefault(VARIABLE, "1")
+    try:
+        yield
+    finally:
+        if not _are_whole:
+            del os.environ[VARIABLE]
+
+
+def are_whole() -> bool:
+    """Return whether the user asked for whole tracebacks."""
+    return _are_whole
+
+
+def environment_of_user() -> dict[str, str]:
+    """Return the environment as the user has set it, for a process that runs the command line again."""
+    return {name: value for name, value in os.environ.items() if name != VARIABLE or _are_whole}
+
+
+def is_of_user(file: str) -> bool:
+    """Return whether a source file is neither this project's nor a library's."""
+    path = Path(file)
+    known = any(path.is_relative_to(one) for one in _libraries())
+    return path.is_absolute() and not known and "site-packages" not in path.parts
+
+
+@cache
+def _libraries() -> tuple[Path, ...]:
+    own = Path(__file__).absolute().parent  # not resolved: modules are imported through links
+    return own, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+def format_failure(error: BaseException) -> str:
+    """Return the traceback of an exception, in which only the user's own calls are shown one by one.
+
+    Everything is shown if the user asked for it, or if no call is the user's own.
+    """
+    formatted = traceback.TracebackException.from_exception(error)
+    chain = list(_chain(formatted))
+    if not _are_whole and any(is_of_user(frame.filename) for one in chain for frame in one.stack):
+        for one in chain:
+            one.stack = _shortened(one.stack)
+    return "".join(formatted.format())
+
+
+def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """Yield an exception, and those it came from or was raised while handling."""
+    yield formatted
+    for one in (formatted.__cause__, formatted.__context__):
+        if one is not None:
+            yield from _chain(one)
+
+
+class _Shortened(traceback.StackSummary):
+    """Calls of a traceback, in which one without a file stands for several."""
+
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
+        if frame_summary.filename:
+            return super().format_frame_summary(frame_summary)
+        return f"  [{frame_summary.name}]\n"
+
+
+def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
+    frames: list[traceback.FrameSummary] = []
+    for of_user, group in groupby(stack, lambda frame: is_of_user(frame.filename)):
+        calls = list(group)
+        if of_user or len(calls) == 1:
+            frames += calls
+        else:
+            packages = dict.fromkeys(_package(call.filename) for call in calls)
+            frames.append(traceback.FrameSummary("", 0, f"{len(calls)} calls in {', '.join(packages)}", line=""))
+    if any(not frame.filename for frame in frames):
+        first = next(frame for frame in frames if not frame.filename)
+        first.name += f"; {VARIABLE}=1 shows them"
+    return _Shortened(frames)
+
+
+def _package(file: str) -> str:
+    """Return the name of the package, or of the module of Python's library, that a source file belongs to."""
+    path = Path(file)
+    own, *libraries = _libraries()
+    if path.is_relative_to(own):
+        return own.name
+    for library in reversed(libraries):  # from the innermost folder: packages lie inside of Python's library
+        if path.is_relative_to(library):
+            return path.relative_to(library).parts[0].removesuffix(".py")
+    return file.strip("<>")

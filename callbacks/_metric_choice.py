@@ -78,11 +78,11 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
 
 
 def _warn_if_never_measured(state: State, choice: MetricChoice, asked_for: str) -> None:
-    from runner import get_global_rank
+    from runner import Interval, get_global_rank
 
     intervals = {one.label: one.eval_interval for one in state.evaluators}
     interval = intervals.get(choice.label)
-    if interval is not None and not interval.time.value and get_global_rank() == 0:
+    if isinstance(interval, Interval) and not interval.time.value and get_global_rank() == 0:
         log.warning(
             "%s never has a value in training: %r is not evaluated there (eval_interval=0)", asked_for, choice.label
         )

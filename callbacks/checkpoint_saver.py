@@ -110,6 +110,8 @@ class CheckpointSaver(Callback):
             self._metric = choose_metric(state, self.monitor)
             self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
         self._checkpoints.forget_missing()
+        if state.timestamp.batch < self._tried_at.batch:  # time was reset
+            self._tried_at = Timestamp(batch=-1)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if state.is_due(self.interval):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, TimeUnit
 from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner.checks import check_whole
-from runner.time import Progress
+from runner.time import Interval, Progress
 
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State
@@ -123,7 +123,7 @@ def _progress(state: State) -> Progress:
 def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
     """Return how often an evaluator will still run, seen from BATCH_END, in a run of a given number of batches."""
     interval = evaluator.eval_interval
-    if interval is None or not interval.time.value:
+    if not isinstance(interval, Interval) or not interval.time.value:
         return 0
     period = interval.time.value
     unit = interval.time.unit

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import get_global_rank, pick_device
 from runner.engine import overrides
+from runner.evaluator import check_subset, interval_or_rule
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
@@ -22,13 +23,14 @@ from runner.ordering import name_hooks, order_algorithms
 from runner.precision import Precision
 from runner.state import State
 from runner.terminal import in_notebook
-from runner.time import Interval, Time, TimeUnit, exact_ratio
+from runner.time import Time, TimeUnit, exact_ratio
 
 
 def check_arguments(
     *,
     max_duration: Any = "1ep",
     eval_interval: Any = "1ep",
+    train_subset_num_batches: Any = None,
     iteration_length: Any = None,
     precision: Any = "fp32",
     grad_accum: Any = 1,
@@ -44,7 +46,8 @@ def check_arguments(
     """
     check_duration(max_duration)
     exact_ratio(scale_schedule_ratio)
-    Interval(eval_interval, name="eval_interval")
+    interval_or_rule(eval_interval)
+    check_subset(train_subset_num_batches, "train_subset_num_batches")
     check_iteration_length(iteration_length)
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))

@@ -35,6 +35,8 @@ class BatchStream:
             batch must be unambiguous.
         label: 'train', an evaluator's label, or 'predict'.
         seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
+        subset_num_batches: the batches after which a pass over the loader ends; None: all. An endless loader gets
+            passes of this length.
 
     Raises:
         TypeError: the loader is not iterable.
@@ -50,6 +52,7 @@ class BatchStream:
         num_samples: Callable[[Any], int],
         label: str,
         seed: int = 0,
+        subset_num_batches: int | None = None,
     ) -> None:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
@@ -61,6 +64,9 @@ class BatchStream:
         if self.length == 0:
             name = name_of_loader(label)
             raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
+        if subset_num_batches is not None:
+            self.length = min(self.length or subset_num_batches, subset_num_batches)
+        self._limit = subset_num_batches
         self.loader = loader
         self.label = label
         self._device = device
@@ -87,8 +93,8 @@ class BatchStream:
         if hasattr(loader, "seek"):
             loader.seek(epoch, batch)
             read = batch
-        elif hasattr(loader, "__next__") and self._started:
-            read = batch  # an iterator continues where it stopped
+        elif hasattr(loader, "__next__"):  # an iterator continues where it stopped, here or in an earlier session
+            read = batch if self._started else -epoch * (self._limit or 0)
         else:
             candidates = [_sampler(loader), getattr(loader, "batch_sampler", None), loader]
             shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
@@ -96,7 +102,8 @@ class BatchStream:
                 shuffles.set_epoch(epoch)
         self._started = True
         batches = self._read(epoch, read) if self._draws else iter(loader)
-        batches = itertools.islice(batches, batch - read, None)
+        end = None if self._limit is None else max(batch, self._limit) - read
+        batches = itertools.islice(batches, batch - read, end)
         if not self._resident:
             batches = (to_device(one, self._device) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)

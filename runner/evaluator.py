@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.time import Interval, Time
 
 if TYPE_CHECKING:
     from runner.state import State
+
+Rule = Callable[["State"], Any]
+"""Whether to evaluate now: true or false on all ranks alike."""
 
 
 class Evaluator:
@@ -20,7 +24,8 @@ class Evaluator:
         dataloader: the batches to evaluate on. With several ranks, each rank's loader yields its share, so that every
             sample is seen exactly once.
         metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
-        eval_interval: a time string, or a number of epochs; 0: only on `trainer.eval()`; None: the Trainer's interval.
+        eval_interval: a time string, or a number of epochs; 0: only on `trainer.eval()`; None: the Trainer's interval;
+            or a function of the State, asked after each batch and each epoch, which returns the same on all ranks.
         subset_num_batches: the number of batches after which to stop; None: all batches.
 
     Raises:
@@ -32,30 +37,32 @@ class Evaluator:
         label: str,
         dataloader: Iterable[Any],
         metric_names: Sequence[str] | None = None,
-        eval_interval: str | int | Time | None = None,
+        eval_interval: str | int | Time | Rule | None = None,
         subset_num_batches: int | None = None,
     ) -> None:
         if not label or label in ("train", "predict") or "/" in label:
             raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
-        if subset_num_batches is not None and subset_num_batches < 1:
-            raise ValueError(f"subset_num_batches={subset_num_batches!r}: must be at least 1, or None for all")
+        check_subset(subset_num_batches)
         if isinstance(metric_names, str):
             raise ValueError(f"metric_names={metric_names!r}: must be a list of names, ['{metric_names}']")
         self.label = label
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
-        self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
 
     def is_due(self, state: State) -> bool:
-        """Return whether the last advance of time reached a multiple of this evaluator's interval."""
-        return self.eval_interval is not None and state.is_due(self.eval_interval)
+        """Return whether the last advance of time reached a multiple of the interval, or the function says so."""
+        if callable(rule := self.eval_interval):
+            return self.evaluated_at != state.timestamp.batch and bool(rule(state))
+        return rule is not None and state.is_due(rule)
 
     def is_owed(self, state: State) -> bool:
         """Return whether to run at the end of training: not switched off, and not yet run at this batch."""
-        on = self.eval_interval is not None and self.eval_interval.time.value > 0
+        interval = self.eval_interval
+        on = callable(interval) or (interval is not None and interval.time.value > 0)
         return on and self.evaluated_at != state.timestamp.batch
 
     def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -72,10 +79,39 @@ class Evaluator:
         return {name: metrics[name] for name in self.metric_names}
 
 
-def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluator]:
+def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
+    """Return an `Interval`, or the function that is given in place of one.
+
+    Raises:
+        TypeError: the value is a class, or a function that cannot be called with the State alone.
+        ValueError: the value is not a time.
+    """
+    if not callable(value):
+        return Interval(value, name="eval_interval")
+    allowed = "must be a time string, or a function of the State, such as lambda state: state.timestamp.batch in (1, 9)"
+    try:
+        if not isinstance(value, type):
+            inspect.signature(value).bind("state")
+            return value
+    except TypeError:
+        pass
+    raise TypeError(f"eval_interval={getattr(value, '__name__', value)}: {allowed}")
+
+
+def check_subset(subset_num_batches: int | None, name: str = "subset_num_batches") -> None:
+    """Check the number of batches that are read of a loader.
+
+    Raises:
+        ValueError: it is neither None nor an int of at least 1.
+    """
+    if subset_num_batches is not None and (type(subset_num_batches) is not int or subset_num_batches < 1):
+        raise ValueError(f"{name}={subset_num_batches!r}: must be at least 1, or None for all")
+
+
+def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = None) -> list[Evaluator]:
     """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
 
-    Evaluators without an interval of their own get `interval`.
+    Evaluators without an interval of their own get `interval`, if one is given.
 
     Raises:
         ValueError: two evaluators share a label, the argument is a dict, or a list contains a loader that is not

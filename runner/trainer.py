@@ -20,7 +20,7 @@ from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.signals import Interrupt
 from runner.engine import Engine
-from runner.evaluator import Evaluator, ensure_evaluators
+from runner.evaluator import Evaluator, Rule, check_subset, ensure_evaluators, interval_or_rule
 from runner.event import Event
 from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
@@ -35,7 +35,7 @@ from runner.run import Run
 from runner.state import State
 from runner.steps import Steps, make_steps
 from runner.terminal import in_notebook
-from runner.time import Interval, Time
+from runner.time import Time, Timestamp
 
 
 class Trainer:
@@ -59,7 +59,8 @@ class Trainer:
             schedulers.
         max_duration: the length of training: a time string, or a number of epochs as an int.
         eval_interval: the interval of evaluators that have none of their own: a time string, a number of epochs as an
-            int, or 0 for never.
+            int, 0 for never, or a function of the State; see `Evaluator`.
+        train_subset_num_batches: the batches after which an epoch ends; None: all that the train_dataloader yields.
         iteration_length: the epochs in an iteration ('2ep'); None: the whole run is one iteration.
         algorithms: objects that change training; run in the order given, except where they declare another.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
@@ -97,7 +98,8 @@ class Trainer:
         optimizers: Optimizers = None,
         schedulers: Any = None,
         max_duration: str | int | Time = "1ep",
-        eval_interval: str | int | Time = "1ep",
+        eval_interval: str | int | Time | Rule = "1ep",
+        train_subset_num_batches: int | None = None,
         iteration_length: str | int | Time | None = None,
         algorithms: Sequence[Algorithm] | Algorithm = (),
         callbacks: Sequence[Callback] | Callback = (),
@@ -139,7 +141,9 @@ class Trainer:
         )
         hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks
-        self._interval = Interval(eval_interval, name="eval_interval")
+        self._interval = interval_or_rule(eval_interval)
+        check_subset(train_subset_num_batches, "train_subset_num_batches")
+        self._train_subset = train_subset_num_batches
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)
         with self._closing_on_error():
@@ -161,7 +165,9 @@ class Trainer:
         """
         return resolve_name("runner.runs.in_python:trainer_of")(overrides, config_dir)  # by name: it lies above
 
-    def fit(self, duration: str | int | Time | None = None, may_be_over: bool = False) -> FitResult:
+    def fit(
+        self, duration: str | int | Time | None = None, may_be_over: bool = False, reset_time: bool = False
+    ) -> FitResult:
         """Train until `max_duration`, or for `duration` more, and return the metrics. Call it on all ranks.
 
         Calling it again continues training. SIGTERM and Ctrl-C let the current batch finish, then end training and
@@ -172,11 +178,16 @@ class Trainer:
             duration: how much longer to train; None: until `max_duration`.
             may_be_over: whether a resumed run may have nothing left to train. Such a run only completes its end, from
                 FIT_START to FIT_END.
+            reset_time: whether time starts again at 0, for another phase of training with the same weights and
+                optimizers. Schedules, intervals and the order of data then start again too; schedulers of torch and
+                the states of callbacks and algorithms stay as they are.
 
         Raises:
             ValueError: training cannot start, see `check_trainable`.
         """
         state = self.state
+        if reset_time:
+            self._reset_time()
         if duration is not None:
             more = arguments.check_duration(duration, "duration")
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
@@ -211,9 +222,15 @@ class Trainer:
                 self._open_evaluators(self.state.evaluators)  # the given evaluators may have used the same labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
 
-    def predict(self, dataloader: Iterable[Any]) -> list[Any]:
-        """Return this rank's outputs for each batch of a dataloader, on the CPU. Call it on all ranks."""
-        stream = self._open(dataloader, "predict")
+    def predict(self, dataloader: Iterable[Any], subset_num_batches: int | None = None) -> list[Any]:
+        """Return this rank's outputs for each batch of a dataloader, on the CPU. Call it on all ranks.
+
+        Args:
+            dataloader: the batches to predict.
+            subset_num_batches: the number of batches after which to stop; None: all.
+        """
+        check_subset(subset_num_batches)
+        stream = self._open(dataloader, "predict", subset_num_batches)
         with self._running():
             return evaluation.predict(self.run, stream)
 
@@ -251,6 +268,18 @@ class Trainer:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.state.error = self.state.error or error
         self.close()
+
+    def _reset_time(self) -> None:
+        """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
+        state = self.state
+        state.timestamp = Timestamp()
+        state.previous_timestamp = Timestamp()
+        state.stop_requested = False
+        state.unheard = {}
+        for metric in state.train_metrics.values():
+            metric.reset()
+        for one in state.evaluators:
+            one.evaluated_at = None
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -291,7 +320,7 @@ class Trainer:
         state.evaluators = tuple(evaluators)
         self._train_stream = None
         if train_dataloader is not None:
-            self._train_stream = self._open(train_dataloader, "train")
+            self._train_stream = self._open(train_dataloader, "train", self._train_subset)
             state.train_dataloader_len = self._train_stream.length
             state.max_duration = state.max_duration.scaled(self._scaling[0], state.train_dataloader_len)
         state.train_metrics = make_metrics(model, train=True, device=state.device)
@@ -309,10 +338,10 @@ class Trainer:
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
 
-    def _open(self, loader: Iterable[Any], label: str) -> BatchStream:
+    def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
-        return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed)
+        return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool

@@ -261,7 +261,8 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
     if section["_target_"] == "runner.Trainer":
         known = inspect.signature(check_arguments).parameters
         with _naming("trainer", section):
-            check_arguments(**{key: value for key, value in section.items() if key in known})
+            plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
+            check_arguments(**{key: value for key, value in plain.items() if key in known})
 
 
 def checkpoint_of(key: str, path: str) -> Path:

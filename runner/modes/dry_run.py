@@ -34,7 +34,6 @@ from runner.modes.diagnosis import hook_at_fault, naming_fault
 from runner.modes.lint import find_mistakes
 from runner.modes.sizes import Sizes, measure, size_of
 from runner.state import State
-from runner.time import Interval
 from runner.trainer import Trainer
 
 MAX_WEIGHTS = 128 * 2**20
@@ -253,7 +252,7 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     target = section["_target_"]
     fake = hasattr(locate("data", target), "fake")
     train, evaluation = build.make_data({**section, "_target_": f"{target}.fake"} if fake else section)
-    evaluators = ensure_evaluators(evaluation, Interval(config["trainer"].get("eval_interval", "1ep")))
+    evaluators = ensure_evaluators(evaluation)
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in loaders:
         refuse_unsharded(loader, label, build.make_launch(config).processes())

@@ -66,7 +66,8 @@ def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
 
 
 def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
-    if Time.parse_or_epochs(config["trainer"].get("eval_interval", "1ep")).value:
+    interval = config["trainer"].get("eval_interval", "1ep")
+    if isinstance(interval, Mapping) or Time.parse_or_epochs(interval).value:
         return
     for key, section in (config.get("callbacks") or {}).items():
         monitor = section.get("monitor")

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch.nn.parameter import is_lazy
 
+from runner.checks import check_subset
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import get_global_rank, pick_device
 from runner.engine import overrides
-from runner.evaluator import check_subset, interval_or_rule
+from runner.evaluator import interval_or_rule
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
@@ -47,7 +48,7 @@ def check_arguments(
     check_duration(max_duration)
     exact_ratio(scale_schedule_ratio)
     interval_or_rule(eval_interval)
-    check_subset(train_subset_num_batches, "train_subset_num_batches")
+    check_subset("train_subset_num_batches", train_subset_num_batches)
     check_iteration_length(iteration_length)
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))

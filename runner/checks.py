@@ -1,6 +1,10 @@
-"""Checks of arguments that callbacks, algorithms and optimizers take."""
+"""Checks of arguments that several classes take."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 from runner.failures import wrong_argument
 
@@ -19,3 +23,34 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
+
+
+def check_subset(name: str, value: int | None) -> None:
+    """Check the number of batches that are read of a loader.
+
+    Raises:
+        ValueError: the value is neither None nor an int of at least 1.
+    """
+    if value is not None and (type(value) is not int or value < 1):
+        raise wrong_argument(name, value, "must be at least 1, or None for all")
+
+
+def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
+    """Check that an argument is a function of one argument, rather than a class whose () was forgotten.
+
+    Args:
+        name: the argument's name.
+        value: the value that was given, which can be called.
+        allowed: what is allowed, for the message.
+
+    Raises:
+        TypeError: the value is a class, or takes other arguments.
+    """
+    try:
+        inspect.signature(value).bind("one")
+    except TypeError:
+        fits = False
+    else:
+        fits = not isinstance(value, type)
+    if not fits:
+        raise wrong_argument(name, getattr(value, "__qualname__", value), f"must be {allowed}", TypeError)

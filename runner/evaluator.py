@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.checks import check_function, check_subset
 from runner.time import Interval, Time
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Evaluator:
     ) -> None:
         if not label or label in ("train", "predict") or "/" in label:
             raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
-        check_subset(subset_num_batches)
+        check_subset("subset_num_batches", subset_num_batches)
         if isinstance(metric_names, str):
             raise ValueError(f"metric_names={metric_names!r}: must be a list of names, ['{metric_names}']")
         self.label = label
@@ -88,24 +88,8 @@ def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
     """
     if not callable(value):
         return Interval(value, name="eval_interval")
-    allowed = "must be a time string, or a function of the State, such as lambda state: state.timestamp.batch in (1, 9)"
-    try:
-        if not isinstance(value, type):
-            inspect.signature(value).bind("state")
-            return value
-    except TypeError:
-        pass
-    raise TypeError(f"eval_interval={getattr(value, '__name__', value)}: {allowed}")
-
-
-def check_subset(subset_num_batches: int | None, name: str = "subset_num_batches") -> None:
-    """Check the number of batches that are read of a loader.
-
-    Raises:
-        ValueError: it is neither None nor an int of at least 1.
-    """
-    if subset_num_batches is not None and (type(subset_num_batches) is not int or subset_num_batches < 1):
-        raise ValueError(f"{name}={subset_num_batches!r}: must be at least 1, or None for all")
+    check_function("eval_interval", value, "a time string, or a function of the State, such as lambda state: ...")
+    return value
 
 
 def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = None) -> list[Evaluator]:

@@ -39,7 +39,6 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run, stream: BatchStream) -> bool:
     """Train the rest of an epoch; return whether its end was reached."""
     state, on = run.state, run.on
-    limit, unit = state.max_duration.value, state.max_duration.unit
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
     while True:
@@ -55,7 +54,8 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
             evaluate_now(run, [one for one in state.evaluators if one.is_due(state)])
         on.batch_checkpoint()  # after the evaluation, so that a checkpoint holds its values and can be chosen by them
         run.end_where_interrupted()  # after the checkpoint event, so that nothing is saved twice
-        if state.stop_requested or state.timestamp.count(unit) >= limit:
+        end = state.max_duration  # an algorithm may have changed it
+        if state.stop_requested or state.timestamp.count(end.unit) >= end.value:
             return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
         raise ValueError("train_dataloader yielded no batch in this epoch; a used-up generator cannot be read again")

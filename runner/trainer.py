@@ -14,13 +14,14 @@ import torch
 from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
+from runner.checks import check_subset
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.signals import Interrupt
 from runner.engine import Engine
-from runner.evaluator import Evaluator, Rule, check_subset, ensure_evaluators, interval_or_rule
+from runner.evaluator import Evaluator, Rule, ensure_evaluators, interval_or_rule
 from runner.event import Event
 from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
@@ -142,7 +143,7 @@ class Trainer:
         hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = interval_or_rule(eval_interval)
-        check_subset(train_subset_num_batches, "train_subset_num_batches")
+        check_subset("train_subset_num_batches", train_subset_num_batches)
         self._train_subset = train_subset_num_batches
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)
@@ -229,7 +230,7 @@ class Trainer:
             dataloader: the batches to predict.
             subset_num_batches: the number of batches after which to stop; None: all.
         """
-        check_subset(subset_num_batches)
+        check_subset("subset_num_batches", subset_num_batches)
         stream = self._open(dataloader, "predict", subset_num_batches)
         with self._running():
             return evaluation.predict(self.run, stream)
@@ -274,8 +275,6 @@ class Trainer:
         state = self.state
         state.timestamp = Timestamp()
         state.previous_timestamp = Timestamp()
-        state.stop_requested = False
-        state.unheard = {}
         for metric in state.train_metrics.values():
             metric.reset()
         for one in state.evaluators:

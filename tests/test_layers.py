@@ -44,7 +44,7 @@ LAYERS: tuple[set[str], ...] = (
     {"accumulation", "epochs"},
     {"loop"},
     {"arguments", "fit_result", "trainer"},
-    {"callbacks", "algorithms"},
+    {"callbacks", "algorithms", "compat"},
     {"config", "modes", "runs", "sweeps", "job"},
     {"__main__"},
 )
@@ -55,7 +55,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3200  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3250  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {"addresses", "checks", "failures", "foreign_hooks", "plugins", "schedulers", "terminal", "tracebacks", "fit_result"}
 ENGINE_IN_FOLDERS = {

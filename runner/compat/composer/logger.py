@@ -1,0 +1,97 @@
+"""The logger as Composer has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from runner import logger as ours
+
+_HERE = {
+    "log_traces": "log a table with log_table(columns, rows, name)",
+    "log_analytics": "nothing is sent to anyone",
+    "has_file_upload_destination": "upload_file does nothing where no destination takes files",
+}
+
+
+class Logger:
+    """Logs through this library's logger, in the calls that Composer has.
+
+    Args:
+        logger: the run's logger.
+    """
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: ours.Logger) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _HERE:
+            raise AttributeError(f"logger.{name} has no counterpart here: {_HERE[name]}")
+        return getattr(self._logger, name)
+
+    def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
+        """Log hyperparameters: a nested mapping of plain values."""
+        self._logger.log_hyperparameters(parameters)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers, `Time` objects or tensors of one element, without waiting for the device."""
+        self._logger.log_metrics(metrics, None if step is None else int(step))
+
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Log a table of plain values; a later table of the same name replaces it."""
+        self._logger.log_table(columns, rows, name, step)
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Any = None,
+        mask_class_labels: Any = None,
+        use_table: bool = True,
+    ) -> None:
+        """Log an image or several: arrays or tensors on any device, uint8 or floats from 0 to 1.
+
+        Args:
+            images: of shape (N, C, H, W), (C, H, W) or (H, W), or a list of images; C is 1 or 3.
+            name: the name under which they are shown.
+            channels_last: whether C comes last.
+            step: the batch to log at, by default the current one.
+            masks: not supported.
+            mask_class_labels: not supported.
+            use_table: of no effect.
+
+        Raises:
+            ValueError: masks are given.
+        """
+        if masks is not None or mask_class_labels is not None:
+            raise ValueError("masks=...: log_images shows images only; runner.callbacks.ImageVisualizer shows masks")
+        self._logger.log_images(_to_uint8(images, channels_last), name, step)
+
+    def upload_file(self, remote_file_name: str, file_path: str | Path, *, overwrite: bool = False) -> None:
+        """Log the complete file at `file_path`, in the folder that `remote_file_name` names; its name stays."""
+        folder = str(PurePosixPath(remote_file_name).parent)
+        self._logger.log_artifact(file_path, None if folder == "." else folder)
+
+
+def _to_uint8(images: Any, channels_last: bool) -> Any:
+    """Return images as a uint8 array (N, H, W, C) on the CPU; this waits for the device."""
+    several = isinstance(images, list | tuple)
+    stacked = torch.stack([torch.as_tensor(one) for one in images]) if several else torch.as_tensor(images)
+    if stacked.ndim == 2 or (several and stacked.ndim == 3):
+        stacked = stacked.unsqueeze(-1 if channels_last else -3)
+    if stacked.ndim == 3:
+        stacked = stacked.unsqueeze(0)
+    if not channels_last:
+        stacked = stacked.permute(0, 2, 3, 1)
+    if stacked.is_floating_point():
+        stacked = (stacked.detach().float().clamp(0, 1) * 255).round()
+    return stacked.to("cpu", torch.uint8).numpy()

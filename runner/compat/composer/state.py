@@ -1,0 +1,271 @@
+"""The state of a run as Composer has it: a view, made for each call of a hook, that reads and writes the run's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runner.batch import to_device
+from runner.checkpoints import snapshot
+from runner.compat.composer import absent
+from runner.compat.composer.time import Time, Timestamp
+from runner.precision import Precision
+from runner.state import State as OurState
+from runner.time import Time as OurTime
+
+_IN_MICROBATCH = ("before_forward", "after_forward", "before_loss", "after_loss", "before_backward", "after_backward")
+_WRITABLE = ("loss", "outputs", "train_metrics", "eval_metrics")
+_FIELDS = {one.name for one in dataclasses.fields(OurState)}
+
+
+class State:
+    """Composer's view of the state.
+
+    What differs from Composer: `batch` is the whole batch outside of a microbatch, `eval_metric_values` has the mean
+    loss as 'loss' too, and attributes of one's own are refused. `unwrapped` is this library's state, for functions of
+    `runner`.
+
+    Args:
+        state: the run's state.
+        event: the value of the event at which a hook is called.
+    """
+
+    __slots__ = ("_event", "unwrapped")
+
+    def __init__(self, state: OurState, event: str) -> None:
+        object.__setattr__(self, "unwrapped", state)
+        object.__setattr__(self, "_event", event)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in absent.SWITCHED_OFF:
+            return absent.SWITCHED_OFF[name]
+        if name in absent.READ:
+            raise AttributeError(f"state.{name} has no counterpart here: {absent.READ[name]}")
+        try:
+            return getattr(self.unwrapped, name)
+        except AttributeError:
+            reason = "has no value yet" if name in _FIELDS else "is no attribute of the state"
+            raise AttributeError(f"state.{name} {reason} at {self._event.upper()}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = getattr(type(self), name, None)
+        if isinstance(own, property) and own.fset is not None:
+            object.__setattr__(self, name, value)
+        elif name in _WRITABLE:
+            setattr(self.unwrapped, name, value)
+        else:
+            remedy = absent.WRITTEN.get(name, f"keep it on the callback or algorithm, as self.{name}")
+            raise AttributeError(f"state.{name} cannot be set here: {remedy}")
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Progress of training over all ranks."""
+        return Timestamp(*self.unwrapped.timestamp)
+
+    @property
+    def previous_timestamp(self) -> Timestamp:
+        """Progress before time last advanced."""
+        return Timestamp(*self.unwrapped.previous_timestamp)
+
+    @property
+    def eval_timestamp(self) -> Timestamp:
+        """Progress of the current evaluator."""
+        return Timestamp(*self.unwrapped.eval_timestamp)
+
+    @property
+    def predict_timestamp(self) -> Timestamp:
+        """Progress of the current prediction."""
+        return Timestamp(*self.unwrapped.predict_timestamp)
+
+    @property
+    def max_duration(self) -> Time:
+        """The length of training. Set to a time that has passed, training ends after this batch."""
+        return Time.from_input(self.unwrapped.max_duration)
+
+    @max_duration.setter
+    def max_duration(self, value: Any) -> None:
+        length = Time.from_input(value, "ep")
+        self.unwrapped.max_duration = OurTime(length.value, length.unit)
+
+    def get_elapsed_duration(self) -> Time:
+        """Return the fraction of `max_duration` that has passed, in 'dur'."""
+        return Time.from_input(self.unwrapped.get_elapsed_duration())
+
+    @property
+    def batch(self) -> Any:
+        """The microbatch between BEFORE_FORWARD and AFTER_BACKWARD, otherwise the whole batch."""
+        return self.unwrapped.microbatch if self._event in _IN_MICROBATCH else self.unwrapped.batch
+
+    @batch.setter
+    def batch(self, value: Any) -> None:
+        setattr(self.unwrapped, "microbatch" if self._event in _IN_MICROBATCH else "batch", value)
+
+    def batch_get_item(self, key: Any) -> Any:
+        """Return a part of the batch.
+
+        Args:
+            key: a position or name, an attribute, several of them, a function of the batch, or a pair of functions
+                that read and write the part.
+        """
+        get = key[0] if _is_pair_of_functions(key) else key
+        if callable(get):
+            return get(self.batch)
+        if isinstance(key, list | tuple):
+            return [_item(self.batch, one) for one in key]
+        return _item(self.batch, key)
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Replace a part of the batch; `key` is that of `batch_get_item`, but for a single function."""
+        if _is_pair_of_functions(key):
+            self.batch = key[1](self.batch, value)
+            return
+        several = isinstance(key, list | tuple)
+        for one, part in zip(key, value, strict=True) if several else ((key, value),):
+            self.batch = _with_item(self.batch, one, part)
+
+    @property
+    def dataloader_len(self) -> Time | None:
+        """Batches in a pass over the current dataloader; None if it has no length."""
+        length = self.unwrapped.dataloader_len
+        return None if length is None else Time.from_batch(length)
+
+    @property
+    def device(self) -> Device:
+        """The device of this rank."""
+        return Device(self.unwrapped.device)
+
+    @property
+    def device_train_microbatch_size(self) -> int | None:
+        """Samples per microbatch on this rank; None before the first batch if batches are not split by size."""
+        state = self.unwrapped
+        if state.samples_per_microbatch is not None or not hasattr(state, "batch"):
+            return state.samples_per_microbatch
+        return -(-state.unwrapped_model.num_samples(state.batch) // state.grad_accum)
+
+    @device_train_microbatch_size.setter
+    def device_train_microbatch_size(self, value: int) -> None:
+        if self.unwrapped.microbatch_size == "auto":
+            self.unwrapped.fitting_size = int(value)
+        elif self.unwrapped.microbatch_size is not None:
+            self.unwrapped.microbatch_size = int(value)
+        else:
+            remedy = "give trainer.microbatch_size a size, or auto; it can be changed from then on"
+            raise AttributeError(f"state.device_train_microbatch_size cannot be set here: {remedy}")
+
+    @property
+    def auto_microbatching(self) -> bool:
+        """Whether the size of microbatches is found automatically."""
+        return self.unwrapped.microbatch_size == "auto"
+
+    @property
+    def eval_metric_values(self) -> dict[str, Any]:
+        """The latest results of all evaluators by metric name; where two share a name, the later evaluator's."""
+        return {name: value for values in self.unwrapped.eval_metric_values.values() for name, value in values.items()}
+
+    @property
+    def total_loss_dict(self) -> dict[str, Tensor]:
+        """The loss of this rank's batch, in total and by part, detached."""
+        parts = {"total": self.unwrapped.total_loss, **self.unwrapped.loss_parts}
+        return {f"loss/train/{name}": value for name, value in parts.items()}
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedulers, each with `get_last_lr()`."""
+        return [one if hasattr(one, "get_last_lr") else _Rates(one) for one in self.unwrapped.schedulers]
+
+    @property
+    def is_model_ddp(self) -> bool:
+        """Whether the model is wrapped for data-parallel training."""
+        return isinstance(self.unwrapped.model, DistributedDataParallel)
+
+
+class Device:
+    """A torch device with Composer's names around it.
+
+    Args:
+        device: the device of this rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.name = {"cuda": "gpu"}.get(device.type, device.type)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def __str__(self) -> str:
+        return str(self._device)
+
+    def module_to_device(self, module: nn.Module) -> nn.Module:
+        """Return a module, moved to the device."""
+        return module.to(self._device)
+
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device."""
+        return tensor.to(self._device, non_blocking=True)
+
+    def batch_to_device(self, batch: Any) -> Any:
+        """Return a batch on the device."""
+        return to_device(batch, self._device)
+
+
+class _Rates:
+    """A schedule of this library, asked as one of torch is."""
+
+    def __init__(self, rates: Any) -> None:
+        self._rates = rates
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rates, name)
+
+    def get_last_lr(self) -> list[float]:
+        return [float(group["lr"]) for group in self._rates.optimizer.param_groups]
+
+
+def _is_pair_of_functions(key: Any) -> bool:
+    return isinstance(key, tuple | list) and len(key) == 2 and all(callable(one) for one in key)
+
+
+def _item(batch: Any, key: Any) -> Any:
+    return getattr(batch, key) if isinstance(key, str) and not isinstance(batch, Mapping) else batch[key]
+
+
+def _with_item(batch: Any, key: Any, value: Any) -> Any:
+    """Return a batch with a part replaced: the batch itself, or a new one if it is a tuple."""
+    if isinstance(batch, tuple):
+        position = batch._fields.index(key) if isinstance(key, str) else range(len(batch))[key]  # type: ignore[attr-defined]
+        items = [value if index == position else item for index, item in enumerate(batch)]
+        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    if isinstance(key, str) and not isinstance(batch, Mapping):
+        setattr(batch, key, value)
+    else:
+        batch[key] = value
+    return batch
+
+
+def get_precision_context(precision: Precision | str, device: str = "cpu") -> AbstractContextManager[Any]:
+    """Return the context in which a forward pass of a precision runs on a type of device."""
+    dtypes = {Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP16: torch.float16}
+    dtype = dtypes.get(Precision(precision))
+    return nullcontext() if dtype is None else torch.autocast(device, dtype)
+
+
+def save_checkpoint(state: State, filename: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> Path:
+    """Write a checkpoint, from which a run can be resumed, and return its folder. Call it on all ranks.
+
+    Args:
+        state: the view that a hook got.
+        filename: the folder to write; `{epoch}`, `{batch}`, `{run_name}` and the like are filled in.
+        weights_only: leave out what only a resumed run needs.
+    """
+    ours = state.unwrapped
+    path = Path(filename.format(**ours.timestamp._asdict(), run_name=ours.run_name, rank=0))
+    snapshot.save_checkpoint(ours, path, weights_only)
+    return path

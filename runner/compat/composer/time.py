@@ -1,0 +1,197 @@
+"""Lengths and positions of training with Composer's names: counts are `Time` objects, wall-clock times `timedelta`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from types import GenericAlias
+from typing import Any
+
+from runner import time as ours
+from runner.time import TimeUnit
+
+_WHOLE = re.compile(f"(-?[0-9.]+(?:e[+-]?[0-9]+)?)({'|'.join(TimeUnit)})")
+_REAL = (TimeUnit.DURATION, TimeUnit.SECOND)
+
+
+def _from(unit: TimeUnit) -> Callable[[Any, float], Time]:
+    return lambda cls, value: cls(value, unit)
+
+
+def _combining(operate: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """Return an operator of `Time` whose operands have one unit, and whose result is a `Time` in that unit."""
+
+    def method(self: Time, other: Any) -> Any:
+        time = self._operand(other)
+        if time is None:
+            return NotImplemented
+        mine, its = self._numbers(time)
+        return Time(operate(its, mine) if swapped else operate(mine, its), self.unit)
+
+    return method
+
+
+def _comparing(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+    def method(self: Time, other: Any) -> Any:
+        time = self._operand(other)
+        return NotImplemented if time is None else operate(*self._numbers(time))
+
+    return method
+
+
+class Time(ours.Time):
+    """A length of training as Composer has it: also built and combined with plain numbers, in its own unit.
+
+    A multiple or a quotient with a number stays in the unit; the quotient of two lengths is in 'dur'.
+    """
+
+    __slots__ = ()
+    __class_getitem__ = classmethod(GenericAlias)  # Time[int], in annotations
+
+    def __init__(self, value: float, unit: TimeUnit | str) -> None:
+        unit = TimeUnit(unit)
+        super().__init__(float(value) if unit in _REAL else int(value), unit)
+
+    from_iteration = classmethod(_from(TimeUnit.ITERATION))
+    from_epoch = classmethod(_from(TimeUnit.EPOCH))
+    from_batch = classmethod(_from(TimeUnit.BATCH))
+    from_sample = classmethod(_from(TimeUnit.SAMPLE))
+    from_token = classmethod(_from(TimeUnit.TOKEN))
+    from_duration = classmethod(_from(TimeUnit.DURATION))
+    from_second = classmethod(_from(TimeUnit.SECOND))
+
+    @classmethod
+    def from_timedelta(cls, value: timedelta | str) -> Time:
+        """Return a wall-clock length from a `timedelta`, or from text such as '1h30m'."""
+        return cls(value.total_seconds(), TimeUnit.SECOND) if isinstance(value, timedelta) else _known(value)
+
+    @classmethod
+    def from_timestring(cls, timestring: str) -> Time:
+        """Return the length given by a time string: as everywhere here, and also '3e4tok' and '-1ba'."""
+        match = _WHOLE.fullmatch(timestring)
+        return _known(timestring) if match is None else cls(float(match[1]), match[2])
+
+    @classmethod
+    def from_input(cls, i: Any, default_int_unit: TimeUnit | str | None = None) -> Time:
+        """Return a length from a time string, a `Time`, or a number, which needs `default_int_unit`."""
+        if isinstance(i, ours.Time):
+            return _known(i)
+        if isinstance(i, str):
+            return cls.from_timestring(i)
+        if default_int_unit is None:
+            raise ValueError(f"time={i!r}: a number needs its unit; give default_int_unit, or write '{i}ba' or '{i}ep'")
+        return cls(i, default_int_unit)
+
+    def to_timestring(self) -> str:
+        """Return the time string, such as '10ba'."""
+        return str(self)
+
+    def _operand(self, other: Any) -> ours.Time | None:
+        if isinstance(other, ours.Time):
+            return other
+        if isinstance(other, str):
+            return Time.from_timestring(other)
+        return Time(other, self.unit) if isinstance(other, int | float) else None
+
+    __add__ = __radd__ = _combining(operator.add)
+    __sub__ = _combining(operator.sub)
+    __rsub__ = _combining(operator.sub, swapped=True)
+    __mod__ = _combining(operator.mod)
+    __rmod__ = _combining(operator.mod, swapped=True)
+    __floordiv__ = _combining(operator.floordiv)
+    __lt__ = _comparing(operator.lt)
+    __le__ = _comparing(operator.le)
+    __gt__ = _comparing(operator.gt)
+    __ge__ = _comparing(operator.ge)
+
+    def __eq__(self, other: object) -> bool:
+        return ours.Time.__eq__(self, Time(other, self.unit) if isinstance(other, int | float) else other)
+
+    __hash__ = ours.Time.__hash__
+
+    def __mul__(self, other: Any) -> Time:
+        if isinstance(other, int | float):
+            return Time(self.value * other, self.unit)
+        its = Time.from_input(other)
+        if TimeUnit.DURATION not in (self.unit, its.unit):
+            raise ValueError(f"{str(self)!r} * {str(its)!r}: one of the two must be a number, or in 'dur'")
+        return Time(self.value * its.value, its.unit if self.unit is TimeUnit.DURATION else self.unit)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Time:
+        if isinstance(other, int | float):
+            return Time(self.value / other, self.unit)
+        mine, its = self._numbers(Time.from_input(other))
+        return Time(mine / its, TimeUnit.DURATION)
+
+    def __neg__(self) -> Time:
+        return Time(-self.value, self.unit)
+
+    def __pos__(self) -> Time:
+        return self
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+def _known(time: str | ours.Time) -> Time:
+    parsed = ours.Time.parse(time) if isinstance(time, str) else time
+    return Time(parsed.value, parsed.unit)
+
+
+def ensure_time(maybe_time: Any, int_unit: TimeUnit | str) -> Time:
+    """Return a length from a time string, a `Time`, or a number of `int_unit`."""
+    return Time.from_input(maybe_time, int_unit)
+
+
+def _count(index: int, unit: TimeUnit) -> Any:
+    return property(lambda self: Time(self[index], unit))
+
+
+def _seconds(index: int) -> Any:
+    return property(lambda self: timedelta(seconds=self[index]))
+
+
+class Timestamp(ours.Timestamp):
+    """A position in training as Composer has it: `timestamp.batch` is a `Time`, `timestamp.batch.value` its count."""
+
+    __slots__ = ()
+
+    iteration = _count(0, TimeUnit.ITERATION)
+    epoch = _count(1, TimeUnit.EPOCH)
+    batch = _count(2, TimeUnit.BATCH)
+    sample = _count(3, TimeUnit.SAMPLE)
+    token = _count(4, TimeUnit.TOKEN)
+    epoch_in_iteration = _count(5, TimeUnit.EPOCH)
+    batch_in_epoch = _count(6, TimeUnit.BATCH)
+    sample_in_epoch = _count(7, TimeUnit.SAMPLE)
+    token_in_epoch = _count(8, TimeUnit.TOKEN)
+    total_wct = _seconds(9)
+    epoch_wct = _seconds(10)
+    batch_wct = _seconds(11)
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """Return the count of a unit since the start of training."""
+        return Time(self.count(unit), unit)
+
+    def to_next_batch(self, samples: Any = 0, tokens: Any = 0, duration: Any = 0.0) -> Timestamp:
+        """Return the position after one more batch; the run's own time does not change."""
+        return Timestamp(*ours.Timestamp(*self).to_next_batch(int(samples), int(tokens), _in_seconds(duration)))
+
+    def to_next_epoch(self, duration: Any = 0.0) -> Timestamp:
+        """Return the position at the start of the next epoch."""
+        return Timestamp(*ours.Timestamp(*self).to_next_epoch(_in_seconds(duration)))
+
+    def to_next_iteration(self) -> Timestamp:
+        """Return the position at the start of the next iteration."""
+        return Timestamp(*ours.Timestamp(*self).to_next_iteration())
+
+
+def _in_seconds(duration: Any) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration or 0.0)

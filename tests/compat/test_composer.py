@@ -1,0 +1,384 @@
+"""Code written for Composer, with only its import changed: what each piece did, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import composer_hooks as hooks
+import pytest
+import torch
+from loop_runs import PER_EPOCH, make_data
+from torch import nn
+
+from runner import Callback as OwnCallback
+from runner import ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger
+from runner.compat import composer
+from runner.hooks import Algorithm as OwnAlgorithm
+from runner.schedulers import linear
+
+BATCHES = 2 * PER_EPOCH
+
+
+def make_trainer(*given: Any, **arguments: Any) -> Trainer:
+    torch.manual_seed(0)
+    defaults: dict[str, Any] = {
+        "model": ClassificationModel(nn.Linear(3, 2), 2),
+        "train_dataloader": make_data(),
+        "eval_dataloader": make_data(2),
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "schedulers": linear(),
+        "max_duration": "2ep",
+        "callbacks": [one for one in given if not isinstance(one, OwnAlgorithm)],
+        "algorithms": [one for one in given if isinstance(one, OwnAlgorithm)],
+        "device": "cpu",
+    }
+    return Trainer(**(defaults | arguments))
+
+
+class Fitted:
+    """What a fit left behind."""
+
+    def __init__(self, *given: Any, **arguments: Any) -> None:
+        self.memory = InMemoryLogger()
+        with make_trainer(*given, loggers=[self.memory], **arguments) as trainer:
+            trainer.fit()
+        self.trainer = trainer
+        self.state = trainer.state
+        self.weights = [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+
+    def logged(self, key: str) -> list[float]:
+        return [value for _, value in self.memory.data[key]]
+
+    def same_as(self, other: Fitted) -> bool:
+        return all(map(torch.equal, self.weights, other.weights))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Fitted:
+    return Fitted()
+
+
+# Callbacks: what each saw and did, and that training went on as without it
+
+
+def noted(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> Any:
+    return pytest.param(make, expected, id=make().__class__.__name__)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        noted(hooks.EpochMonitor, lambda one, run: one.seen == ["epoch 0 of 2ep", "epoch 1 of 2ep"]),
+        noted(hooks.EveryNBatches, lambda one, run: one.seen == [3, 6]),
+        noted(
+            hooks.EventCounter,
+            lambda one, run: (
+                one.counts[composer.Event.BATCH_END] == BATCHES
+                and one.counts["eval_start"] == 2
+                and len(run.logged("events")) == 2
+            ),
+        ),
+        noted(hooks.LRMonitor, lambda one, run: run.logged("lr/group0") == [0.1 * (1 - n / 8) for n in range(8)]),
+        noted(
+            hooks.SpeedMonitor,
+            lambda one, run: run.logged("throughput/samples") == [4] * 6 and run.logged("throughput/samples_per_sec"),
+        ),
+        noted(hooks.NaNMonitor, lambda one, run: True),
+        noted(hooks.GradMonitor, lambda one, run: len(run.logged("l2_norm/grad/global")) == BATCHES),
+        noted(hooks.DeviceMonitor, lambda one, run: run.memory.hyperparameters == {"device": "cpu", "type": "cpu"}),
+        noted(
+            hooks.ImageLogger,
+            lambda one, run: (
+                [(one["images"].shape, str(one["images"].dtype)) for one in run.memory.images["inputs"]]
+                == [((2, 1, 3, 1), "uint8")]
+            ),
+        ),
+        noted(
+            hooks.TableLogger,
+            lambda one, run: [row[0] for row in run.memory.tables["results"]["rows"]] == ["MulticlassAccuracy", "loss"],
+        ),
+        noted(hooks.HyperparameterLogger, lambda one, run: run.memory.hyperparameters["seed"] == 0),
+        noted(
+            hooks.Progress,
+            lambda one, run: one.lines[0] == "0.125 0.25 train" and one.lines[-1] == "1.000 1.00 train",
+        ),
+        noted(hooks.OutputCollector, lambda one, run: one.batches == [1, 2] * 2 and one.outputs[0].shape == (2, 2)),
+        noted(hooks.RuntimeEstimator, lambda one, run: [str(left) for left in one.left] == ["2ep"] * 4 + ["1ep"] * 4),
+        noted(hooks.CloseRecorder, lambda one, run: one.closed == ["fit_end 8ba", "close 8ba", "post_close"]),
+        noted(
+            hooks.LossLogger,
+            lambda one, run: (
+                run.logged("copy/loss") == run.logged("copy/total") == run.logged("loss/train/total")
+                and run.logged("copy/MulticlassAccuracy") == run.logged("metrics/train/MulticlassAccuracy")
+            ),
+        ),
+    ],
+)
+def test_a_callback_acts(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool], plain: Fitted):
+    one = make()
+    run = Fitted(one)
+    assert expected(one, run)
+    assert run.same_as(plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (lambda: hooks.EarlyStopper("MulticlassAccuracy", "eval", patience=1), 8),
+        (lambda: hooks.EarlyStopper("MulticlassAccuracy", "eval", patience="3ba"), 8),
+        (lambda: hooks.ThresholdStopper(-1.0), 4),
+        (lambda: hooks.DurationChanger("5ba"), 5),
+        (lambda: hooks.DurationChanger("2ba"), 2),
+        (lambda: hooks.DurationChanger(5), 20),
+        (lambda: hooks.DurationChanger("3e1sp"), 15),
+    ],
+)
+def test_a_callback_decides_how_long_to_train(make: Callable[[], Any], batches: int):
+    run = Fitted(make(), max_duration="4ep", schedulers=None)
+    assert run.state.timestamp.batch == batches
+
+
+def test_a_loss_that_is_not_a_number_is_found():
+    with pytest.raises(RuntimeError, match=r"contains a NaN") as raised:
+        Fitted(hooks.LossWeight(math.nan), hooks.NaNMonitor())
+    assert "raised by 'nan_monitor' at AFTER_LOSS" in " ".join(raised.value.__notes__)
+
+
+def test_checkpoints_are_written_and_a_run_goes_on_from_them(tmp_path: Path, plain: Fitted):
+    saver = hooks.CheckpointSaver("3ba", str(tmp_path / "own"))
+    Fitted(saver, hooks.WeightsSaver(str(tmp_path / "last.pt")))
+    assert [path.name for path in saver.saved] == ["ep0-ba3", "ep1-ba6"]
+    assert Fitted(resume_path=saver.saved[0]).same_as(plain)
+    last = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert last["batch"] == "8ba" and torch.equal(last["model"]["module.weight"], plain.weights[0])
+
+
+# Algorithms: what each changed
+
+
+def test_gradients_are_clipped(plain: Fitted):
+    run = Fitted(hooks.GradientClipping(0.01), hooks.GradMonitor())
+    assert max(run.logged("l2_norm/grad/global")) <= 0.0101 and not run.same_as(plain)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_labels_are_smoothed_and_given_back(grad_accum: int):
+    run = Fitted(hooks.LabelSmoothing(1.0), grad_accum=grad_accum)  # uniform targets
+    assert min(run.logged("loss/train/total")) >= math.log(2) - 1e-6
+    assert set(run.memory.data) >= {"metrics/train/MulticlassAccuracy"}  # of the targets that were given back
+
+
+def test_a_layer_is_frozen():
+    run = Fitted(hooks.LayerFreezing(0.5))
+    one_epoch = Fitted(max_duration="4ba", schedulers=linear(t_max="8ba"))
+    assert [torch.equal(a, b) for a, b in zip(run.weights, one_epoch.weights, strict=True)] == [True, False]
+
+
+def test_an_average_is_evaluated_and_training_goes_on_with_its_weights(plain: Fitted):
+    average = hooks.EMA(0.5)
+    run = Fitted(average)
+    assert run.same_as(plain) and run.logged("loss/eval/total") != plain.logged("loss/eval/total")
+    assert str(average.updated) == "8ba"
+
+
+def test_whole_batches_and_microbatches_are_changed():
+    assert torch.equal(Fitted(hooks.CutOut()).weights[0][:, 0], plain_start()[:, 0])
+    assert torch.equal(Fitted(hooks.InputScaling(), grad_accum=2).weights[0], plain_start())
+
+
+def plain_start() -> torch.Tensor:
+    return make_trainer().state.unwrapped_model.module.weight.detach()
+
+
+def test_a_model_is_changed_before_its_optimizer_exists(plain: Fitted):
+    run = Fitted(hooks.ModelSurgery())
+    assert isinstance(run.state.unwrapped_model.module[1], nn.Tanh) and not run.same_as(plain)
+
+
+def test_losses_outputs_and_rates_are_changed(plain: Fitted):
+    for one in (hooks.LossWeight(0.0), hooks.OutputNoise()):
+        assert torch.equal(Fitted(one).weights[0], plain_start())
+    louder = Fitted(hooks.Louder())  # outputs of 0 whose gradient is that of the outputs
+    assert louder.logged("loss/train/total") == pytest.approx([math.log(2)] * BATCHES)
+    assert not torch.equal(louder.weights[0], plain_start())
+    warm_up = hooks.WarmUp("4ba")
+    assert not Fitted(warm_up).same_as(plain) and warm_up.rates == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+
+
+def test_microbatches_grow(plain: Fitted):
+    grower = hooks.MicrobatchGrower()
+    run = Fitted(grower, microbatch_size=1)
+    assert grower.sizes == [1] * 8 + [2] * 4
+    assert all(map(torch.allclose, run.weights, plain.weights))
+
+
+# Where they run: in a config, explained, on two ranks, and resumed
+
+RESUMED = (
+    hooks.EMA,
+    hooks.GradientClipping,
+    hooks.LabelSmoothing,
+    lambda: hooks.EarlyStopper("MulticlassAccuracy", "eval"),
+)
+
+
+def test_a_resumed_run_keeps_their_state(tmp_path: Path):
+    def fit(duration: str, **arguments: Any) -> tuple[Fitted, list[Any]]:
+        given = [make() for make in RESUMED]
+        saver = hooks.CheckpointSaver("5ba", str(tmp_path / duration))
+        return Fitted(*given, saver, max_duration=duration, schedulers=None, **arguments), given
+
+    whole, of_whole = fit("12ba")
+    fit("7ba")
+    resumed, of_resumed = fit("12ba", resume_path=tmp_path / "7ba" / "ep1-ba5")
+    assert resumed.same_as(whole)
+    assert resumed.logged("loss/eval/total") == whole.logged("loss/eval/total")[1:]
+    assert all(map(torch.equal, of_resumed[0].average.values(), of_whole[0].average.values()))
+    assert of_resumed[0].updated == of_whole[0].updated == "12ba" and isinstance(of_resumed[0].updated, composer.Time)
+    assert str(of_resumed[3].best_occurred) == "1ep"
+
+
+def on_ranks() -> list[torch.Tensor]:
+    run = Fitted(
+        *[make() for make in RESUMED], hooks.WeightsSaver("last.pt"), hooks.GradMonitor(), hooks.EventCounter()
+    )
+    with make_trainer() as trainer:
+        total = torch.ones(1)
+        composer.dist.all_reduce(total)
+        composer.dist.broadcast(total, 0)
+        assert len(composer.dist.all_gather(total)) == composer.dist.get_world_size() == int(total)
+        assert composer.State(trainer.state, "init").is_model_ddp == (int(total) > 1)
+    return run.weights
+
+
+def test_two_ranks_train_what_one_does(run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(on_ranks(), tmp_path / "expected.pt")
+    program = f"""
+        import runpy, sys, torch
+        sys.path.append({str(Path(__file__).parent.parent)!r})
+        found = runpy.run_path({__file__!r})["on_ranks"]()
+        expected = torch.load("expected.pt")
+        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(found, expected)), (found, expected)
+    """
+    run_ranks(program)
+    assert (tmp_path / "last.pt").exists()
+
+
+def test_they_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path):
+    text = Path(hooks.__file__).read_text(encoding="utf-8")
+    (tmp_path / "from_composer.py").write_text(text)
+    arguments = ["model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=json_lines_logger"]
+    arguments += ["hydra.run.dir=run", "algorithms=none"]
+    arguments += ["+callbacks.counter._target_=from_composer.EveryNBatches", "+callbacks.counter.n=2"]
+    arguments += ["+callbacks.gradients._target_=from_composer.GradMonitor"]
+    arguments += ["+algorithms.clip._target_=from_composer.GradientClipping", "+algorithms.clip.clipping_threshold=0.5"]
+    explained = json.loads(run_here(*arguments, "mode=explain", "explain.format=json", code=0).out)
+    runs = {event["event"]: [run["name"] for run in event["runs"]] for event in explained["events"]}
+    assert [event for event, names in runs.items() if "counter" in names] == ["batch_end"]
+    assert runs["after_train_batch"] == ["clip", "gradients"]
+    kinds = {one["name"]: one["kind"] for one in explained["hooks"]}
+    assert kinds["counter"] == "callback" and kinds["clip"] == "algorithm"
+    run_here(*arguments, "mode=check", code=0)
+    run_here(*arguments, code=0)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    norms = [
+        line["metrics"]["l2_norm/grad/global"] for line in lines if "l2_norm/grad/global" in line.get("metrics", {})
+    ]
+    assert len(norms) == 6 and max(norms) <= 0.5001
+
+
+# What is refused, with what to change
+
+
+class AtBatchEnd(composer.Callback):
+    """Does anything with the state and the logger at BATCH_END."""
+
+    def __init__(self, act: Callable[[Any, Any], Any]) -> None:
+        self.act = act
+
+    def batch_end(self, state, logger):
+        self.act(state, logger)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda state, logger: state.timer.batch, "state.timer has no counterpart here: read state.timestamp"),
+        (lambda state, logger: state.state_dict(), r"state.state_dict .*save_checkpoint\(state, path\) on all ranks"),
+        (lambda state, logger: state.set_dataloader([], "x"), r"state.set_dataloader .*runner.Evaluator"),
+        (lambda state, logger: state.last_loss, "state.last_loss has no counterpart here: read state.loss"),
+        (lambda state, logger: state.microbatches, "state.microbatches is no attribute of the state at BATCH_END"),
+        (lambda state, logger: setattr(state, "flag", 1), "state.flag cannot be set here: keep it .* as self.flag"),
+        (lambda state, logger: setattr(state, "model", None), "state.model cannot be set here: .*replace_modules"),
+        (lambda state, logger: setattr(state, "optimizers", []), "state.optimizers cannot .*: .* a factory"),
+        (lambda state, logger: setattr(state, "dataloader_len", 3), "state.dataloader_len .*train_subset_num_batches"),
+        (lambda state, logger: setattr(state, "device_train_microbatch_size", 3), "give trainer.microbatch_size"),
+        (lambda state, logger: logger.log_images(torch.ones(1, 2, 2), masks={}), "shows masks"),
+        (lambda state, logger: logger.log_traces({}), "logger.log_traces has no counterpart here: log a table"),
+        (lambda state, logger: composer.dist.all_gather_object([]), "would unpickle .*gather or broadcast tensors"),
+        (lambda state, logger: state.timestamp.batch < "1ep", "are in different units"),
+    ],
+)
+def test_what_has_no_counterpart_says_what_to_use(act: Callable[[Any, Any], Any], message: str):
+    with pytest.raises((AttributeError, ValueError), match=message):
+        Fitted(AtBatchEnd(act))
+
+
+def test_a_value_that_is_not_there_yet_says_so():
+    with make_trainer() as trainer:
+        view = composer.State(trainer.state, "fit_start")
+        for name in ("batch", "outputs", "loss"):
+            with pytest.raises(AttributeError, match=f"state.{name} has no value yet at FIT_START"):
+                getattr(view, name)
+
+
+@pytest.mark.parametrize("name", ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination"])
+def test_other_names_say_what_to_import(name: str):
+    with pytest.raises(ImportError, match=f"runner.compat.composer has no {name}: .*runner|return loaders"):
+        exec(f"from runner.compat.composer import {name}")
+
+
+@pytest.mark.parametrize("name", ["find_unused_parameters", "backwards_create_graph"])
+def test_demands_on_backward_are_refused_when_the_class_is_made(name: str):
+    with pytest.raises(TypeError, match=f"Mine.{name} has no counterpart here: leave it out"):
+        type("Mine", (composer.Algorithm,), {name: property(lambda self: True)})
+
+
+def test_mistakes_in_hooks_are_found_as_in_any_callback():
+    with pytest.raises(TypeError, match="did you mean 'batch_end'"):
+        type("Mine", (composer.Callback,), {"batch_ends": lambda self, state, logger: None})
+    with pytest.raises(TypeError, match="Mine.batch_end cannot be called as batch_end"):
+        make_trainer(type("Mine", (composer.Callback,), {"batch_end": lambda self, state: None})())
+    with pytest.raises(TypeError, match="define both"):
+        make_trainer(type("Mine", (composer.Algorithm,), {"match": lambda self, event, state: True})())
+    with pytest.raises(TypeError, match="would never be called"):
+        make_trainer(composer.Callback())
+
+
+def test_a_state_that_cannot_be_saved_says_what_can(tmp_path: Path):
+    class Mine(composer.Callback):
+        def fit_end(self, state, logger):
+            composer.save_checkpoint(state, str(tmp_path / "saved"))
+
+        def state_dict(self):
+            return {"seen": {1, 2}}
+
+    with pytest.raises(TypeError, match=r"Mine.state_dict\(\) cannot be saved: it holds a set; return tensors"):
+        Fitted(Mine())
+
+
+def test_other_callbacks_get_the_state_itself():
+    seen: list[type] = []
+
+    class Own(OwnCallback):
+        def batch_end(self, state, logger):
+            seen.append(type(state))
+
+    run = Fitted(Own(), hooks.EveryNBatches())
+    assert {*seen} == {type(run.state)}

@@ -28,6 +28,7 @@ RUN_ELSEWHERE = (
     "--config-dir conf",
     "callbacks.epoch_monitor",
     "optimizer.lrr",
+    "_target_=mine.",
 )  # of commands that are run here
 HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune")
 VISION = ("model=timm", "model=torchvision")

@@ -1,0 +1,94 @@
+"""The pages for those who come from other libraries: keys compose, names exist, hooks are events, programs run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from test_readme import CONF, OF_RUNS, PAGES, code
+
+from runner import State
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.foreign_hooks import HOOKS_HERE
+from runner.hooks import Hooks
+
+FROM = sorted(page for page in PAGES if page.startswith("docs/from_"))
+OVERRIDE = re.compile(r"(-m )?[+~]?[a-z_]+(\.\w+)*=")
+NEEDS = {"wandb_logger": "wandb", "tensorboard_logger": "tensorboard", "optuna": "optuna", "hf_": "transformers"}
+SEQUENCES = ("sweep=",)  # choices whose keys are for -m
+
+
+def rows(page: str) -> Iterator[tuple[list[str], list[str], str]]:
+    """The code in the first and in the last cell of each row of a page's tables, and the head of the last cell."""
+    head = ""
+    for line in PAGES[page].splitlines():
+        if not line.startswith("|"):
+            head = ""
+            continue
+        if {*line} <= {*"|-"}:
+            continue
+        first, *_, last = line.strip("| ").split(" | ")
+        if not head:
+            head = last
+        else:
+            yield re.findall(r"`([^`]+)`", first), re.findall(r"`([^`]+)`", last), head
+
+
+@pytest.mark.parametrize("page", FROM)
+def test_keys_compose_and_bind(page: str):
+    found = [span for _, here, _ in rows(page) for span in here if OVERRIDE.match(span) and " = " not in span]
+    assert len(found) > 20
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for span in dict.fromkeys(found):
+            for name, package in NEEDS.items():
+                if name in span:
+                    pytest.importorskip(package)
+            words = [word for word in shlex.split(span) if word != "-m" and not word.startswith(SEQUENCES)]
+            words = [word.partition(",")[0] if "-m" in span else word for word in words]
+            words = [word for word in words if word.partition("=")[0] not in (*OF_RUNS, "trainer.load_path")]
+            build.check(to_plain(compose("config", [word for word in words if not word.startswith("hydra.")])))
+
+
+@pytest.mark.parametrize("page", FROM)
+def test_names_exist(page: str):
+    fields = {*(one.name for one in dataclasses.fields(State)), *dir(State)}
+    for _, here, _ in rows(page):
+        for span in here:
+            if match := re.match(r"runner((?:\.\w+)+)", span):
+                resolve_name(f"runner{match[1]}")
+            elif match := re.match(r"state\.(\w+)", span):
+                assert match[1] in fields, span
+
+
+@pytest.mark.parametrize("page", FROM)
+def test_hooks_are_called_here_as_the_table_says(page: str):
+    listed = [(theirs, here) for theirs, here, head in rows(page) if head == "hook here"]
+    pairs = [pair for theirs, here in listed for pair in zip(theirs, here, strict=True)]
+    assert pairs or page == "docs/from_composer.md"
+    for theirs, here in pairs:
+        assert HOOKS_HERE.get(theirs, theirs.removeprefix("on_")) == here
+        assert hasattr(Hooks, here)
+
+
+def test_the_callbacks_of_the_composer_page_run(tmp_path: Path, run_here: Any):
+    page = PAGES["docs/from_composer.md"]
+    (program,) = code(page, "python")
+    assert "Saved as `mine.py`" in page
+    (tmp_path / "mine.py").write_text(program)
+    train, explain = (line.partition("runner ")[2].split() for line in code(page, "bash")[0].splitlines())
+    short = ["trainer.max_duration=1ep", "callbacks=json_lines_logger", "hydra.run.dir=run", "model=mlp"]
+    run_here(*short, *train, code=0)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert ["lr" in line.get("metrics", {}) for line in lines].count(True) == 1
+    assert "algorithm" in run_here(*explain, code=0).out
+    sys.modules.pop("mine", None)

@@ -73,7 +73,7 @@ class LRMonitor(Callback):
 class SpeedMonitor(Callback):
     def __init__(self, window_size: int = 2):
         self.window_size = window_size
-        self.history: list[tuple[int, float]] = []
+        self.history: list[tuple[float, float]] = []
 
     def batch_end(self, state: State, logger: Logger):
         self.history.append((state.timestamp.sample.value, state.timestamp.total_wct.total_seconds()))
@@ -201,7 +201,7 @@ class Progress(Callback):
 class OutputCollector(Callback):
     def __init__(self):
         self.outputs: list[torch.Tensor] = []
-        self.batches: list[int] = []
+        self.batches: list[float] = []
 
     def eval_batch_end(self, state: State, logger: Logger):
         self.outputs.append(state.outputs.cpu())
@@ -308,7 +308,7 @@ class EMA(Algorithm):
     def __init__(self, smoothing: float = 0.5, update_interval: str = "1ba"):
         self.smoothing = smoothing
         self.update_interval = Time.from_timestring(update_interval)
-        self.average: dict[str, torch.Tensor] | None = None
+        self.average: Any = None
         self.training: dict[str, torch.Tensor] | None = None
         self.updated = Time.from_batch(0)
 

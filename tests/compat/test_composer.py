@@ -86,7 +86,9 @@ def noted(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> A
         noted(hooks.LRMonitor, lambda one, run: run.logged("lr/group0") == [0.1 * (1 - n / 8) for n in range(8)]),
         noted(
             hooks.SpeedMonitor,
-            lambda one, run: run.logged("throughput/samples") == [4] * 6 and run.logged("throughput/samples_per_sec"),
+            lambda one, run: (
+                run.logged("throughput/samples") == [4] * 6 and min(run.logged("throughput/samples_per_sec")) > 0
+            ),
         ),
         noted(hooks.NaNMonitor, lambda one, run: True),
         noted(hooks.GradMonitor, lambda one, run: len(run.logged("l2_norm/grad/global")) == BATCHES),
@@ -192,12 +194,12 @@ def test_whole_batches_and_microbatches_are_changed():
 
 
 def plain_start() -> torch.Tensor:
-    return make_trainer().state.unwrapped_model.module.weight.detach()
+    return next(make_trainer().state.unwrapped_model.parameters()).detach()
 
 
 def test_a_model_is_changed_before_its_optimizer_exists(plain: Fitted):
     run = Fitted(hooks.ModelSurgery())
-    assert isinstance(run.state.unwrapped_model.module[1], nn.Tanh) and not run.same_as(plain)
+    assert isinstance([*run.state.unwrapped_model.modules()][-1], nn.Tanh) and not run.same_as(plain)
 
 
 def test_losses_outputs_and_rates_are_changed(plain: Fitted):
@@ -363,7 +365,7 @@ def test_mistakes_in_hooks_are_found_as_in_any_callback():
 
 def test_a_state_that_cannot_be_saved_says_what_can(tmp_path: Path):
     class Mine(composer.Callback):
-        def fit_end(self, state, logger):
+        def fit_end(self, state: Any, logger: Any):
             composer.save_checkpoint(state, str(tmp_path / "saved"))
 
         def state_dict(self):

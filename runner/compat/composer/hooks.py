@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import hooks as ours
 from runner import logger, state
@@ -83,6 +83,10 @@ def _decode(value: Any) -> Any:
 
 class _Viewing(ours.Hooks):
     """Passes views to the hooks that a subclass defines; an event without a hook stays without a listener."""
+
+    if TYPE_CHECKING:  # a subclass passes its views on
+
+        def run_event(self, event: Event, state: Any, logger: Any) -> None: ...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -64,6 +64,9 @@ class State:
             remedy = absent.WRITTEN.get(name, f"keep it on the callback or algorithm, as self.{name}")
             raise AttributeError(f"state.{name} cannot be set here: {remedy}")
 
+    def __repr__(self) -> str:
+        return f"{self.unwrapped!r} at {self._event.upper()}"
+
     @property
     def timestamp(self) -> Timestamp:
         """Progress of training over all ranks."""
@@ -243,10 +246,10 @@ def _with_item(batch: Any, key: Any, value: Any) -> Any:
         position = batch._fields.index(key) if isinstance(key, str) else range(len(batch))[key]  # type: ignore[attr-defined]
         items = [value if index == position else item for index, item in enumerate(batch)]
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
-    if isinstance(key, str) and not isinstance(batch, Mapping):
-        setattr(batch, key, value)
-    else:
+    if isinstance(key, int) or hasattr(batch, "__setitem__"):
         batch[key] = value
+    else:
+        setattr(batch, key, value)
     return batch
 
 

@@ -163,18 +163,18 @@ class Timestamp(ours.Timestamp):
 
     __slots__ = ()
 
-    iteration = _count(0, TimeUnit.ITERATION)
-    epoch = _count(1, TimeUnit.EPOCH)
-    batch = _count(2, TimeUnit.BATCH)
-    sample = _count(3, TimeUnit.SAMPLE)
-    token = _count(4, TimeUnit.TOKEN)
-    epoch_in_iteration = _count(5, TimeUnit.EPOCH)
-    batch_in_epoch = _count(6, TimeUnit.BATCH)
-    sample_in_epoch = _count(7, TimeUnit.SAMPLE)
-    token_in_epoch = _count(8, TimeUnit.TOKEN)
-    total_wct = _seconds(9)
-    epoch_wct = _seconds(10)
-    batch_wct = _seconds(11)
+    iteration: Time = _count(0, TimeUnit.ITERATION)
+    epoch: Time = _count(1, TimeUnit.EPOCH)
+    batch: Time = _count(2, TimeUnit.BATCH)
+    sample: Time = _count(3, TimeUnit.SAMPLE)
+    token: Time = _count(4, TimeUnit.TOKEN)
+    epoch_in_iteration: Time = _count(5, TimeUnit.EPOCH)
+    batch_in_epoch: Time = _count(6, TimeUnit.BATCH)
+    sample_in_epoch: Time = _count(7, TimeUnit.SAMPLE)
+    token_in_epoch: Time = _count(8, TimeUnit.TOKEN)
+    total_wct: timedelta = _seconds(9)
+    epoch_wct: timedelta = _seconds(10)
+    batch_wct: timedelta = _seconds(11)
 
     def get(self, unit: TimeUnit | str) -> Time:
         """Return the count of a unit since the start of training."""

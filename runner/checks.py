@@ -53,4 +53,5 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     else:
         fits = not isinstance(value, type)
     if not fits:
-        raise wrong_argument(name, getattr(value, "__qualname__", value), f"must be {allowed}", TypeError)
+        function = getattr(value, "func", value)  # of a partial, as a config makes it
+        raise wrong_argument(name, getattr(function, "__qualname__", function), f"must be {allowed}", TypeError)

@@ -18,7 +18,7 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", "vars", *OF_THE_COMMAND)
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
@@ -110,6 +110,9 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 def _check_single_values(config: Mapping[str, Any]) -> None:
     find_mode(config["mode"])
+    if not isinstance(config["vars"], Mapping):
+        reason = "holds values of your own; write +vars.<name>=..., or vars=<name> for a file conf/vars/<name>.yaml"
+        raise WrongKey("vars", reason, repr(config["vars"]))
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))

@@ -16,7 +16,7 @@ from typing import NoReturn
 import hydra
 
 from runner.addresses import without_credentials
-from runner.config.command_line import check_options, keys_first, merge_repeated
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated
 from runner.config.errors import CONF, WrongConfig, config_errors
 from runner.config.own_conf import find_own_conf
 from runner.config.suggestions import about_replaced
@@ -50,6 +50,7 @@ def main() -> int:
         with config_errors():
             typed = sys.argv[1:]
             check_options(typed)
+            check_spaces(typed)
             sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.foreign import about_foreign
 from runner.config.signatures import nearest
 from runner.failures import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
@@ -79,7 +80,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
     """
     for key in config:
         if key not in KEYS:
-            raise WrongKey(key, f"no such key; {nearest(key, KEYS)}")
+            raise WrongKey(key, f"no such key here; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
     _check_single_values(config)
     _check_choices(config)
     scheduler = config.get("scheduler") or {}
@@ -106,6 +107,11 @@ def check_keys(config: Mapping[str, Any]) -> None:
                     f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it",
                     repr(section),
                 )
+
+
+def about_unknown(key: str, known: Iterable[str]) -> str:
+    """Return what to do about an unknown key at the top of a config."""
+    return f"{nearest(key, known)}. A value of your own goes into vars: +vars.{key}=..."
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.config.foreign import about_foreign
 from runner.config.signatures import nearest
 from runner.failures import WrongKey
 
@@ -154,5 +155,6 @@ def find_mode(name: Any) -> Mode:
     """
     mode = MODES.get(str(name))
     if mode is None:
-        raise WrongKey("mode", f"no such mode; {nearest(str(name), MODES)}", repr(name))
+        instead = about_foreign(f"mode={name}") or nearest(str(name), MODES)
+        raise WrongKey("mode", f"no such mode; {instead}", repr(name))
     return mode

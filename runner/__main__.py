@@ -16,7 +16,7 @@ from typing import NoReturn
 import hydra
 
 from runner.addresses import without_credentials
-from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, spell_out_init
 from runner.config.errors import CONF, WrongConfig, config_errors
 from runner.config.own_conf import find_own_conf
 from runner.config.suggestions import about_replaced
@@ -48,7 +48,7 @@ def main() -> int:
     saved = None
     try:
         with config_errors():
-            typed = sys.argv[1:]
+            typed = spell_out_init(sys.argv[1:])
             check_options(typed)
             check_spaces(typed)
             sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))

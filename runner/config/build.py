@@ -151,7 +151,9 @@ def make_model(config: Mapping[str, Any]) -> Any:
     model = make("model", config["model"])
     if not isinstance(model, torch.nn.Module):
         target = config["model"]["_target_"]
-        reason = f"made a {type(model).__name__}, but must make a runner.Model; runner.ClassificationModel wraps a module"
+        reason = (
+            f"made a {type(model).__name__}, but must make a runner.Model; runner.ClassificationModel wraps a module"
+        )
         raise WrongKey("model._target_", reason, repr(target))
     return model
 

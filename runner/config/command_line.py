@@ -16,6 +16,27 @@ LISTS = ("callbacks", "algorithms")
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
 
 
+def spell_out_init(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `init my_project` or `init=my_project` as the keys of `mode=init`; others as they are.
+
+    Raises:
+        ValueError: `init` is not followed by one name.
+    """
+    spelled = list(arguments)
+    if spelled[:1] == ["init"]:
+        if len(spelled) != 2 or "=" in spelled[1] or spelled[1].startswith("-"):
+            raise ValueError(f"{' '.join(spelled)}: takes the folder of a new project alone; write init my_project")
+        spelled = [f"init={_quoted(spelled[1])}"]
+    if typed_value(spelled, "init") is not None and typed_value(spelled, "mode") is None:
+        spelled.append("mode=init")
+    return spelled
+
+
+def _quoted(text: str) -> str:
+    """Return text as a quoted value of an override."""
+    return "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"
+
+
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
     """Return arguments with repeated choices `+callbacks=a +callbacks=b` merged into `+callbacks=[a,b]` for Hydra.
 
@@ -137,5 +158,4 @@ def config_dir(arguments: Sequence[str]) -> Path | None:
 def search_path(arguments: Sequence[str]) -> list[str]:
     """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
     folder = config_dir(arguments)
-    quoted = re.sub(r"(['\\])", r"\\\1", f"file://{folder}")
-    return [] if folder is None else [f"hydra.searchpath=['{quoted}']"]
+    return [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"]

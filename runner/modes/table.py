@@ -128,6 +128,14 @@ _ROWS = (
         can_be_swept=False,
     ),
     Mode("compare", runs="runner.modes.compare:compare", has_value=True, needs_experiment=False),
+    Mode(
+        "init",
+        runs="runner.modes.init:write_project",
+        check="runner.modes.init:check_folder",
+        has_value=True,
+        needs_experiment=False,
+        can_be_swept=False,
+    ),
     Mode("sync", runs="runner.modes.sync:sync", accepts_any_run=True, needs_experiment=False),
 )
 

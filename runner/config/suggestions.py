@@ -201,6 +201,8 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
+            if group == "vars":
+                return f"{key}: is not among your values; {nearest(part, node)}. Add it with +{key}=..."
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"

@@ -80,7 +80,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
     """
     for key in config:
         if key not in KEYS:
-            raise WrongKey(key, f"no such key here; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
+            raise WrongKey(key, f"no such key; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
     _check_single_values(config)
     _check_choices(config)
     scheduler = config.get("scheduler") or {}

@@ -44,7 +44,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if key := _missing_key(error):
         typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
         if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
-            return f"{typed[0]}: no such key here; {foreign}"
+            return f"{typed[0]}: no such key; {foreign}"
         config, inner = _compose_without(key, overrides, conf), getattr(error.__cause__, "full_key", None)
         if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
             return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"

@@ -164,7 +164,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     # keys of one's own
     "paths.data=/data": ("paths.data=/data: ", "+vars.paths"),
     "mytool=3": ("mytool: no key 'mytool'", "+vars.mytool=..."),
-    "+mytool.width=3": ("mytool: no such key here", "+vars.mytool=..."),
+    "+mytool.width=3": ("mytool: no such key", "+vars.mytool=..."),
     "vars=laptop": ("vars='laptop': ", "conf/vars/<name>.yaml"),
     "vars.width=3": ("vars.width: is not among your values", "+vars.width=..."),
     # options and spelling

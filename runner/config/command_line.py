@@ -130,11 +130,14 @@ def check_spaces(arguments: Sequence[str]) -> None:
         ValueError: an override is in several arguments; the message shows it without spaces.
     """
     for place, argument in enumerate(arguments):
-        before, after = arguments[max(place - 1, 0) : place], arguments[place + 1 : place + 2]
+        before = arguments[max(place - 1, 0) : place]
+        after = arguments[place + 1 : place + 2]
         if argument.startswith("=") and before and "=" not in before[0]:
-            key, value = before[0], argument[1:] or "".join(after)
+            key = before[0]
+            value = argument[1:] or "".join(after)
         elif argument.endswith("=") and after and re.match(r"[^-+~=]+$", after[0]):
-            key, value = argument[:-1], after[0]
+            key = argument[:-1]
+            value = after[0]
         else:
             continue
         raise ValueError(f"{key} = {value}: has spaces around the =; write {key}={value}")

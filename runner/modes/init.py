@@ -35,7 +35,7 @@ def check_folder(config: Mapping[str, Any]) -> None:
     """Check that `init` names a folder that does not exist yet, or that is empty.
 
     Raises:
-        WrongKey: it does not.
+        WrongKey: there is such a folder or file, or no name is given.
     """
     name = config["init"]
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):

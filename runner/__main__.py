@@ -16,8 +16,9 @@ from typing import NoReturn
 import hydra
 
 from runner.addresses import without_credentials
-from runner.config.command_line import check_options, keys_first, merge_repeated
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, spell_out_init
 from runner.config.errors import CONF, WrongConfig, config_errors
+from runner.config.own_conf import find_own_conf
 from runner.config.suggestions import about_replaced
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
@@ -50,13 +51,17 @@ def lead() -> int:
     saved = None
     try:
         with config_errors():
-            check_options(sys.argv[1:])
-            for sentence in about_replaced(sys.argv[1:], CONF):
-                print(f"WARNING: {sentence}", file=sys.stderr)
-            sys.argv[1:] = with_latest(keys_first(merge_repeated(sys.argv[1:])))
+            typed = spell_out_init(sys.argv[1:])
+            check_options(typed)
+            check_spaces(typed)
+            sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
+            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had a folder of its own
+            sys.argv[1:] = [*sys.argv[1:], *found]
+            for sentence in about_replaced([*typed, *found], CONF):
+                print(f"WARNING: {sentence}", file=sys.stderr)
         code = compose_and_run(saved)
     except WrongConfig as error:
         if are_whole():

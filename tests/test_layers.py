@@ -48,6 +48,7 @@ LAYERS: tuple[set[str], ...] = (
     {"config", "modes", "runs", "sweeps", "job"},
     {"__main__"},
 )
+OF_USERS = ROOT / "runner" / "modes" / "project"  # what `runner init` copies: it imports as users do
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 PLUGINS = ("callbacks", "algorithms")
 PLUGIN_LAYER = LAYER["callbacks"]
@@ -100,7 +101,7 @@ class Import:
 @functools.cache
 def sources(package: str) -> tuple[Source, ...]:
     """Every Python file of a package, by path."""
-    files = sorted((ROOT / package).rglob("*.py"))
+    files = sorted(file for file in (ROOT / package).rglob("*.py") if not file.is_relative_to(OF_USERS))
     assert files, f"{package}/ has no Python file"
     texts = [(file, file.read_text(encoding="utf-8")) for file in files]
     return tuple(Source(file, text, ast.parse(text, str(file))) for file, text in texts)

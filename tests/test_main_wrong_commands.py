@@ -22,7 +22,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "model=mpl": ("model=mpl", "did you mean 'mlp'"),
     "model=": ("model=", "mlp, resnet18, resnet8"),
     "model=null": ("model=null", "mlp, resnet18, resnet8"),
-    "scheduler=cosine": ("scheduler=cosine", "did you mean 'cosine_annealing'"),
+    "scheduler=cosine": ("scheduler=cosine", "write scheduler=cosine_annealing"),
     "trainer=fast": ("trainer=fast", "default"),
     "experiment=digits_plan": ("experiment=digits_plan", "did you mean 'digits_plain'"),
     "callbacks=speedmonitor": ("callbacks=speedmonitor", "did you mean 'speed_monitor'"),
@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "nonsense": ("nonsense", "key=value"),
     "=3": ("=3", "key=value"),
     "+callbacks=[speed_monitor": ("+callbacks=[speed_monitor", "'+callbacks=[a,b]'"),
-    "--seed=1": ("--seed=1", "seed=..."),
+    "--seed=1": ("--seed=1", "seed=1"),
     "--mutlirun": ("--mutlirun", "--multirun"),
     "-m seed=": ("seed=''", "whole number"),
 }

@@ -25,8 +25,10 @@ PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.m
 README = PAGES["README.md"]
 OF_RUNS = ("resume", "rerun")  # keys that name a run, which the tests of resuming give
 RUN_ELSEWHERE = (
-    "--config-dir conf",
+    "model=two_layers",
+    "callbacks=epoch_monitor",
     "callbacks.epoch_monitor",
+    "experiment=mine",
     "optimizer.lrr",
     "_target_=mine.",
 )  # of commands that are run here
@@ -94,7 +96,7 @@ def test_a_project_of_ones_own_runs_and_leaves_the_files_of_the_table(
     assert "speed_monitor" in composed and "mlflow_logger" in composed
     assert "TwoLayers" in run_here(*experiment, "mode=check", code=0).out
     short = ("trainer.max_duration=1ep", "~callbacks.mlflow_logger")
-    assert "1 epochs, 1200 samples" in run_here(*train, *with_config[2:], *short, code=0).out
+    assert "1 epochs, 1200 samples" in run_here(*train, *with_config, *short, code=0).out
 
     (run,) = tmp_path.glob("outputs/20*/*")
     listed = re.findall(r"^\| `([\w.]+)", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)

@@ -33,7 +33,13 @@ def test_a_wheel_works_beside_folders_of_the_same_names(tmp_path: Path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"runner"}
-    expected = ("py.typed", "conf/config.yaml", "callbacks/__init__.pyi", "callbacks/_mlflow/__init__.py")
+    expected = (
+        "py.typed",
+        "conf/config.yaml",
+        "callbacks/__init__.pyi",
+        "callbacks/_mlflow/__init__.py",
+        "modes/project/conf/model/two_layers.yaml",
+    )
     assert {f"runner/{name}" for name in (*expected, "algorithms/ema.py", "conf/algorithms/ema.yaml")} <= {*names}
 
     site = tmp_path / "site"

@@ -16,6 +16,7 @@ from hydra.errors import InstantiationException
 from runner.addresses import hidden_everywhere
 from runner.config.composed import check_keys, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
+from runner.config.foreign import about_foreign_value
 from runner.config.signatures import check_signature, locate
 from runner.failures import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
@@ -138,13 +139,24 @@ def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def make_model(config: Mapping[str, Any]) -> Any:
-    """Return the model, with initial weights that depend only on the run's seed."""
+    """Return the model, with initial weights that depend only on the run's seed.
+
+    Raises:
+        WrongKey: the target made something that is no module.
+    """
     import torch
 
     from runner.randomness import stream_seed
 
     torch.manual_seed(stream_seed(int(config["seed"]), "model"))
-    return make("model", config["model"])
+    model = make("model", config["model"])
+    if not isinstance(model, torch.nn.Module):
+        target = config["model"]["_target_"]
+        reason = (
+            f"made a {type(model).__name__}, but must make a runner.Model; runner.ClassificationModel wraps a module"
+        )
+        raise WrongKey("model._target_", reason, repr(target))
+    return model
 
 
 def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
@@ -259,6 +271,9 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
     from runner.arguments import check_arguments
 
     if section["_target_"] == "runner.Trainer":
+        for key, value in section.items():
+            if (foreign := about_foreign_value(f"trainer.{key}", value)) is not None:
+                raise WrongKey(f"trainer.{key}", foreign, repr(value))
         known = inspect.signature(check_arguments).parameters
         with _naming("trainer", section):
             plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}

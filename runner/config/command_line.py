@@ -9,9 +9,32 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
+from runner.config.foreign import about_foreign
+
 LISTS = ("callbacks", "algorithms")
 """The config groups from which a run can choose several names."""
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
+
+
+def spell_out_init(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `init my_project` or `init=my_project` as the keys of `mode=init`; others as they are.
+
+    Raises:
+        ValueError: `init` is not followed by one name.
+    """
+    spelled = list(arguments)
+    if spelled[:1] == ["init"]:
+        if len(spelled) != 2 or "=" in spelled[1] or spelled[1].startswith("-"):
+            raise ValueError(f"{' '.join(spelled)}: takes the folder of a new project alone; write init my_project")
+        spelled = [f"init={_quoted(spelled[1])}"]
+    if typed_value(spelled, "init") is not None and typed_value(spelled, "mode") is None:
+        spelled.append("mode=init")
+    return spelled
+
+
+def _quoted(text: str) -> str:
+    """Return text as a quoted value of an override."""
+    return "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
@@ -61,6 +84,8 @@ OPTIONS = (
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
 """Hydra's command-line options, of which Hydra has no public list."""
+SHORT = ("h", "c", "p", "r", "m", "sc", "i")
+"""Its short options; those of conf/ begin with c too."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
@@ -69,17 +94,53 @@ def check_options(arguments: Sequence[str]) -> None:
     Raises:
         ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
     """
-    for argument in arguments:
+    for place, argument in enumerate(arguments):
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
             raise ValueError(
                 f"{argument}: conf/ of this project is always read; --config-dir=<folder> adds your own to it"
             )
-        if name.startswith("--") and not any(option.startswith(name) for option in OPTIONS):
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            guess = f"Did you mean {near[0]}? " if near else ""
-            key = name.lstrip("-").replace("-", "_")
-            raise ValueError(f"{argument}: no such option. {guess}Keys are written without dashes: {key}=...")
+        meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
+        is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
+        if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
+            raise ValueError(f"{argument}: no such option. {_about_option(name, _value_of_option(place, arguments))}")
+
+
+def _about_option(name: str, value: str | None) -> str:
+    """Return what to type instead of an option that does not exist."""
+    key = name.lstrip("-").replace("-", "_")
+    if (foreign := about_foreign(key, value)) is not None:
+        return f"Keys are written without dashes; {foreign}"
+    near = difflib.get_close_matches(name, OPTIONS, n=1)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    return f"{guess}Keys are written without dashes: {key}={value or '...'}"
+
+
+def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
+    """Return the value of the option at a place, whether it was typed as `--lr=0.1` or as `--lr 0.1`."""
+    following = arguments[place + 1 : place + 2]
+    values = [arguments[place].partition("=")[2], *(one for one in following if not re.search(r"^[-+~]|=", one))]
+    return next(filter(None, values), None)
+
+
+def check_spaces(arguments: Sequence[str]) -> None:
+    """Refuse overrides with spaces around their `=`, which a shell takes apart.
+
+    Raises:
+        ValueError: an override is in several arguments; the message shows it without spaces.
+    """
+    for place, argument in enumerate(arguments):
+        before = arguments[max(place - 1, 0) : place]
+        after = arguments[place + 1 : place + 2]
+        if argument.startswith("=") and before and "=" not in before[0]:
+            key = before[0]
+            value = argument[1:] or "".join(after)
+        elif argument.endswith("=") and after and re.match(r"[^-+~=]+$", after[0]):
+            key = argument[:-1]
+            value = after[0]
+        else:
+            continue
+        raise ValueError(f"{key} = {value}: has spaces around the =; write {key}={value}")
 
 
 def keys_first(arguments: Sequence[str]) -> list[str]:
@@ -100,5 +161,4 @@ def config_dir(arguments: Sequence[str]) -> Path | None:
 def search_path(arguments: Sequence[str]) -> list[str]:
     """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
     folder = config_dir(arguments)
-    quoted = re.sub(r"(['\\])", r"\\\1", f"file://{folder}")
-    return [] if folder is None else [f"hydra.searchpath=['{quoted}']"]
+    return [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.foreign import about_foreign
 from runner.config.signatures import nearest
 from runner.failures import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
@@ -18,7 +19,7 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", *OF_THE_COMMAND)
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", "vars", *OF_THE_COMMAND)
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
@@ -79,7 +80,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
     """
     for key in config:
         if key not in KEYS:
-            raise WrongKey(key, f"no such key; {nearest(key, KEYS)}")
+            raise WrongKey(key, f"no such key; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
     _check_single_values(config)
     _check_choices(config)
     scheduler = config.get("scheduler") or {}
@@ -108,8 +109,16 @@ def check_keys(config: Mapping[str, Any]) -> None:
                 )
 
 
+def about_unknown(key: str, known: Iterable[str]) -> str:
+    """Return what to do about an unknown key at the top of a config."""
+    return f"{nearest(key, known)}. A value of your own goes into vars: +vars.{key}=..."
+
+
 def _check_single_values(config: Mapping[str, Any]) -> None:
     find_mode(config["mode"])
+    if not isinstance(config["vars"], Mapping):
+        reason = "holds values of your own; write +vars.<name>=..., or vars=<name> for a file conf/vars/<name>.yaml"
+        raise WrongKey("vars", reason, repr(config["vars"]))
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))

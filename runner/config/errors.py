@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from runner.config.command_line import key_of, typed_value
 from runner.config.signatures import NoSuchArgument
@@ -111,6 +111,8 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
     OmegaConf 2.3 keeps a resolver's exception only as text in its own message, after the name of the exception's class.
     The text of an OSError begins with the error number.
     """
+    if isinstance(error, MissingMandatoryValue):
+        return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 

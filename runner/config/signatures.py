@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra.utils
 
+from runner.config.foreign import about_foreign
 from runner.failures import WrongKey
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
@@ -61,7 +62,8 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         if key in supplied:
             raise WrongKey(f"{path}.{key}", "is made from the other groups and cannot be set here")
     if not open_ended and (unknown := [key for key in keys if key not in named]):
-        near = nearest(unknown[0], [one for one in named if one not in supplied])
+        foreign = about_foreign(f"{path}.{unknown[0]}", section[unknown[0]])
+        near = foreign or nearest(unknown[0], [one for one in named if one not in supplied])
         raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; {near}")
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
@@ -125,6 +127,8 @@ def nearest(name: str, allowed: Iterable[Any]) -> str:
 def _why_not_found(target: str, cause: BaseException) -> str:
     """Return why a target could not be imported: the missing module, package or name, or the exception raised."""
     parts = target.split(".")
+    if len(parts) == 1:
+        return "needs its module too, as in torch.optim.AdamW"
     if not isinstance(cause, ModuleNotFoundError | AttributeError):
         return f"importing it failed with {type(cause).__name__}: {cause}"
     if isinstance(cause, ModuleNotFoundError) and not f"{target}.".startswith(f"{cause.name}."):

@@ -14,6 +14,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
+from runner.config.composed import about_unknown
+from runner.config.foreign import about_foreign, about_foreign_value
 from runner.config.signatures import nearest
 from runner.modes.table import MODES
 
@@ -40,12 +42,17 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if isinstance(error, OverrideParseException):
         return _about_grammar(error.override or str(error).splitlines()[0], overrides, conf)
     if key := _missing_key(error):
+        typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
+        if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
+            return f"{typed[0]}: no such key; {foreign}"
         config, inner = _compose_without(key, overrides, conf), getattr(error.__cause__, "full_key", None)
         if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
             return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
         return _about_key(key, config, conf)
     if key := _key_already_there(error):
         return f"+{key}: is there already; write {key}=... without the +"
+    if found := _wrong_override_in_file(error):
+        return _about_override_in_file(*found, conf)
     if group := _group_chosen_twice(error):
         if group in LISTS:
             return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
@@ -73,6 +80,12 @@ def _key_already_there(error: Exception) -> str | None:
     """Return the existing key that was typed with a +, or None if Hydra's message is about something else."""
     match = re.match(r"Could not append to config\. An item is already at '([^']+)'", str(error).strip())
     return None if match is None else match[1]
+
+
+def _wrong_override_in_file(error: Exception) -> tuple[str, str] | None:
+    """Return the file and the group that it overrides in vain, or None if Hydra's message is about something else."""
+    match = re.match(r"In '([^']+)': Could not override '([^']+)'", str(error).strip())
+    return None if match is None else (match[1], match[2])
 
 
 def _group_chosen_twice(error: Exception) -> str | None:
@@ -122,6 +135,8 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     choices = _choices(overrides, conf)
     if name in choices and group not in choices[name]:
         return f"{typed}: no such choice; did you mean {_typed(name, choices[name])}?"
+    if (foreign := about_foreign(typed)) is not None:
+        return f"{typed}: no such choice; {foreign}"
     own = listed or [one for one, groups in choices.items() if group in groups]
     return f"{typed}: no such choice; {nearest(name, own)}"
 
@@ -131,6 +146,8 @@ def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
     choices = _choices(overrides, conf) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, choices, n=1, cutoff=0.8):
         return f"{typed}: has no key; did you mean {_typed(near[0], choices[near[0]])}?"
+    if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
+        return f"{typed}: has no key; {foreign}"
     return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
 
 
@@ -142,6 +159,15 @@ def _choices(overrides: Sequence[str], conf: Path) -> dict[str, list[str]]:
             if file.stem not in ("none", "default"):
                 choices.setdefault(file.stem, []).append(file.parent.name)
     return choices
+
+
+def _about_override_in_file(file: str, group: str, conf: Path) -> str:
+    """Return a message about a group that a file overrides, which is not among the defaults; `group@package`."""
+    name, _, package = group.partition("@")
+    if package:
+        return f"{file}: must begin with the line '# @package _global_', so that it can override /{name}"
+    groups = [path.name for path in conf.iterdir() if path.is_dir()]
+    return f"{file}: 'override /{group}' names no group; {nearest(group, [*groups, 'vars'])}"
 
 
 def _typed(name: str, groups: Sequence[str]) -> str:
@@ -175,13 +201,16 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
+            if group == "vars":
+                return f"{key}: is not among your values; {nearest(part, node)}. Add it with +{key}=..."
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
             deeper = [one for one in _keys(node, above) if one.endswith(f".{'.'.join(parts[depth:])}")]
             if deeper:
                 return f"{key}: {where}; did you mean {' or '.join(deeper)}?"
-            return f"{key}: {where}; {nearest(part, [*node, *(one for one in groups if one not in node)])}"
+            known = [*node, *(one for one in groups if one not in node)]
+            return f"{key}: {where}; {nearest(part, known) if above else about_unknown(key, known)}"
         node = node[part]
     if node is None:
         return f"{key}: is null, there is nothing to remove"

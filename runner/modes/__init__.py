@@ -1,1 +1,1 @@
-"""What a job can do, one mode each: train, check, explain, evaluate, predict, prove, compare, sync; see `table`."""
+"""What a job can do, one mode each: train, check, explain, and others; see `table`."""

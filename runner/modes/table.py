@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner.config.foreign import about_foreign
 from runner.config.signatures import nearest
 from runner.failures import WrongKey
 
@@ -127,6 +128,14 @@ _ROWS = (
         can_be_swept=False,
     ),
     Mode("compare", runs="runner.modes.compare:compare", has_value=True, needs_experiment=False),
+    Mode(
+        "init",
+        runs="runner.modes.init:write_project",
+        check="runner.modes.init:check_folder",
+        has_value=True,
+        needs_experiment=False,
+        can_be_swept=False,
+    ),
     Mode("sync", runs="runner.modes.sync:sync", accepts_any_run=True, needs_experiment=False),
 )
 
@@ -154,5 +163,6 @@ def find_mode(name: Any) -> Mode:
     """
     mode = MODES.get(str(name))
     if mode is None:
-        raise WrongKey("mode", f"no such mode; {nearest(str(name), MODES)}", repr(name))
+        instead = about_foreign(f"mode={name}") or nearest(str(name), MODES)
+        raise WrongKey("mode", f"no such mode; {instead}", repr(name))
     return mode

@@ -42,7 +42,7 @@ def test_hydra_s_options_are_known():
     ("argument", "parts"),
     [
         ("--lr", ("--lr: ", "lr=...")),
-        ("--max-duration=3", ("max_duration=...",)),
+        ("--max-duration=3", ("max_duration=3",)),
         ("--confg", ("Did you mean --cfg?",)),
         ("--config-path=mine", ("--config-path=mine: ", "--config-dir=<folder>")),
     ],

@@ -73,7 +73,7 @@ def explained(*overrides: str) -> str:
                 ["model=mlp", "model.hidden=3"],
                 "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?",
             ),
-            (["lr=1"], "lr: no key 'lr'; did you mean optimizer.lr?"),
+            (["lr=1"], "lr=1: no such key; write optimizer.lr=1"),
             (
                 ["model=mlp", "model.module={width: 3}"],
                 "model.module.width: model.module has no key 'width'; allowed: drop",
@@ -114,7 +114,7 @@ def explained(*overrides: str) -> str:
             (["check"], "check: has no key; did you mean mode=check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
             (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
-            (["seed=???"], "seed: Missing mandatory value: seed"),
+            (["seed=???"], "seed: needs a value; write seed=..."),
         ],
     ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

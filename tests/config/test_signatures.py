@@ -117,7 +117,7 @@ def test_arguments_that_code_supplies_are_neither_missing_nor_allowed():
     ("target", "message"),
     [
         ("nowhere.Mine", "x._target_='nowhere.Mine': there is no module 'nowhere'"),
-        ("Mine", "there is no module 'Mine'"),
+        ("Mine", "needs its module too"),
         (f"{HERE}.Plian", f"{HERE} has no 'Plian'; did you mean 'Plain'\\?"),
         ("torch.optim.SDG", "torch.optim has no 'SDG'; did you mean 'SGD'\\?"),
         ("torch.otpim.SGD", "torch has no 'otpim'"),

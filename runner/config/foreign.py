@@ -1,0 +1,57 @@
+"""What to write in place of the keys of other libraries, which newcomers type; `foreign_keys.yaml` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
+"""Sections in which a key may belong to a class of the user's own, and mean something else."""
+
+
+def about_foreign(key: str, value: Any = None) -> str | None:
+    """Return what to write in place of a key of another library, or None if the key is in no such library.
+
+    Args:
+        key: the key in full, as typed or as found in a file; `group=choice` for the choice of a group.
+        value: its value, with which the advice is given; None if it is not known.
+    """
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            if (found := about_foreign(f"{key}.{name}", one)) is not None:
+                return f"for {key}.{name} {found}"
+        value = None
+    row = _row(key)
+    if row is None:
+        return None
+    shown = "..." if value is None or str(value).startswith("[") else str(value)  # a list fits no text
+    text = row.get("values", {}).get(shown.lower(), row.get("write", "")).replace("{}", shown)
+    if text.startswith(f"{key}="):  # the key exists here, only not in this run
+        return None
+    return "; ".join(filter(None, [text and f"write {text}", row.get("note", "").replace("{}", shown)]))
+
+
+def about_foreign_value(key: str, value: Any) -> str | None:
+    """Return what to write in place of a value that a key has in other libraries, or None if it is not one of these."""
+    text = _table().get(key, {}).get("values", {}).get(str(value).lower())
+    return text and f"write {text}"
+
+
+def _row(key: str) -> dict[str, Any] | None:
+    """Return the row of a key, or else that of its last part in a section that has no keys of users' classes."""
+    section, _, inner = key.partition(".")
+    if inner and "=" not in key and section not in OURS:
+        names = (key, f"{section}.*", inner.rpartition(".")[2])
+        return next((_table()[name] for name in names if name in _table()), None)
+    return _table().get(key)
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    """Return the rows of the table by their keys."""
+    rows = yaml.safe_load((Path(__file__).parent / "foreign_keys.yaml").read_text(encoding="utf-8"))
+    return {key: {"write": row} if isinstance(row, str) else row for key, row in rows.items()}

@@ -1,0 +1,65 @@
+"""The `conf/` of a user's own project: found in the working directory, and read beside ours.
+
+Our files come first. A file of the same name in the user's folder is not read, and the user is told so.
+
+Nothing may be executed while a config is composed. A file can set keys of Hydra itself, though, by which Hydra imports
+and calls anything; a folder with such a file is read only if the user types `--config-dir`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from runner.config.command_line import config_dir
+
+NAME = "conf"
+HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}
+"""Sections of Hydra's own config that are used when jobs run, not when they are composed."""
+
+
+def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
+    """Return a `--config-dir` for the `conf/` of the working directory, and print that it is read.
+
+    The list is empty if the option is typed, or if there is no `conf/` with at least one of the config groups.
+
+    Args:
+        arguments: the arguments of the command line.
+        conf: our own folder of config groups.
+    """
+    own = Path(NAME).absolute()
+    groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]
+    found = [group for group in sorted(groups) if (own / group).is_dir()]
+    if not found or own.resolve() == conf or config_dir(arguments) is not None:
+        return []
+    for file in sorted(own.rglob("*.yaml")):
+        if _configures_hydra(file, own):
+            reason = f"{file.relative_to(own.parent)} configures Hydra itself, which can run code"
+            print(f"WARNING: {NAME}/ is not read: {reason}; --config-dir {NAME} allows it", file=sys.stderr)
+            return []
+    names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
+    same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
+    unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
+    advice = "; the keys of config.yaml can stand in conf/experiment/<name>.yaml" if "config.yaml" in same else ""
+    print(f"INFO: {NAME}/ of this folder is read as well{unread}{advice}", file=sys.stderr)
+    return [f"--config-dir={own}"]
+
+
+def _configures_hydra(file: Path, folder: Path) -> bool:
+    """Return whether a config file may set keys by which Hydra calls something while it composes."""
+    if "hydra" in file.relative_to(folder).parts:
+        return True
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        text = file.read_text(encoding="utf-8")
+    except Exception:
+        return False  # Hydra cannot read it either, and says so if it is chosen
+    if re.search(r"@(package\s+)?[\w.]*hydra", text):  # the package of a file, or in its defaults
+        return True
+    section = content.get("hydra", {}) if isinstance(content, dict) else {}
+    return not isinstance(section, dict) or not HARMLESS.issuperset(section)

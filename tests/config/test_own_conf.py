@@ -1,0 +1,163 @@
+"""The `conf/` of the working directory, which is read without `--config-dir`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from main_runs import SHORT, run_folders
+
+from runner.config.errors import CONF
+from runner.config.own_conf import find_own_conf
+
+READ = "INFO: conf/ of this folder is read as well"
+EXPERIMENT = """# @package _global_
+defaults:
+  - /callbacks: [greeter]
+  - override /model: own
+  - override /vars: laptop
+data:
+  batch_size: ${vars.samples}
+  eval_batch_size: 300
+trainer:
+  max_duration: 2ep
+"""
+FILES = {
+    "model/own.yaml": "_target_: own.OwnModel\nunits: 8\n",
+    "callbacks/greeter.yaml": "greeter:\n  _target_: own.Greeter\n  word: welcome\n",
+    "vars/laptop.yaml": "samples: 400\n",
+    "experiment/mine.yaml": EXPERIMENT,
+}
+MINE = ("experiment=mine", "~callbacks.mlflow_logger", "~callbacks.learning_curves", "~callbacks.progress_bar")
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write files, given by their paths."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """A working directory with a model, a callback, an experiment and values of its own in `conf/`."""
+    write(folder / "conf", FILES)
+    return folder
+
+
+def recorded(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_a_project_trains_resumes_and_runs_again(project: Path, run_here: Any):
+    made = run_here(*MINE, "trainer.max_duration=1ep", code=0)
+    assert made.err == f"{READ}\n"
+    assert "welcome OwnModel" in made.out
+    (run,) = run_folders(project)
+    config = recorded(run)
+    assert config["vars"] == {"samples": 400} and config["data"]["batch_size"] == 400
+    arguments = yaml.safe_load((run / "overrides.yaml").read_text())
+    assert arguments[0] == f"--config-dir={project / 'conf'}"
+
+    resumed = run_here("resume=latest", "trainer.max_duration=2ep", code=0)
+    assert "welcome OwnModel" in resumed.out
+    again = run_here("rerun=latest", "model.units=6", "hydra.run.dir=outputs/again", code=0)
+    assert READ not in again.err and "--config-dir=conf of the run is used again" in again.err
+    assert recorded(project / "outputs" / "again")["model"]["units"] == 6
+
+
+def test_check_and_a_sweep_read_it(project: Path, run_here: Any):
+    assert "welcome" not in run_here("mode=check", code=0).out
+    checked = run_here("mode=check", *MINE, code=0)
+    assert "OwnModel" in checked.out
+    swept = run_here("-m", *MINE, "trainer.max_duration=1ba", "model.units=3,4", code=0)
+    assert swept.out.count("welcome OwnModel") == 2
+    units = sorted(recorded(run)["model"]["units"] for run in run_folders(project, "outputs/sweeps/*/*/*units*"))
+    assert units == [3, 4]
+
+
+def test_two_ranks_read_it(project: Path, run_app: Any):
+    done = run_app(*MINE, "trainer.max_duration=1ba", "launch.nproc_per_node=2")
+    assert done.stdout.count("welcome OwnModel") == 2 and done.stderr.count(READ) == 1
+
+
+def test_a_mistake_in_an_own_choice_names_the_choices_of_the_folder(project: Path, run_here: Any):
+    said = run_here("model=onw", code=2).err
+    assert "model=onw: no such choice; did you mean 'own'?" in said
+    assert "did you mean +callbacks=greeter?" in run_here("greeter", code=2).err
+
+
+def test_what_is_typed_comes_first(project: Path, run_here: Any):
+    write(project / "other", {"model/other.yaml": "_target_: own.OwnModel\n"})
+    made = run_here("--config-dir=other", "model=other", "mode=check", code=0)
+    assert READ not in made.err
+    assert "model=own: no such choice" in run_here("--config-dir=other", "model=own", code=2).err
+
+
+def test_a_saved_run_keeps_the_folder_that_it_had(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    run_here(*MINE, "trainer.max_duration=1ba", code=0)
+    (run,) = run_folders(project)
+    elsewhere = project / "elsewhere"
+    write(elsewhere, {"conf/model/other.yaml": "_target_: own.OwnModel\n"})
+    monkeypatch.chdir(elsewhere)
+    again = run_here(f"rerun={run}", "hydra.run.dir=again", code=0)
+    assert READ not in again.err and "of the run is used again" in again.err and "welcome" in again.out
+
+
+def test_a_config_of_another_project_replaces_nothing_unsaid(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "conf", {"config.yaml": "seed: 99\n"})
+    assert find_own_conf([], CONF) == [] and capfd.readouterr().err == ""
+    write(tmp_path / "conf", {"model/mlp.yaml": "_target_: theirs.MLP\n", "model/net.yaml": "_target_: theirs.Net\n"})
+    assert find_own_conf(["model=mlp"], CONF) == [f"--config-dir={tmp_path / 'conf'}"]
+    said = capfd.readouterr().err
+    assert said.startswith(
+        f"{READ}; not read, because the runner has files of these names: config.yaml, model/mlp.yaml"
+    )
+    assert said.count("\n") == 1 and "conf/experiment/<name>.yaml" in said
+
+
+def test_the_folder_of_the_runner_itself_is_not_read_twice(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(CONF.parent)
+    assert find_own_conf([], CONF) == [] and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"experiment/evil.yaml": "# @package _global_\nhydra: {callbacks: {mine: {_target_: own.Evil}}}\n"},
+        {"experiment/evil.yaml": '# @package _global_\n"\\x68ydra": {job_logging: {handlers: {a: {(): own.evil}}}}\n'},
+        {"model/evil.yaml": "# @package hydra.callbacks\nmine: {_target_: own.Evil}\n"},
+        {"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"},
+        {"hydra/callbacks/evil.yaml": "mine: {_target_: own.Evil}\n"},
+        {"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"},
+    ],
+    ids=str,
+)
+def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_here: Any, files: dict[str, str]):
+    (project / "own.py").write_text("class Evil:\n    def __init__(self): open('executed', 'w')\n\nevil = Evil\n")
+    write(project / "conf", files)
+    (file,) = files
+    for command in (["experiment=evil", "--cfg", "job"], ["model=evil", "mode=explain"], ["--help"]):
+        said = run_here(*command).err
+        assert f"WARNING: conf/ is not read: conf/{file} configures Hydra itself" in said
+        assert "--config-dir conf allows it" in said
+    assert not (project / "executed").exists()
+
+
+def test_settings_of_a_sweep_are_no_reason_to_refuse_a_folder(project: Path, run_here: Any):
+    write(project / "conf", {"sweep/mine.yaml": "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"})
+    ended = run_here("-m", "sweep=mine", *SHORT, "trainer.max_duration=1ba", "callbacks=none", code=0)
+    assert ended.err.startswith(f"{READ}\n") and "seed" in ended.out
+
+
+def test_values_of_ones_own_are_in_vars(tmp_path: Path, run_here: Any):
+    run_here("mode=check", "+vars.paths.size=32", "data.batch_size=${vars.paths.size}", code=0)
+    for wrong in ("vars=laptop", "vars=null"):
+        said = run_here(wrong, code=2).err
+        assert said.startswith(f"error: vars={'None' if 'null' in wrong else repr('laptop')}: ")
+        assert "+vars.<name>=" in said and "conf/vars/<name>.yaml" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -180,11 +180,26 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
             raise ValueError(f"{type(one).__name__} acts on gradients before optimizers step: {why}")
 
 
+def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
+    """Return the schedulers that are functions of time, and those that act at events, which are algorithms."""
+    given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+    acting = [one for one in given if isinstance(one, Algorithm)]
+    for one in acting:
+        one.config_key = one.config_key or "scheduler"
+    return [one for one in given if not isinstance(one, Algorithm)], acting
+
+
 Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
 
 
-def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
+def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any, acting: Sequence[Algorithm] = ()) -> Hooked:
     """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
+
+    Args:
+        algorithms: as given to the Trainer.
+        callbacks: likewise.
+        loggers: likewise.
+        acting: algorithms that were given as schedulers.
 
     Raises:
         ValueError: algorithms conflict, two objects have the same name, or an object still has the state of a run in
@@ -192,7 +207,7 @@ def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any) -> Hooked:
         TypeError: an object is of the wrong class, or its hooks have the wrong arguments.
     """
     hooks = name_hooks([*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)])
-    ordered = order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm)))
+    ordered = order_algorithms(name_hooks([*_listed("algorithms", algorithms, Algorithm), *acting]))
     for one in (*ordered, *hooks):
         if one.has_trained and one.state_dict():
             raise ValueError(f"{one.config_key}: was in another Trainer, whose state it still has; make a new one")

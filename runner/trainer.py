@@ -48,12 +48,13 @@ class Trainer:
             number of batches per epoch.
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
         optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
-            `training_step`, a dict of factories by the name of the submodule whose parameters they get. Factories are
+            `training_step`, a dict of these by the name of the submodule whose parameters they get. Factories are
             called after INIT, when algorithms have changed the model, and get the parameters that are trainable then.
             Parameters frozen at that time are never stepped. A factory whose first argument is called `model` gets the
             model.
-        schedulers: schedules of `runner.schedulers`, which all multiply the learning rates, or factories of torch
-            schedulers.
+        schedulers: schedules of `runner.schedulers`, and functions from a `Timestamp` to a multiplier whose first
+            argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
+            them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
         max_duration: the length of training: a time string, or a number of epochs as an int.
         eval_interval: the interval of evaluators that have none of their own: a time string, a number of epochs as an
             int, or 0 for never.
@@ -132,7 +133,9 @@ class Trainer:
             grad_accum=grad_accum,
             microbatch_size=microbatch_size,
         )
-        state.algorithms, state.callbacks, state.loggers = arguments.ordered_hooks(algorithms, callbacks, loggers)
+        schedulers, acting = arguments.split_schedulers(schedulers)
+        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, acting)
+        state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = Interval(eval_interval, name="eval_interval")
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)

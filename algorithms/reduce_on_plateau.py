@@ -63,7 +63,7 @@ class ReduceOnPlateau(Algorithm):
         arXiv:1512.03385). The rule is that of torch's `ReduceLROnPlateau`, with time in place of counted evaluations.
     """
 
-    conflicts_with = ("ScheduleFree", "SWA")
+    conflicts_with = ("ReduceOnPlateau", "ScheduleFree", "SWA")
 
     def __init__(
         self,

@@ -133,8 +133,10 @@ class GivenFunction(Schedule):
         def multiplier(timestamp: Timestamp) -> float:
             value = self.function(timestamp)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                function: Any = getattr(self.function, "func", self.function)  # what is inside a partial
                 where = f"returned {value!r} at batch {timestamp.batch}"
-                raise ValueError(f"schedulers={self.function!r}: {where}; must be a finite number of at least 0")
+                name = getattr(function, "__qualname__", function)
+                raise ValueError(f"schedulers={name}: {where}; must be a finite number of at least 0")
             return value
 
         return multiplier

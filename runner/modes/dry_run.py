@@ -223,6 +223,8 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
         parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+    if "scheduler" in findings.refused:
+        parts["schedulers"] = None
     parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(config) if on_meta else build.make_model(config)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:

@@ -121,9 +121,7 @@ def make_schedulers(
         ValueError: a schedule does not fit into the run, schedules of both kinds are given, or a torch scheduler is of
             an optimizer that is not in this run.
     """
-    given: list[Any] = (
-        [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-    )
+    given: Any = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     schedules: list[Schedule] = []
     stepped: list[Any] = []
     for one in given:

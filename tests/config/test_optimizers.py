@@ -15,9 +15,11 @@ from torch.nn.functional import softplus
 
 from runner import Model
 from runner.algorithms import ReduceOnPlateau
+from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.data import TensorLoader
+from runner.runs.optimizer_changes import change_optimizers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "optimized_here"
@@ -101,6 +103,20 @@ def test_rules_work_with_every_optimizer(name: str, tmp_path: Path):
         assert {*names} == {f"{kind}layerwise-{depth}" for kind in ("", "no_decay+") for depth in (0, 1, 2)}
         assert len(names) == 6
         trainer.fit()
+
+
+def test_a_resumed_run_may_have_another_rate_for_all_groups_but_no_other_groups(tmp_path: Path):
+    config = plain("optimizer=adamw", "+optimizer/param_groups=layerwise", "scheduler=none", "trainer.max_duration=1ba")
+    with made(config, tmp_path) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "saved")
+    faster = config | {"resume": str(tmp_path / "saved"), "optimizer": config["optimizer"] | {"lr": 0.5}}
+    with made(faster, tmp_path) as trainer:
+        change_optimizers(trainer.state, faster)
+        rates = [group["lr"] for group in trainer.state.optimizers[0].param_groups]
+        assert rates == [0.5 * 0.75**2, 0.5 * 0.75, 0.5]
+    with pytest.raises(ValueError, match="the parameter groups of AdamW have changed, from layerwise-2"):
+        made(faster | {"optimizer": config["optimizer"] | {"param_groups": {}}}, tmp_path)
 
 
 def test_a_function_of_the_model(tmp_path: Path):

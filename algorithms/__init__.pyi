@@ -29,6 +29,7 @@ from runner.algorithms.no_op_model import NoOpModel
 from runner.algorithms.progressive_resizing import ProgressiveResizing
 from runner.algorithms.qk_norm import QKNorm
 from runner.algorithms.rand_augment import RandAugment
+from runner.algorithms.reduce_on_plateau import ReduceOnPlateau
 from runner.algorithms.rotary_embedding import RotaryEmbedding
 from runner.algorithms.sam import SAM
 from runner.algorithms.schedule_free import ScheduleFree
@@ -75,6 +76,7 @@ __all__ = [
     "ProgressiveResizing",
     "QKNorm",
     "RandAugment",
+    "ReduceOnPlateau",
     "RotaryEmbedding",
     "ScheduleFree",
     "SelectiveBackprop",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from runner import Callback
-from runner.callbacks._metric_choice import MetricChoice, choose_metric
+from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

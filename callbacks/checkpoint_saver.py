@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
-from runner.callbacks._metric_choice import MetricChoice, choose_metric
 from runner.callbacks._soundness import find_fault
+from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Timestamp
-from runner.callbacks._metric_choice import MetricChoice
 from runner.callbacks._metric_table import Series, print_metrics
 from runner.callbacks._run_description import TRAIN_LOSS, describe_events, describe_run
+from runner.metric_choice import MetricChoice
 from runner.terminal import describe_time, epoch_number, print_block, show_path
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._extra import require
-from runner.callbacks._metric_choice import MetricChoice, choose_metric
+from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -187,16 +187,32 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
             raise ValueError(f"{type(one).__name__} acts on gradients before optimizers step: {why}")
 
 
+def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
+    """Return the schedulers that are functions of time, and those that act at events, which are algorithms."""
+    given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+    acting = [one for one in given if isinstance(one, Algorithm)]
+    for one in acting:
+        one.config_key = one.config_key or "scheduler"
+    return [one for one in given if not isinstance(one, Algorithm)], acting
+
+
 Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
 
 
-def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any, progress_bar: bool | None) -> Hooked:
+def ordered_hooks(
+    algorithms: Any,
+    callbacks: Any,
+    loggers: Any,
+    acting: Sequence[Algorithm] = (),
+    progress_bar: bool | None = False,
+) -> Hooked:
     """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
 
     Args:
-        algorithms: as given to the Trainer, like `callbacks` and `loggers`.
-        callbacks: see `algorithms`.
-        loggers: see `algorithms`.
+        algorithms: as given to the Trainer.
+        callbacks: as given to the Trainer.
+        loggers: as given to the Trainer.
+        acting: algorithms that were given as schedulers.
         progress_bar: whether to add a progress bar if there is none; None: where someone watches.
 
     Raises:
@@ -206,7 +222,7 @@ def ordered_hooks(algorithms: Any, callbacks: Any, loggers: Any, progress_bar: b
     """
     hooks = [*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)]
     hooks = name_hooks([*hooks, *_progress_bars(hooks, progress_bar)])
-    ordered = order_algorithms(name_hooks(_listed("algorithms", algorithms, Algorithm)))
+    ordered = order_algorithms(name_hooks([*_listed("algorithms", algorithms, Algorithm), *acting]))
     for one in (*ordered, *hooks):
         if one.has_trained and one.state_dict():
             raise ValueError(f"{one.config_key}: was in another Trainer, whose state it still has; make a new one")

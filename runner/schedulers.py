@@ -22,7 +22,7 @@ Length = Callable[[Any], Fraction]
 Curve = Callable[[float], float]
 
 
-def _axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
+def time_axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
     """Return two functions: the exact length of a time on one axis, and a timestamp's position on it.
 
     Epochs are counted in their batches.
@@ -83,7 +83,7 @@ class Schedule(ABC):
         leading: Any = getattr(self, self._lengths[0]) if self._lengths else self.t_warmup
         unit = (leading[0] if isinstance(leading, tuple) else leading).unit
         unit = max_duration.unit if unit is TimeUnit.DURATION else unit
-        length, position = _axis(unit, max_duration, batches_per_epoch)
+        length, position = time_axis(unit, max_duration, batches_per_epoch)
 
         def scaled(time: Time, ratio: Fraction = self._ratio) -> Fraction:
             return length(time) * (1 if time.unit is TimeUnit.DURATION else ratio)
@@ -116,6 +116,33 @@ class Schedule(ABC):
     @abstractmethod
     def _curve(self, length: Length, warmup: Fraction) -> Curve:
         """Return the multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
+
+
+@dataclass(frozen=True)
+class GivenFunction(Schedule):
+    """A user's own function from a `Timestamp` to a multiplier; it is called before each batch."""
+
+    function: Callable[[Timestamp], float]
+
+    def __post_init__(self) -> None:
+        """Accept any function: only its values can be checked."""
+
+    def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
+        """Return the function, with a check of its values."""
+
+        def multiplier(timestamp: Timestamp) -> float:
+            value = self.function(timestamp)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                function: Any = getattr(self.function, "func", self.function)  # what is inside a partial
+                where = f"returned {value!r} at batch {timestamp.batch}"
+                name = getattr(function, "__qualname__", function)
+                raise ValueError(f"schedulers={name}: {where}; must be a finite number of at least 0")
+            return value
+
+        return multiplier
+
+    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+        raise NotImplementedError  # `bind` needs no curve
 
 
 @dataclass(frozen=True)

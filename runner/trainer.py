@@ -52,12 +52,13 @@ class Trainer:
             number of batches per epoch.
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
         optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
-            `training_step`, a dict of factories by the name of the submodule whose parameters they get. Factories are
+            `training_step`, a dict of these by the name of the submodule whose parameters they get. Factories are
             called after INIT, when algorithms have changed the model, and get the parameters that are trainable then.
             Parameters frozen at that time are never stepped. A factory whose first argument is called `model` gets the
             model.
-        schedulers: schedules of `runner.schedulers`, which all multiply the learning rates, or factories of torch
-            schedulers.
+        schedulers: schedules of `runner.schedulers`, and functions from a `Timestamp` to a multiplier whose first
+            argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
+            them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
         max_duration: the length of training: a time string, or a number of epochs as an int.
         eval_interval: the interval of evaluators that have none of their own: a time string, a number of epochs as an
             int, 0 for never, or a function of the State; see `Evaluator`.
@@ -140,7 +141,8 @@ class Trainer:
             grad_accum=grad_accum,
             microbatch_size=microbatch_size,
         )
-        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, progress_bar)
+        schedulers, acting = arguments.split_schedulers(schedulers)
+        hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, acting, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = interval_or_rule(eval_interval)
         check_subset("train_subset_num_batches", train_subset_num_batches)

@@ -31,6 +31,7 @@ LAYERS: tuple[set[str], ...] = (
         "hook_checks",
         "hooks",
         "logger",
+        "metric_choice",
         "metrics",
         "ordering",
         "randomness",
@@ -58,7 +59,10 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3250  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
-NO_ENGINE = {"addresses", "checks", "failures", "foreign_hooks", "plugins", "schedulers", "terminal", "tracebacks", "fit_result"}
+NO_ENGINE = {
+    *("addresses", "checks", "failures", "foreign_hooks", "metric_choice", "plugins", "schedulers", "terminal"),
+    *("fit_result", "tracebacks"),
+}
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates"),
     *("distributed/collectives", "distributed/signals", "distributed/store"),

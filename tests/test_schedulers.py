@@ -340,12 +340,16 @@ CONF = Path(__file__).parent.parent / "conf" / "scheduler"
 PUBLIC = {
     name: value
     for name, value in vars(schedulers).items()
-    if inspect.isclass(value) and issubclass(value, Schedule) and not inspect.isabstract(value)
+    if inspect.isclass(value) and issubclass(value, Schedule) and not inspect.isabstract(value) and name.islower()
 }
 
 
 def test_every_schedule_has_a_config_with_all_its_arguments() -> None:
-    assert {path.stem for path in CONF.glob("*.yaml")} == {*PUBLIC, "none"}
+    assert {path.stem for path in CONF.glob("*.yaml")} == {
+        *PUBLIC,
+        "none",
+        "reduce_on_plateau",
+    }  # which is an algorithm
     assert yaml.safe_load((CONF / "none.yaml").read_text()) == {}
     for name, schedule in PUBLIC.items():
         config = yaml.safe_load((CONF / f"{name}.yaml").read_text())

@@ -29,6 +29,7 @@ from runner.engine import evaluation_weights
 from runner.failures import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
+from runner.optim.param_groups import check_groups
 from runner.state import State
 from runner.time import Timestamp
 
@@ -171,6 +172,8 @@ def restore(state: State, path: str | Path) -> None:
                 f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: resume with as many"
             )
         for one, its in zip(own, saved[kind], strict=True):
+            if kind == "optimizers":
+                check_groups(one, its)
             one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:

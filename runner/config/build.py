@@ -14,7 +14,7 @@ import hydra.utils
 from hydra.errors import InstantiationException
 
 from runner.addresses import hidden_everywhere
-from runner.config.composed import check_keys, section_of, targets
+from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
 from runner.config.signatures import check_signature, locate
@@ -97,6 +97,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     """
     parts = make_parts(config)
     model = make_model(config)
+    _try_on_model(parts, model, config)
     train_dataloader, eval_dataloader = make_data(config["data"])
     return assemble(
         config,
@@ -118,10 +119,9 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
         "algorithms": {key: make(f"algorithms.{key}", one) for key, one in (config.get("algorithms") or {}).items()},
-        "optimizers": make("optimizer", config.get("optimizer")),
+        "optimizers": _make_optimizers(config),
         "schedulers": make("scheduler", config.get("scheduler")),
     }
-    _try_optimizer(parts["optimizers"], config["optimizer"])
     return parts
 
 
@@ -238,6 +238,9 @@ def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> boo
         if raised_by in sections:
             _add_section(error, f"{group}.{raised_by}", sections[raised_by], config)
             return True
+    if raised_by == "scheduler" and config.get("scheduler"):
+        _add_section(error, "scheduler", config["scheduler"], config)
+        return True
     return False
 
 
@@ -259,7 +262,7 @@ def _add_section(
     argument = argument_of(error)
     inside = dict(targets(section, path))
     place = failed if failed in inside else path
-    owners = [inner for inner, one in [*inside.items(), *targets(config)] if argument in one]
+    owners = [inner for inner, one in [*inside.items(), *targets(config)] if argument.partition(".")[0] in one]
     target = inside[place]["_target_"]
     annotate(error, argument=argument, section=owners[0] if owners else place, target=target)
     if owners:
@@ -295,15 +298,47 @@ def checkpoint_of(key: str, path: str) -> Path:
         raise WrongKey(key, f"{reason}; give a run's folder, or a checkpoint's", repr(path)) from error
 
 
-def _try_optimizer(factory: Any, section: Mapping[str, Any]) -> None:
-    """Try the optimizer on a tiny model, so that wrong arguments are reported before data is read."""
+def _make_optimizers(config: Mapping[str, Any]) -> Any:
+    """Return the optimizer of a config, or a dict of them by submodule; mostly factories.
+
+    A factory of parameters is tried on a tiny model, so that wrong arguments are reported before the model is made.
+    """
     import torch
 
+    from runner.optim.param_groups import ParamGroups, takes_model
+
+    made = {}
+    for path, section in optimizer_sections(config).items():
+        one = make(path, {key: value for key, value in section.items() if key != "param_groups"})
+        rules = section.get("param_groups")
+        with _naming(path, section):
+            if callable(one) and not takes_model(one):
+                _try_factory(one, torch.nn.Linear(2, 2))
+            made[path.partition(".")[2]] = ParamGroups(one, rules) if rules else one
+    return made.get("", made)
+
+
+def _try_on_model(parts: Mapping[str, Any], model: Any, config: Mapping[str, Any]) -> None:
+    """Try factories of the model, before data is read; not where an algorithm may still change the model at INIT."""
+    from runner.engine import overrides
+    from runner.event import Event
+    from runner.optim.factories import submodule
+    from runner.optim.param_groups import takes_model
+
+    if any(overrides(one, Event.INIT) for one in parts["algorithms"].values()):
+        return
+    for path, section in optimizer_sections(config).items():
+        name = path.partition(".")[2]
+        with _naming(path, section):
+            part = submodule(model, name) if name else model
+            factory = parts["optimizers"][name] if name else parts["optimizers"]
+            if callable(factory) and takes_model(factory):
+                _try_factory(factory, part)
+
+
+def _try_factory(factory: Any, model: Any) -> None:
     from runner.optim.factories import make_optimizers
 
-    if callable(factory):
-        with _naming("optimizer", section):
-            made = make_optimizers(factory, torch.nn.Sequential(torch.nn.Linear(2, 2)))
-            for group in (group for one in made for group in one.param_groups):
-                if isinstance(lr := group.get("lr"), str):  # not every optimizer checks its lr
-                    raise wrong_argument("lr", lr, "must be a number, the learning rate", TypeError)
+    for group in (group for one in make_optimizers(factory, model) for group in one.param_groups):
+        if isinstance(lr := group.get("lr"), str):  # not every optimizer checks its lr
+            raise wrong_argument("lr", lr, "must be a number, the learning rate", TypeError)

@@ -69,6 +69,23 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     return section
 
 
+def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the section of the optimizer, or those of several, each named like the submodule that it is for, by path.
+
+    Raises:
+        ValueError: there is none, or one has no target.
+    """
+    section: Any = config.get("optimizer")
+    several = isinstance(section, Mapping) and any(isinstance(one, Mapping) for one in section.values())
+    if several and "_target_" not in section:
+        for key, one in section.items():
+            if not isinstance(one, Mapping) or "_target_" not in one:
+                reason = "needs a `_target_`: without one at the top, every key is a submodule's own optimizer"
+                raise WrongKey(f"optimizer.{key}", reason, repr(one))
+        return {f"optimizer.{key}": one for key, one in section.items()}
+    return {"optimizer": section_of(config, "optimizer")}
+
+
 def check_keys(config: Mapping[str, Any]) -> None:
     """Check that all keys are known and used, that sections have targets, and that single values are allowed.
 
@@ -90,8 +107,9 @@ def check_keys(config: Mapping[str, Any]) -> None:
         key = next(iter(scheduler))
         reason = "nothing reads it, as there is no schedule; choose one with scheduler=<name>"
         raise WrongKey(f"scheduler.{key}", reason)
-    for group in ("model", "data", "optimizer", "trainer"):
+    for group in ("model", "data", "trainer"):
         section_of(config, group)
+    optimizer_sections(config)
     for group in ("callbacks", "algorithms"):
         if "_target_" in (config.get(group) or {}):
             raise WrongKey(

@@ -20,8 +20,12 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     str: (str,),
 }
-_HYDRA = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+# What a section holds beside arguments: keys of Hydra, and the rules of an optimizer, `runner.optim.ParamGroups`.
+_NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
+
+
+_GIVEN_IN_TRAINING = ("params", "model", "optimizer", "timestamp")
 
 
 class NoSuchArgument(WrongKey):
@@ -55,7 +59,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return  # written in C, without a signature; the target checks its arguments when it is called
-    keys = [key for key in section if key not in _HYDRA]
+    keys = [key for key in section if key not in _NO_ARGUMENTS]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for key in keys:
@@ -71,7 +75,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     for key, one in parameters.items():
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
-            if key in ("params", "optimizer"):  # torch's names for objects that exist only in training
+            if key in _GIVEN_IN_TRAINING and path.partition(".")[0] in ("optimizer", "scheduler"):
                 raise WrongKey(path, f"{name} is called in training, which gives it {key}: add '_partial_: true'")
             raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
 
@@ -83,7 +87,7 @@ def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
     except (TypeError, ValueError):
         return []
     named = [key for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
-    return [key for key in section if key not in named and key not in _HYDRA]
+    return [key for key in section if key not in named and key not in _NO_ARGUMENTS]
 
 
 def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:

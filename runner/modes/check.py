@@ -41,6 +41,9 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
     yield "ok config", f"{len([*targets(config)])} targets bound; every key is used"
     yield "ok model", f"{findings.model}, {sizes.parameters:,} parameters, {trainable} trainable"
+    if len(findings.groups) > 1:
+        for group in findings.groups:
+            yield "group", group
     yield "ok data", findings.data
     where = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
     yield "ok batch", f"{findings.batch}: through {findings.events} events, {where}"

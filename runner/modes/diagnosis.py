@@ -55,9 +55,15 @@ class HookAtFault(NamedTuple):
     """The callback or algorithm that raised an exception, given by its group and key in the config."""
 
     group: str
+    """'callbacks' or 'algorithms'; empty for an algorithm that is the scheduler."""
     key: str
     event: Event | None
     """The event that the hook was handling; None in `close`, or when a value was logged."""
+
+    @property
+    def path(self) -> str:
+        """The path of the hook's section."""
+        return f"{self.group}.{self.key}" if self.group else self.key
 
 
 def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
@@ -66,6 +72,8 @@ def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFaul
         for group in ("callbacks", "algorithms"):
             if raiser.config_key in (config.get(group) or {}):
                 return HookAtFault(group, raiser.config_key, raiser.event)
+        if raiser.config_key == "scheduler" and config.get("scheduler"):
+            return HookAtFault("", "scheduler", raiser.event)
     return None
 
 
@@ -152,7 +160,8 @@ def _describe(error: Exception, config: Mapping[str, Any]) -> str:
     place = line_of_user(error)
     model, data = chosen(config, "model"), chosen(config, "data")
     if hook is not None:
-        text = _in_section(f"{hook.group}.{hook.key}", config[hook.group][hook.key], error)
+        section = config[hook.group][hook.key] if hook.group else config[hook.key]
+        text = _in_section(hook.path, section, error)
         when = "while closing" if hook.event is None else f"at {hook.event.name}"
         text += f"\n  {when}, with {model} and {data}"
     elif step is not None:

@@ -32,7 +32,7 @@ from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
 from runner.modes.diagnosis import hook_at_fault, naming_fault
 from runner.modes.lint import find_mistakes
-from runner.modes.sizes import Sizes, measure, size_of
+from runner.modes.sizes import Sizes, describe_groups, measure, size_of
 from runner.state import State
 from runner.trainer import Trainer
 
@@ -50,6 +50,7 @@ class Findings:
     Attributes:
         model: the class of the model, and that of the module in it.
         sizes: memory and sizes of checkpoints.
+        groups: the parameter groups of the optimizers, a line each.
         data: samples and batches of each data set.
         batch: types and shapes of the batch that went through the run.
         device: 'cpu', or 'meta' if the model is too large to be tried with values.
@@ -61,6 +62,7 @@ class Findings:
 
     model: str = ""
     sizes: Sizes = field(default_factory=Sizes)
+    groups: list[str] = field(default_factory=list)
     data: str = ""
     batch: str = ""
     device: str = ""
@@ -220,6 +222,8 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
         parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+    if "scheduler" in findings.refused:
+        parts["schedulers"] = None
     parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(config) if on_meta else build.make_model(config)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
@@ -242,6 +246,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.sizes = measure(trainer.state)
+            findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)

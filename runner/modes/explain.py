@@ -105,6 +105,7 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
     """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
+    from runner.arguments import split_schedulers
     from runner.engine import Engine
     from runner.modes.dry_run import make_idle_trainer
     from runner.ordering import conflicts_among, sort_algorithms
@@ -114,7 +115,7 @@ def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
         one.config_key = one.config_key or key
     callbacks = [one for one in parts["callbacks"].values() if not isinstance(one, LoggerDestination)]
     destinations = [one for one in parts["callbacks"].values() if isinstance(one, LoggerDestination)]
-    algorithms = [*parts["algorithms"].values()]
+    algorithms = [*parts["algorithms"].values(), *split_schedulers(parts["schedulers"])[1]]
     conflicts = [f"{one}.conflicts_with names {other}" for one, other in conflicts_among(algorithms)]
     try:
         algorithms = sort_algorithms(algorithms)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from runner.batch import tensors
 from runner.checkpoints.snapshot import capture
@@ -49,6 +51,26 @@ def measure(state: State) -> Sizes:
         checkpoint=sum(files.values()),
         checkpoint_weights=files["model.pt"],
     )
+
+
+def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Return a line for each parameter group: its name, its size, its base rate and decay, and what else is special."""
+    lines = []
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        shared = [key for key in groups[0] if all(key in group for group in groups)]
+        special = [key for key in shared if len({repr(group[key]) for group in groups}) > 1]
+        for index, group in enumerate(groups):
+            count = len(group["params"])
+            numbers = sum(one.numel() for one in group["params"])
+            settings = {"lr": group.get("initial_lr", group.get("lr")), "weight_decay": group.get("weight_decay")}
+            settings |= {
+                key: group[key] for key in special if key not in ("params", "name", "initial_lr", "lr_scale", "lr")
+            }
+            shown = [f"{key} {one:.3g}" if isinstance(one, float) else f"{key} {one}" for key, one in settings.items()]
+            size = f"{numbers:,} parameters in {count} tensor{'s' * (count != 1)}"
+            lines.append(", ".join([f"{type(optimizer).__name__} {group.get('name', index)}: {size}", *shown]))
+    return lines
 
 
 def size_of(content: Any) -> int:

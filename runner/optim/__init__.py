@@ -1,8 +1,8 @@
-"""Optimizers beside torch's own."""
+"""Muon, and groups of parameters for every optimizer."""
 
 from __future__ import annotations
 
 from runner.optim.muon import Muon
-from runner.optim.selective_decay import SGD, AdamW
+from runner.optim.param_groups import ParamGroups
 
-__all__ = ["SGD", "AdamW", "Muon"]
+__all__ = ["Muon", "ParamGroups"]

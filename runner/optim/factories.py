@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.schedulers import Schedule
+from runner.optim.torch_schedulers import torch_schedulers
+from runner.schedulers import GivenFunction, Schedule
 from runner.time import Progress
 
-OptimizerFactory = Callable[[Any], Optimizer]
-"""Called with a list of parameters, or with the model itself if its first argument is named `model`."""
-Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory] | Sequence[Optimizer] | None
+Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Optimizer] | Sequence[Optimizer] | None
 
 
 def existing_optimizers(optimizers: Any) -> list[Optimizer]:
     """Return what was given as optimizers, rather than as factories of them."""
-    given = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+    given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
+    given = given if isinstance(given, Iterable) else [given]
     return [one for one in given if isinstance(one, Optimizer)]
 
 
@@ -42,7 +42,7 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     if optimizers is None:
         return []
     if isinstance(optimizers, Mapping):
-        made = [_make(one, _submodule(model, key), f"optimizers[{key!r}]") for key, one in optimizers.items()]
+        made = [_make(one, submodule(model, key), f"optimizers[{key!r}]") for key, one in optimizers.items()]
     elif isinstance(optimizers, list | tuple):
         made = [_make(one, model, "optimizers") for one in optimizers]
     else:
@@ -66,21 +66,21 @@ def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
         raise TypeError(
             f"{name}={source!r}: must be an optimizer, or a factory such as `lambda params: AdamW(params, lr=1e-3)`"
         )
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{name}: the model has no trainable parameter to optimize")
-    takes_model = next(iter(inspect.signature(source).parameters), None) == "model"
-    optimizer = source(module if takes_model else parameters)
+    optimizer = call_factory(source, module)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{name}: the factory returned a {type(optimizer).__name__}; it must return a torch optimizer")
     return optimizer
 
 
-def _submodule(model: nn.Module, name: str) -> nn.Module:
-    children = dict(model.named_children())
-    if name not in children:
-        raise ValueError(f"optimizers={name!r}: the keys must name submodules of the model, which are {[*children]}")
-    return children[name]
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """Return the module with a name such as 'generator' or 'module.head'; raise ValueError if there is none."""
+    modules = dict(model.named_modules())
+    if name not in modules:
+        children = [child for child, _ in model.named_children()]
+        raise ValueError(f"optimizers={name!r}: the keys must name submodules of the model, which are {children}")
+    return modules[name]
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
@@ -108,35 +108,31 @@ def make_schedulers(
     """Return schedulers bound to every optimizer.
 
     Args:
-        schedulers: a schedule of `runner.schedulers`, a factory from an optimizer to a torch scheduler, a list of
-            one kind, or None.
+        schedulers: a schedule of `runner.schedulers`; a function from a `Timestamp` to a multiplier, whose first
+            argument is named `timestamp`; a torch scheduler, or a factory of one from an optimizer; a list of these,
+            either of schedules and functions or of torch schedulers; or None.
         optimizers: the optimizers whose rates are set.
         progress: tells the length of the run, against which the schedules' lengths are checked.
         ratio: factor of the schedules' lengths, `scale_schedule_ratio`.
         scale_warmup: whether the factor applies to warm-ups too.
 
     Raises:
-        TypeError: an entry is neither a schedule nor a factory, or needs a metric to step.
-        ValueError: a schedule does not fit into the run, or schedules of both kinds are given.
+        TypeError: an entry is none of these, or needs a metric to step.
+        ValueError: a schedule does not fit into the run, schedules of both kinds are given, or a torch scheduler is of
+            an optimizer that is not in this run.
     """
-    given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-    schedules = [one.scaled(ratio, scale_warmup) for one in given if isinstance(one, Schedule)]
-    for schedule in schedules:
-        schedule.bind(progress.max_duration, progress.batches_per_epoch)  # raises where they do not fit
-    stepped = []
+    given: Any = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+    schedules: list[Schedule] = []
+    stepped: list[Any] = []
     for one in given:
         if isinstance(one, Schedule):
-            continue
-        if not callable(one):
-            raise TypeError(
-                f"schedulers={one!r}: must be a schedule of runner.schedulers, or a factory from an optimizer to a "
-                "torch scheduler, such as `lambda optimizer: StepLR(optimizer, 10)`"
-            )
-        stepped += [one(optimizer) for optimizer in optimizers]
-        if not hasattr(stepped[-1], "step"):
-            raise TypeError(f"schedulers={one!r} returned a {type(stepped[-1]).__name__}, which has no step()")
-        if isinstance(stepped[-1], ReduceLROnPlateau):
-            raise TypeError(f"schedulers={one!r}: ReduceLROnPlateau needs a metric to step, which a run cannot give it")
+            schedules.append(one.scaled(ratio, scale_warmup))
+        elif callable(one) and next(iter(inspect.signature(one).parameters), None) == "timestamp":
+            schedules.append(GivenFunction(cast(Any, one)))
+        else:
+            stepped += torch_schedulers(one, optimizers)
+    for schedule in schedules:
+        schedule(progress)  # raises if it does not fit into the run
     if schedules and stepped:
         raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo one another")
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

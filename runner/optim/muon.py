@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
-from runner.optim.selective_decay import decay_groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
 RESTS = ("adamw", "sgd")
@@ -64,8 +63,9 @@ class Muon(Optimizer):
 
     All singular values of a step are about equal, so that rare directions learn as fast as frequent ones. A matrix of
     (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 all else, each with a rate of
-    its own; schedules multiply both rates. `torch.optim.Muon` does the same for parameters of two dimensions, but
-    accepts no others. Products are computed in bfloat16 on CUDA, in the weights' type, at least float32, elsewhere.
+    its own; schedules multiply both rates, and rules of `ParamGroups` split both groups. `torch.optim.Muon` does the
+    same for parameters of two dimensions, but accepts no others. Products are computed in bfloat16 on CUDA, in the
+    weights' type, at least float32, elsewhere.
 
     All ranks of a replicated model make the same step. Of sharded weights, each rank gathers the matrices of one
     shape at a time, computes the same step for all, and keeps its shard.
@@ -85,7 +85,6 @@ class Muon(Optimizer):
         rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
         rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
         rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
-        weight_decay_on: of the rest: 'all', or 'matrices' to spare norms and biases, which are then the last group.
 
     Raises:
         ValueError: an argument is out of range, or there is no matrix.
@@ -104,7 +103,6 @@ class Muon(Optimizer):
         rest_betas: tuple[float, float] = (0.9, 0.95),
         rest_momentum: float = 0.9,
         rest_weight_decay: float = 0.0,
-        weight_decay_on: str = "all",
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
             if not value >= 0:
@@ -122,11 +120,10 @@ class Muon(Optimizer):
         group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None
-        groups = decay_groups(others, weight_decay_on)
         if others and rest == "adamw":
-            self._rest = torch.optim.AdamW(groups, rest_lr, rest_betas, weight_decay=rest_weight_decay)
+            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay)
         elif others:
-            self._rest = torch.optim.SGD(groups, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
+            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
         if self._rest is not None:
             for one in self._rest.param_groups:
                 self.add_param_group(one)
@@ -145,7 +142,7 @@ class Muon(Optimizer):
         """Let the optimizer of the rest work on this optimizer's state and its own groups here."""
         if self._rest is not None:
             self._rest.state = self.state
-            self._rest.param_groups = self.param_groups[1:]
+            self._rest.param_groups = [group for group in self.param_groups if "ns_steps" not in group]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -154,13 +151,14 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_matrices()
+        for group in self.param_groups:
+            if "ns_steps" in group:
+                self._step_matrices(group)
         if self._rest is not None:
             self._rest.step()
         return loss
 
-    def _step_matrices(self) -> None:
-        group = self.param_groups[0]
+    def _step_matrices(self, group: dict[str, Any]) -> None:
         parameters: list[Any] = [one for one in group["params"] if one.grad is not None]
         if not parameters:
             return

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
 
 from runner import Algorithm, Callback, ClassificationModel, Model, Trainer
 from runner.data import TensorLoader
-from runner.optim.factories import make_optimizers, make_schedulers
+from runner.optim.factories import existing_optimizers, make_optimizers, make_schedulers
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.schedulers import constant, linear
 from runner.time import Progress, Time, Timestamp
@@ -51,6 +51,23 @@ def test_instances_and_lists_are_taken_as_they_are():
     assert make_optimizers(one, model) == [one]
     assert make_optimizers([one, two], model) == [one, two]
     assert make_optimizers(None, model) == []
+
+
+def test_a_dict_may_hold_optimizers_and_names_inside_submodules():
+    model = ClassificationModel(Two(), 2)
+    head = SGD(model.module.head.parameters(), lr=0.1)  # type: ignore[union-attr]
+    given = {"module.head": head, "module.body": partial(Adam, lr=0.1)}
+    assert existing_optimizers(given) == [head]
+    assert [type(one) for one in make_optimizers(given, model)] == [SGD, Adam]
+
+
+def test_a_factory_of_the_model_gets_the_model():
+    def configure(model: nn.Module, lr: float) -> Optimizer:
+        return SGD(model.get_submodule("head").parameters(), lr=lr)
+
+    model = Two()
+    (optimizer,) = make_optimizers(partial(configure, lr=0.1), model)
+    assert ids(optimizer) == parameters(model.head)
 
 
 def test_a_dict_names_submodules_in_order():
@@ -124,6 +141,27 @@ def test_torch_schedulers_are_made_for_each_optimizer():
     assert [one.optimizer for one in stepped] == optimizers * 2
 
 
+def test_a_torch_scheduler_may_be_given_built():
+    model = Two()
+    optimizer = SGD(model.body.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, 1)
+    _, stepped = make_schedulers(scheduler, make_optimizers(optimizer, model), progress(), 1.0, False)
+    assert stepped == [scheduler]
+    with pytest.raises(ValueError, match="schedulers=StepLR: its optimizer is not one of this run"):
+        make_schedulers(scheduler, make_optimizers(partial(SGD, lr=1.0), model), progress(), 1.0, False)
+
+
+def test_a_function_of_the_timestamp_is_a_schedule():
+    def halved(timestamp: Timestamp) -> float:
+        return 0.5**timestamp.epoch
+
+    assert rates_of(schedulers=halved) == [1, 1, 1, 0.5, 0.5, 0.5]
+    assert rates_of(schedulers=[halved, linear(t_max="6ba")])[3:] == pytest.approx([1 / 4, 1 / 6, 1 / 12])
+    for value in (-1, float("nan"), "x", None):
+        with pytest.raises(ValueError, match=f"returned {value!r} at batch 0; must be a finite number"):
+            rates_of(schedulers=lambda timestamp, value=value: value)
+
+
 def test_both_kinds_of_schedules_at_once_are_refused():
     with pytest.raises(ValueError, match="would undo one another"):
         make_schedulers(
@@ -139,7 +177,12 @@ def test_both_kinds_of_schedules_at_once_are_refused():
     ("schedulers", "message"),
     [
         ("cosine", "schedulers='cosine': must be a schedule"),
-        (lambda optimizer: 3, "returned a int, which has no step()"),
+        (lambda optimizer: "x", "returned a str, which has no step()"),
+        (lambda t: 0.5, "returned 0.5: name its first argument `timestamp`"),
+        (
+            partial(ReduceLROnPlateau),
+            "torch's ReduceLROnPlateau cannot see a run's metrics; use runner.algorithms.Reduce",
+        ),
     ],
 )
 def test_what_is_no_scheduler_is_named(schedulers: Any, message: str):

@@ -129,7 +129,7 @@ def test_a_job_whose_process_was_ended_is_no_success(run_here: Any, folder: Path
 def test_no_job_begins_when_one_of_them_is_wrong(run_here: Any, folder: Path):
     done = run_here("-m", "optimizer.lr=0.1,0.2,x", *QUIET)
     assert done.code == 2 and done.out == ""
-    assert done.err.splitlines() == ["error: optimizer.lr='x': runner.optim.SGD takes float"]
+    assert done.err.splitlines() == ["error: optimizer.lr='x': torch.optim.SGD takes float | torch.Tensor"]
     assert batches(folder) == [] and not (folder / "outputs").exists()
 
 

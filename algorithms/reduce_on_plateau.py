@@ -1,0 +1,173 @@
+"""ReduceOnPlateau: the learning rate falls when a metric stops improving."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from runner import Algorithm, Logger, State, Time, Timestamp, TimeUnit, get_global_rank
+from runner.algorithms._averaging import keep_base_rates, set_rates
+from runner.metric_choice import MetricChoice, choose_metric
+from runner.schedulers import time_axis
+
+log = logging.getLogger("runner")
+
+UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.DURATION)
+
+
+def is_better(value: float, best: float, lower: bool, threshold: float, relative: bool) -> bool:
+    """Return whether a value improves on the best one by more than a threshold; NaN never does.
+
+    Args:
+        value: the new value.
+        best: the best value so far; infinite before the first.
+        lower: whether lower values are better.
+        threshold: how much better the value must be.
+        relative: whether the threshold is a fraction of the best value, rather than in the metric's unit.
+    """
+    if math.isinf(best):
+        return not math.isnan(value)
+    gain = best - value if lower else value - best
+    return gain > (threshold * abs(best) if relative else threshold)
+
+
+class ReduceOnPlateau(Algorithm):
+    """Multiplies all learning rates by `factor` whenever a metric has not improved for longer than `patience`.
+
+    The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. It multiplies
+    whatever schedules give: with `scheduler=constant scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` it comes
+    with a warm-up. As the only schedule it can also be given in place of one: `scheduler=reduce_on_plateau`, or
+    `schedulers=ReduceOnPlateau()`. All ranks see the same value, and so reduce together; a resumed run waits on.
+
+    Args:
+        monitor: name of a metric of an evaluator, also with its label, as in 'eval/loss'; 'loss' is the mean loss.
+        mode: 'min' if lower values are better, 'max' if higher ones are; None means lower for names with loss, error or
+            perplexity and for metrics that declare it, and higher otherwise.
+        factor: what the rates are multiplied by, above 0 and below 1.
+        patience: how long to wait for an improvement, in epochs, batches, samples, tokens or 'dur' ('3ep').
+        threshold: how much better than the best value a value must be to count, at least 0.
+        threshold_mode: 'rel' for a threshold that is a fraction of the best value, 'abs' for one in the metric's unit.
+        cooldown: how long after a reduction no time counts as waiting, in units as for `patience`.
+        minimum: the smallest multiplier of the base rates, from 0 to 1.
+
+    Logs:
+        reduce_on_plateau/multiplier: what the rates are multiplied by, after each evaluation, in (0, 1].
+
+    Raises:
+        ValueError: an argument is out of range; or, when training starts, no evaluator has the metric, or torch's own
+            schedulers are used, which compute each rate from the last.
+
+    Evidence:
+        Some: reductions by hand and by this rule were the standard for image classification (He et al. 2015,
+        arXiv:1512.03385). The rule is that of torch's `ReduceLROnPlateau`, with time in place of counted evaluations.
+    """
+
+    conflicts_with = ("ReduceOnPlateau", "ScheduleFree", "SWA")
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        mode: str | None = None,
+        factor: float = 0.1,
+        patience: str | int | Time = "10ep",
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: str | int | Time = "0ep",
+        minimum: float = 0.0,
+    ) -> None:
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode={mode!r}: must be 'min', 'max', or None, which decides by the metric")
+        if not 0 < factor < 1:
+            raise ValueError(f"factor={factor!r}: must be above 0 and below 1")
+        if not 0 <= threshold < math.inf:
+            raise ValueError(f"threshold={threshold!r}: must be a finite number of at least 0")
+        if threshold_mode not in ("rel", "abs"):
+            raise ValueError(f"threshold_mode={threshold_mode!r}: must be 'rel' or 'abs'")
+        if not 0 <= minimum <= 1:
+            raise ValueError(f"minimum={minimum!r}: must be a multiplier from 0 to 1")
+        self.monitor = monitor
+        self.mode = mode
+        self.factor = factor
+        self.patience = _length("patience", patience)
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
+        self.cooldown = _length("cooldown", cooldown)
+        self.minimum = minimum
+        self._metric = MetricChoice("eval", monitor)
+        self._lower = mode == "min"
+        self._multiplier = 1.0
+        self._best: float | None = None
+        self._waits_since = Timestamp()
+        self._reduced_at: Timestamp | None = None
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        keep_base_rates(state, self.config_key)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._metric = choose_metric(state, self.monitor)
+        if self._metric.label == "train":
+            raise ValueError(f"monitor={self.monitor!r}: must be a metric of an evaluator, such as 'eval/loss'")
+        self._lower = self._metric.lower_is_better(state) if self.mode is None else self.mode == "min"
+        for length in (self.patience, self.cooldown):
+            self._has_passed(state, Timestamp(), length)  # raises if the unit cannot be converted
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        if self._multiplier != 1:
+            set_rates(state, lambda rate: rate * self._multiplier)
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        evaluator = next(one for one in state.evaluators if one.label == self._metric.label)
+        # One that is not due is the evaluation at the end of a run, which a longer run would not have had there.
+        value = self._metric.read(state) if self._metric.is_fresh(state) and evaluator.is_due(state) else None
+        if value is None:
+            return
+        now = state.timestamp
+        relative = self.threshold_mode == "rel"
+        best = math.inf if self._best is None else self._best
+        if is_better(value, best, self._lower, self.threshold, relative):
+            self._best = value
+            self._waits_since = now
+        if self._reduced_at is not None and not self._has_passed(state, self._reduced_at, self.cooldown):
+            self._waits_since = now
+        if self._has_passed(state, self._waits_since, self.patience):
+            self._reduce(value, now)
+        logger.log_metrics({"reduce_on_plateau/multiplier": self._multiplier})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "multiplier": self._multiplier,
+            "best": self._best,
+            "waits_since": self._waits_since.state_dict(),
+            "reduced_at": None if self._reduced_at is None else self._reduced_at.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._multiplier = state["multiplier"]
+        self._best = state["best"]
+        self._waits_since = Timestamp.from_state_dict(state["waits_since"])
+        reduced_at = state["reduced_at"]
+        self._reduced_at = None if reduced_at is None else Timestamp.from_state_dict(reduced_at)
+
+    def _reduce(self, value: float, now: Timestamp) -> None:
+        before = self._multiplier
+        self._multiplier = max(self.minimum, before * self.factor)
+        self._waits_since = now
+        self._reduced_at = now
+        if self._multiplier != before and get_global_rank() == 0:
+            shown = f"{self._metric.label}/{self._metric.name}"
+            best = "has not been a number so far" if self._best is None else f"is {value:.4g}, best {self._best:.4g}"
+            log.info("batch %d: learning rates now times %.4g, as %s %s", now.batch, self._multiplier, shown, best)
+
+    def _has_passed(self, state: State, since: Timestamp, time: Time) -> bool:
+        """Return whether more than a length of time has passed, in whole batches where epochs have a known length."""
+        unit = state.max_duration.unit if time.unit is TimeUnit.DURATION else time.unit
+        length, position = time_axis(unit, state.max_duration, state.train_dataloader_len)
+        return position(state.timestamp) - position(since) > length(time)
+
+
+def _length(name: str, value: str | int | Time) -> Time:
+    time = Time.parse_or_epochs(value, name)
+    if time.unit not in UNITS:
+        raise ValueError(f"{name}={str(time)!r}: must be in ep, ba, sp, tok or dur, such as '3ep'")
+    return time

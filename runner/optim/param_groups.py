@@ -1,0 +1,301 @@
+"""Parameter groups by rules: which parameters get a rate, a weight decay or another setting of their own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from runner.checks import check_whole
+
+OptimizerFactory = Callable[[Any], Optimizer]
+"""Called with a list of parameters, or with the model itself if its first argument is named `model`."""
+
+_NOT_SET = ("params", "name", "initial_lr", "lr_scale")  # what a group of an optimizer holds beside its settings
+
+
+def takes_model(factory: Any) -> bool:
+    """Return whether a factory is called with the model, rather than with a list of its parameters."""
+    return next(iter(inspect.signature(factory).parameters), None) == "model"
+
+
+def call_factory(factory: Any, model: nn.Module) -> Any:
+    """Return what a factory makes of a model, or of the parameters of the model that are trained."""
+    return factory(model if takes_model(factory) else [one for one in model.parameters() if one.requires_grad])
+
+
+class ParamGroups:
+    """A factory of an optimizer in which some parameters have settings of their own, by rules.
+
+    Each rule selects parameters and says what is different for them:
+
+        ParamGroups(
+            lambda params: AdamW(params, lr=1e-3, weight_decay=0.1),
+            {
+                "no_decay": {"max_ndim": 1, "weight_decay": 0.0},
+                "backbone": {"names": "*backbone.*", "lr_scale": 0.1},
+            },
+        )
+
+    A rule selects the parameters that fulfil all of its conditions; without a condition, all parameters:
+
+    - `names`: a shell pattern of full names, or a list of patterns, of which one must match;
+    - `modules`: the name of a class, or a list of names: parameters inside modules of such a class or a subclass;
+    - `max_ndim`: the most dimensions. Norms and biases have 1.
+
+    All its other keys are settings of the optimizer's groups, such as `lr` or `weight_decay`, and two factors:
+
+    - `lr_scale`: the factor for the learning rate;
+    - `layer_decay`: the factor for the learning rate from each layer to the one below, above 0 and at most 1. Layers
+      are the numbered modules, such as `blocks.0`, in the order of the model. What comes before them is the lowest
+      layer, and what comes after is the highest.
+
+    Where several rules select a parameter, all apply: the later one wins where both have the same setting, and factors
+    multiply. The parameters that the same rules select form a group, which has the names of the rules under the key
+    'name'. Schedules multiply the rate of each group. If the optimizer has several groups to begin with, each is split.
+
+    Args:
+        optimizer: a factory from parameters, or from the model if its first argument is named `model`.
+        rules: the rules by name, at least one.
+
+    Raises:
+        ValueError, TypeError: a rule is malformed; or, when the optimizer is made, it selects no parameter that is
+            trained, or sets what the optimizer does not have.
+    """
+
+    def __init__(self, optimizer: OptimizerFactory, rules: Mapping[str, Mapping[str, Any]]) -> None:
+        if not isinstance(rules, Mapping) or not rules:
+            example = "{'no_decay': {'max_ndim': 1, 'weight_decay': 0.0}}"
+            raise TypeError(f"param_groups={rules!r}: must be rules by name, such as {example}")
+        self.optimizer = optimizer
+        self.rules = [_Rule.parse(f"param_groups.{name}", rule) for name, rule in rules.items()]
+
+    def __call__(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of a model, with the groups of the rules."""
+        optimizer = call_factory(self.optimizer, model)
+        if isinstance(optimizer, Optimizer):
+            self._split(optimizer, model)
+        return optimizer
+
+    def _split(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """Split the groups of an optimizer that has not stepped yet."""
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        known = [one for one in _describe(model) if one.key in held]
+        selected = [(rule, rule.select(known)) for rule in self.rules]
+        for rule, its in selected:
+            rule.check(type(optimizer).__name__, [
+                group for group in optimizer.param_groups if any(id(one) in its for one in group["params"])
+            ])  # fmt: skip
+        groups = []
+        for group in optimizer.param_groups:
+            parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {(): []}  # what no rule selects is first
+            for one in group["params"]:
+                applied = tuple((rule, its[id(one)]) for rule, its in selected if id(one) in its)
+                parts.setdefault(applied, []).append(one)
+            groups += [_group(group, applied, part) for applied, part in parts.items() if part]
+        optimizer.__setstate__({"state": optimizer.state, "param_groups": groups})
+
+
+def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Check that a saved state of an optimizer has the same parameter groups, by name and number of parameters.
+
+    Raises:
+        ValueError: the groups differ, so that settings or momenta would go to other parameters.
+    """
+
+    def outline(groups: Sequence[Mapping[str, Any]]) -> str:
+        return ", ".join(f"{one.get('name', index)} ({len(one['params'])})" for index, one in enumerate(groups))
+
+    before = outline(saved["param_groups"])
+    now = outline(optimizer.param_groups)
+    if before != now:
+        raise ValueError(
+            f"the parameter groups of {type(optimizer).__name__} have changed, from {before} tensors to {now}: a run "
+            "cannot be resumed with other groups; start a new one from its weights, with load_path"
+        )
+
+
+class _Parameter(NamedTuple):
+    """What rules select a parameter by."""
+
+    key: int
+    names: list[str]
+    classes: set[str]
+    ndim: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Rule:
+    """One rule; `key` is what messages call it."""
+
+    key: str
+    names: Sequence[str] | None
+    modules: Sequence[str] | None
+    max_ndim: int | None
+    lr_scale: float
+    layer_decay: float | None
+    settings: dict[str, Any]
+
+    @classmethod
+    def parse(cls, key: str, rule: Any) -> _Rule:
+        """Return the rule that a mapping describes, after all checks that need no model."""
+        if not isinstance(rule, Mapping):
+            raise TypeError(f"{key}={rule!r}: must be a rule, such as {{'names': '*head*', 'lr_scale': 10}}")
+        settings = {str(name): value for name, value in rule.items()}
+        names = _listed(f"{key}.names", settings.pop("names", None))
+        modules = _listed(f"{key}.modules", settings.pop("modules", None))
+        max_ndim = settings.pop("max_ndim", None)
+        if max_ndim is not None:
+            check_whole(f"{key}.max_ndim", max_ndim, 0)
+        if not settings:
+            raise ValueError(f"{key}={dict(rule)!r}: sets nothing; add a setting, such as weight_decay or lr_scale")
+        lr_scale = settings.pop("lr_scale", 1.0)
+        layer_decay = settings.pop("layer_decay", None)
+        _check_number(f"{key}.lr_scale", lr_scale)
+        if layer_decay is not None:
+            _check_number(f"{key}.layer_decay", layer_decay)
+            if not 0 < layer_decay <= 1:
+                raise ValueError(f"{key}.layer_decay={layer_decay!r}: must be above 0 and at most 1")
+        return cls(key, names, modules, max_ndim, lr_scale, layer_decay, settings)
+
+    def select(self, known: Sequence[_Parameter]) -> dict[int, int]:
+        """Return the parameters that the rule selects, as their keys and how far below the highest layer each is.
+
+        Raises:
+            ValueError: there are none, or no layers to decay over.
+        """
+        chosen = [one for one in known if self._selects(one)]
+        if not chosen:
+            conditions = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
+            asked = ", ".join(f"{self.key}.{name}={value!r}" for name, value in conditions.items() if value is not None)
+            raise ValueError(f"{asked}: selects no parameter that is trained; {self._there_are(known)}")
+        if self.layer_decay is None:
+            return {one.key: 0 for one in chosen}
+        layers = _layers([one.names[0] for one in chosen])
+        if not any(layers):
+            raise ValueError(f"{self.key}.layer_decay={self.layer_decay!r}: no module here is numbered, as in blocks.0")
+        return {one.key: max(layers) - layer for one, layer in zip(chosen, layers, strict=True)}
+
+    def check(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check the settings against those of the groups that the rule changes, of which one must have each setting.
+
+        Raises:
+            ValueError, TypeError: a setting does not exist, or has a wrong value.
+        """
+        allowed = sorted({name for group in groups for name in group if name not in _NOT_SET})
+        for name, value in self.settings.items():
+            if name not in allowed:
+                near = get_close_matches(name, [*allowed, "names", "modules", "max_ndim", "lr_scale", "layer_decay"], 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                listed = ", ".join([*allowed, "lr_scale", "layer_decay"])
+                raise ValueError(f"{self.key}.{name}={value!r}: {optimizer} has no such setting; {hint}It has {listed}")
+            _check_like(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
+
+    def _selects(self, one: _Parameter) -> bool:
+        by_name = self.names is None or any(fnmatchcase(name, shell) for name in one.names for shell in self.names)
+        by_class = self.modules is None or not one.classes.isdisjoint(self.modules)
+        return by_name and by_class and (self.max_ndim is None or one.ndim <= self.max_ndim)
+
+    def _there_are(self, known: Sequence[_Parameter]) -> str:
+        """Return a phrase that lists what could have been selected."""
+        if self.names is None and self.modules is not None:
+            found = list(dict.fromkeys(name for one in known for name in sorted(one.classes)))
+            what = "classes"
+        else:
+            found = [one.names[0] for one in known]
+            what = "parameters"
+        return f"{what} are {', '.join(found[:6])}{f' and {len(found) - 6} more' * (len(found) > 6)}"
+
+
+def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: list[nn.Parameter]) -> dict[str, Any]:
+    """Return the part of a group to which some rules apply, each with a number of layers below the highest."""
+    changed = {**group, "params": part}
+    scale = 1.0
+    for rule, depth in applied:
+        changed |= {name: value for name, value in rule.settings.items() if name in group}
+        scale *= rule.lr_scale * (rule.layer_decay or 1.0) ** depth
+    labels = [rule.key.partition(".")[2] + f"-{depth}" * (rule.layer_decay is not None) for rule, depth in applied]
+    changed |= {"name": "+".join(labels) or "default", "lr_scale": scale}
+    if scale != 1:
+        changed["lr"] = changed["lr"] * scale
+    return changed
+
+
+def _describe(model: nn.Module) -> list[_Parameter]:
+    """Return each parameter of a model, in its order, with all its names where modules share it."""
+    kinds = {path: {one.__name__ for one in type(module).__mro__} for path, module in _modules(model).items()}
+    found: dict[int, _Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        one = found.setdefault(id(parameter), _Parameter(id(parameter), [], set(), parameter.ndim))
+        one.names.append(name)
+        owners = name.split(".")[:-1]
+        for depth in range(len(owners) + 1):
+            one.classes.update(kinds[".".join(owners[:depth])])
+    return list(found.values())
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules(remove_duplicate=False))
+
+
+def _layers(names: Sequence[str]) -> list[int]:
+    """Return the layer of each parameter: 0 before the first numbered module, then one more for each of these.
+
+    Args:
+        names: the parameters' full names, in the order of the model.
+    """
+    paths = [name.split(".")[:-1] for name in names]
+    shared = 0  # how many parts all names begin with; a number among them tells no layers apart
+    for parts in zip(*paths, strict=False):
+        if len({*parts}) > 1:
+            break
+        shared += 1
+    numbered: dict[str, int] = {}
+    layers: list[int | None] = []
+    for name in names:
+        inner = ".".join(name.split(".")[shared:])
+        match = re.match(r"(?:[^.]+\.)*?\d+\.", inner)
+        if match:
+            layers.append(numbered.setdefault(match[0], len(numbered) + 1))
+        else:
+            layers.append(None if numbered else 0)
+    return [len(numbered) + 1 if layer is None else layer for layer in layers]
+
+
+def _listed(key: str, value: Any) -> Sequence[str] | None:
+    if value is None:
+        return None
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not listed or not all(isinstance(one, str) for one in listed):
+        raise TypeError(f"{key}={value!r}: must be a name or a list of names")
+    return listed
+
+
+def _check_like(key: str, value: Any, current: Any) -> None:
+    """Check a setting against the value that the optimizer has for all other parameters."""
+    if isinstance(current, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(current, list | tuple):
+        fits = isinstance(value, list | tuple) and len(value) == len(current)
+    elif isinstance(current, int | float):
+        _check_number(key, value)
+        fits = True
+    else:
+        fits = True
+    if not fits:
+        raise TypeError(f"{key}={value!r}: must be of the same kind as {current!r}, the setting of other parameters")
+
+
+def _check_number(key: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{key}={value!r}: must be a number of at least 0")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{key}={value!r}: must be a finite number of at least 0")

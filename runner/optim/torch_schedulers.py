@@ -1,0 +1,50 @@
+"""Torch's own schedulers, given built or as factories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+
+def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
+    """Return the schedulers that one was given as, or that a factory makes of each optimizer.
+
+    Args:
+        one: a torch scheduler, or a factory of one from an optimizer.
+        optimizers: the optimizers of the run.
+
+    Raises:
+        TypeError: it is neither, or needs a metric to step.
+        ValueError: the scheduler is of an optimizer that is not in this run.
+    """
+    if isinstance(one, LRScheduler):
+        if not any(one.optimizer is optimizer for optimizer in optimizers):
+            name = type(one).__name__
+            remedy = (
+                f"give that optimizer itself as `optimizers`, or a factory, `lambda optimizer: {name}(optimizer, ...)`"
+            )
+            raise ValueError(f"schedulers={name}: its optimizer is not one of this run; {remedy}")
+        made = [one]
+    elif callable(one):
+        made = [one(optimizer) for optimizer in optimizers]
+    else:
+        raise TypeError(
+            f"schedulers={one!r}: must be a schedule of runner.schedulers, a function `def schedule(timestamp)` that "
+            "returns a multiplier, or a torch scheduler, or a factory of one, `lambda optimizer: StepLR(optimizer, 10)`"
+        )
+    for scheduler in made:
+        if isinstance(scheduler, int | float):
+            raise TypeError(
+                f"schedulers={one!r} returned {scheduler!r}: name its first argument `timestamp` to make it a schedule"
+            )
+        if not hasattr(scheduler, "step"):
+            raise TypeError(f"schedulers={one!r} returned a {type(scheduler).__name__}, which has no step()")
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                f"schedulers={one!r}: torch's ReduceLROnPlateau cannot see a run's metrics; use "
+                "runner.algorithms.ReduceOnPlateau in its place, from a config scheduler=reduce_on_plateau"
+            )
+    return made

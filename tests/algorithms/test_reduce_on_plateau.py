@@ -1,0 +1,170 @@
+"""ReduceOnPlateau against torch's ReduceLROnPlateau, in every unit, with a warm-up, on resume and on two ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_runs import program_of
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from runner import Callback, Model, Trainer, get_global_rank
+from runner.algorithms import ReduceOnPlateau
+from runner.callbacks import CheckpointSaver
+from runner.data import TensorLoader
+from runner.schedulers import linear
+
+PER_EPOCH = 2
+
+
+class Scripted(Model):
+    """A model whose evaluation losses are given, one for each batch that was trained; mean over any number of ranks."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.losses = losses
+        self.trained = 0
+
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs.mean() if self.training else outputs.mean() * 0 + self.losses[self.trained]
+
+
+class Rates(Callback):
+    """Counts the batches for the model, and keeps the rate of each."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def after_train_batch(self, state: Any, logger: Any) -> None:
+        self.seen.append(state.optimizers[0].param_groups[0]["lr"])
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        state.unwrapped_model.trained = state.timestamp.batch
+
+
+def fit(losses: list[float], plateau: Any, epochs: int, **arguments: Any) -> list[float]:
+    rates = Rates()
+    data = torch.zeros(4, 2), torch.zeros(4)
+    defaults: dict[str, Any] = {
+        "model": Scripted(losses),
+        "train_dataloader": TensorLoader(*data, batch_size=2, shuffle=False),
+        "eval_dataloader": TensorLoader(*data, batch_size=2, shuffle=False),
+        "optimizers": partial(SGD, lr=1.0),
+        "schedulers": plateau,
+        "max_duration": f"{epochs}ep",
+        "device": "cpu",
+    }
+    defaults |= arguments
+    defaults["callbacks"] = [rates, *arguments.get("callbacks", [])]
+    with Trainer(**defaults) as trainer:
+        trainer.fit()
+    return rates.seen
+
+
+def of_torch(losses: list[float], epochs: int, **arguments: Any) -> list[float]:
+    """The rates of each batch with torch's scheduler, stepped by hand after each epoch."""
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, **arguments)
+    rates = []
+    for epoch in range(epochs):
+        rates += [optimizer.param_groups[0]["lr"]] * PER_EPOCH
+        scheduler.step(losses[(epoch + 1) * PER_EPOCH])
+    return rates
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rates_are_those_of_torch(seed: int):
+    draw = random.Random(seed)
+    epochs = 30
+    losses = [draw.choice([1.0, 0.9, 0.5, 0.89, 0.8999, float("nan")]) for _ in range(epochs * PER_EPOCH + 1)]
+    patience, cooldown = draw.randrange(3), draw.randrange(3)
+    mode = draw.choice(["min", "max"])
+    threshold = draw.choice([1e-4, 0.2])
+    shared: dict[str, Any] = {
+        "mode": mode,
+        "factor": 0.5,
+        "threshold": threshold,
+        "threshold_mode": ["rel", "abs"][seed % 2],
+    }
+    expected = of_torch(losses, epochs, **shared, patience=patience, cooldown=cooldown, min_lr=0.01, eps=0.0)
+    plateau = ReduceOnPlateau(**shared, patience=f"{patience}ep", cooldown=f"{cooldown}ep", minimum=0.01)
+    assert fit(losses, plateau, epochs) == pytest.approx(expected)
+    assert len({*expected}) > 2
+
+
+FLAT = [1.0] * 100
+
+
+@pytest.mark.parametrize("patience", ["1ep", "2ba", "4sp", "0.25dur"])
+def test_the_patience_may_be_in_any_unit(patience: str):
+    assert fit(FLAT, ReduceOnPlateau(patience=patience), 4) == pytest.approx([1] * 6 + [0.1] * 2)
+
+
+def test_evaluations_between_epochs_count_with_their_part_of_the_epoch():
+    rates = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, eval_interval="1ba")
+    assert rates == pytest.approx([1] * 4 + [0.1] * 2)  # best at batch 1, still at 3 an epoch later, reduced at 4
+
+
+def test_it_multiplies_a_warm_up_and_the_rate_of_each_group():
+    rates = fit(FLAT, None, 4, schedulers=linear(t_warmup="4ba", alpha_f=1), algorithms=ReduceOnPlateau(patience="1ep"))
+    assert rates == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_a_resumed_run_waits_on(stop: int, tmp_path: Path):
+    whole = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6)
+    saver = CheckpointSaver(save_interval="1ba")
+    first = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, max_duration=f"{stop}ba", run_dir=tmp_path, callbacks=[saver])
+    rest = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6, resume_path=tmp_path)
+    assert [*first, *rest] == whole and len({*whole}) == 3
+
+
+def fit_here() -> list[float]:
+    losses = [1.0, 1.0, 0.9, 0.9, 0.95, 0.9, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8]
+    return fit(losses, ReduceOnPlateau(patience="1ep"), 6)
+
+
+def fit_on_a_rank() -> None:
+    Path(f"rates{get_global_rank()}.json").write_text(json.dumps(fit_here()))
+
+
+def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
+    run_ranks(program_of("algorithms/test_reduce_on_plateau", "fit_on_a_rank"), 2)
+    alone = fit_here()
+    assert len({*alone}) > 1
+    assert [json.loads((tmp_path / f"rates{rank}.json").read_text()) for rank in (0, 1)] == [alone, alone]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "lt"}, "mode='lt': must be 'min', 'max', or None"),
+        ({"factor": 1.0}, "factor=1.0: must be above 0 and below 1"),
+        ({"patience": "1h"}, "patience='3600sec': must be in ep, ba, sp, tok or dur"),
+        ({"cooldown": "soon"}, "cooldown='soon' is not a time"),
+        ({"threshold": -1}, "threshold=-1: must be"),
+        ({"threshold_mode": "relative"}, "threshold_mode='relative': must be 'rel' or 'abs'"),
+        ({"minimum": 2}, "minimum=2: must be a multiplier from 0 to 1"),
+        ({"monitor": "los"}, "monitor='los' is not a metric of this run; there are 'eval/loss'"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        fit(FLAT, ReduceOnPlateau(**arguments), 1)
+
+
+def test_torchs_own_schedulers_are_refused_beside_it():
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    with pytest.raises(ValueError, match="scheduler: torch's own schedulers would overwrite the learning rate"):
+        fit(FLAT, [ReduceOnPlateau(), step], 1)

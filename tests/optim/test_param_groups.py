@@ -1,0 +1,207 @@
+"""Parameter groups by rules, against groups that are written out by hand."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runner.optim import Muon, ParamGroups
+from runner.optim.factories import make_optimizers, make_schedulers
+from runner.optim.param_groups import check_groups
+from runner.schedulers import constant
+from runner.time import Progress, Time, Timestamp
+
+NO_DECAY = {"no_decay": {"max_ndim": 1, "weight_decay": 0.0}}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Net(nn.Module):
+    """An embedding, three blocks, a norm and a head, as in timm's and transformers' models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.arange(5)).square().sum().backward()
+        optimizer.step()
+    return dict(net.state_dict())
+
+
+def groups_of(net: nn.Module, factory: Any, rules: Any) -> dict[str, dict[str, Any]]:
+    """The groups by name, with the names of their parameters."""
+    names = {id(one): name for name, one in net.named_parameters()}
+    (optimizer,) = make_optimizers(ParamGroups(factory, rules), net)
+    return {
+        one["name"]: one | {"params": [names[id(each)] for each in one["params"]]} for one in optimizer.param_groups
+    }
+
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.3)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.3)
+
+
+@pytest.mark.parametrize("factory", [SGD, ADAMW])
+def test_norms_and_biases_are_spared_as_in_groups_by_hand(factory: Any):
+    ours, theirs = make_net(), make_net()
+    by_hand: list[dict[str, Any]] = [
+        {"params": [one for one in theirs.parameters() if one.ndim > 1]},
+        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    expected = train(theirs, factory(by_hand))
+    torch.testing.assert_close(train(ours, ParamGroups(factory, NO_DECAY)(ours)), expected, rtol=0, atol=0)
+
+
+def test_all_rules_that_select_a_parameter_apply():
+    rules = NO_DECAY | {
+        "backbone": {"names": ["embed*", "blocks.*"], "lr_scale": 0.5},
+        "norms": {"modules": "LayerNorm", "momentum": 0.0, "lr": 0.4},
+    }
+    groups = groups_of(make_net(), SGD, rules)
+    assert {name: (one["lr"], one["weight_decay"], one["momentum"]) for name, one in groups.items()} == {
+        "default": (0.1, 0.3, 0.9),
+        "backbone": (0.05, 0.3, 0.9),
+        "no_decay": (0.1, 0.0, 0.9),
+        "no_decay+norms": (0.4, 0.0, 0.0),
+        "no_decay+backbone": (0.05, 0.0, 0.9),
+        "no_decay+backbone+norms": (0.2, 0.0, 0.0),
+    }
+    assert groups["default"]["params"] == ["head.weight"] and groups["no_decay"]["params"] == ["head.bias"]
+    assert groups["no_decay+norms"]["params"] == ["norm.weight", "norm.bias"]
+
+
+def test_rates_fall_from_layer_to_layer():
+    groups = groups_of(make_net(), SGD, {"layers": {"layer_decay": 0.5}})
+    rates = {name: group["lr"] for group in groups.values() for name in group["params"]}
+    assert rates["head.weight"] == rates["norm.weight"] == 0.1
+    assert [rates[f"blocks.{n}.linear.weight"] for n in (2, 1, 0)] == pytest.approx([0.05, 0.025, 0.0125])
+    assert rates["embed.weight"] == pytest.approx(0.00625)
+    rule = {"layers": {"names": "inner.0.*", "layer_decay": 0.5}}  # a number that all names share is no layer
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(make_net(), nn.Linear(3, 3))
+
+    groups = groups_of(Wrapped(), SGD, rule)
+    rates = {name: group["lr"] for group in groups.values() for name in group["params"]}
+    assert rates["inner.1.weight"] == 0.1
+    assert rates["inner.0.embed.weight"] == pytest.approx(0.00625)
+
+
+def test_the_groups_of_muon_are_split_and_stepped_as_before():
+    expected, split = make_net(), make_net()
+    muon = partial(Muon, rest_weight_decay=0.5, weight_decay=0.5)
+    same = {"bottom": {"names": "blocks.0.*", "lr_scale": 1.0}}
+    plain = train(expected, muon(expected))
+    torch.testing.assert_close(train(split, ParamGroups(muon, same)(split)), plain, rtol=0, atol=0)
+    net = make_net()
+    before = {name: one.detach().clone() for name, one in net.named_parameters()}
+    optimizer = ParamGroups(partial(muon, lr=0.0, rest_lr=0.01, rest="sgd"), NO_DECAY)(net)
+    for one in net.parameters():
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    for name, one in net.named_parameters():
+        assert torch.equal(one, before[name]) == (one.ndim < 2 or name.startswith("blocks")), name
+
+
+def test_muons_groups_survive_saving():
+    net, again = make_net(), make_net()
+    first, second = (ParamGroups(Muon, NO_DECAY)(one) for one in (net, again))
+    train(net, first)
+    again.load_state_dict(net.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))  # torch shares the tensors
+    torch.testing.assert_close(train(again, second), train(net, first), rtol=0, atol=0)
+
+
+def test_schedules_multiply_the_rate_of_each_group():
+    net = make_net()
+    optimizers = make_optimizers(ParamGroups(SGD, {"head": {"names": "head.*", "lr_scale": 10}}), net)
+    progress = Progress(Timestamp(), Time(2, "ep"), 5)
+    (rates,), _ = make_schedulers(constant(0.5), optimizers, progress, 1.0, False)
+    rates.step(progress)
+    assert [group["lr"] for group in optimizers[0].param_groups] == pytest.approx([0.05, 0.5])
+
+
+def test_a_weight_that_is_tied_has_all_its_names():
+    net = make_net()
+    net.tied = nn.Linear(4, 5, bias=False).double()
+    net.tied.weight = net.embed.weight
+    assert groups_of(net, SGD, {"x": {"names": "tied.*", "lr": 1.0}})["x"]["params"] == ["embed.weight"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ([], TypeError, "param_groups=[]: must be rules by name"),
+        ({"a": 3}, TypeError, "param_groups.a=3: must be a rule"),
+        ({"a": {"names": "head.*"}}, ValueError, "param_groups.a={'names': 'head.*'}: sets nothing"),
+        ({"a": {"names": 3, "lr": 1}}, TypeError, "param_groups.a.names=3: must be a name or a list"),
+        ({"a": {"max_ndim": -1, "lr": 1}}, ValueError, "param_groups.a.max_ndim=-1"),
+        ({"a": {"lr_scale": "x"}}, TypeError, "param_groups.a.lr_scale='x': must be a number"),
+        ({"a": {"layer_decay": 2}}, ValueError, "param_groups.a.layer_decay=2: must be above 0 and at most 1"),
+        ({"a": {"names": "head.*", "layer_decay": 0.5}}, ValueError, "param_groups.a.layer_decay=0.5: no module here"),
+        (
+            {"a": {"names": "hed.*", "lr": 1}},
+            ValueError,
+            "param_groups.a.names=['hed.*']: selects no parameter that is trained; parameters are embed.weight, ",
+        ),
+        (
+            {"a": {"modules": ["BatchNorm2d"], "lr": 1}},
+            ValueError,
+            "param_groups.a.modules=['BatchNorm2d']: selects no parameter that is trained; classes are Embedding, ",
+        ),
+        (
+            {"a": {"weight_dekay": 0}},
+            ValueError,
+            "param_groups.a.weight_dekay=0: SGD has no such setting; did you mean 'weight_decay'?",
+        ),
+        ({"a": {"params": []}}, ValueError, "param_groups.a.params=[]: SGD has no such setting"),
+        ({"a": {"lr": -1}}, ValueError, "param_groups.a.lr=-1: must be a finite number of at least 0"),
+        ({"a": {"lr": "x"}}, TypeError, "param_groups.a.lr='x': must be a number"),
+        ({"a": {"nesterov": 1}}, TypeError, "param_groups.a.nesterov=1: must be of the same kind as False"),
+    ],
+)
+def test_a_wrong_rule_is_named(rules: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=re.escape(message)):
+        ParamGroups(SGD, rules)(make_net())
+
+
+def test_other_groups_are_refused_on_resume():
+    net = make_net()
+    saved = ParamGroups(SGD, NO_DECAY)(net).state_dict()
+    check_groups(ParamGroups(SGD, NO_DECAY)(net), saved)
+    with pytest.raises(ValueError, match=r"from default \(5\), no_decay \(12\) tensors to 0 \(17\): a run cannot be"):
+        check_groups(SGD(net.parameters()), saved)

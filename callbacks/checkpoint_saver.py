@@ -93,6 +93,12 @@ class CheckpointSaver(Callback):
         """Path of the newest complete checkpoint, or None if there is none yet."""
         return self._checkpoints.latest
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Path of the best checkpoint by `monitor`, or None if there is none. Rank 0, which writes it."""
+        best = self._checkpoints.best
+        return self._checkpoints.path / best[0][1] if best else None
+
     def after_load(self, state: State, logger: Logger) -> None:
         check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
         self._checkpoints.path = state.run_dir / self.folder

@@ -20,7 +20,8 @@ class Evaluator:
         dataloader: the batches to evaluate on. With several ranks, each rank's loader yields its share, so that every
             sample is seen exactly once.
         metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
-        eval_interval: a time string, or a number of epochs; 0: only on `trainer.eval()`; None: the Trainer's interval.
+        eval_interval: a time string, or a number of epochs; 0: never in training, for test data that is evaluated after
+            it (`trainer.eval()`, or the key `test`); None: the Trainer's interval.
         subset_num_batches: the number of batches after which to stop; None: all batches.
 
     Raises:
@@ -45,6 +46,8 @@ class Evaluator:
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else Interval(eval_interval, name="eval_interval")
+        self.is_test = self.eval_interval is not None and not self.eval_interval.time.value
+        """Whether it has an interval of its own that is 0, so that training never looks at its data."""
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
@@ -86,6 +89,24 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval) -> list[Evaluato
         one.eval_interval = one.eval_interval or interval
         one.evaluated_at = None
     return evaluators
+
+
+def with_test(eval_dataloader: Any, test_dataloader: Any) -> list[Evaluator]:
+    """Return the evaluators of evaluation and test data together.
+
+    Args:
+        eval_dataloader: a loader, an Evaluator, a list of Evaluators, or None.
+        test_dataloader: a loader, which is evaluated under the label 'test', or an Evaluator with an interval of 0.
+
+    Raises:
+        ValueError: the Evaluator of the test data has another interval.
+    """
+    test = test_dataloader
+    if not isinstance(test, Evaluator):
+        test = Evaluator("test", test_dataloader, eval_interval=0)
+    if not test.is_test:
+        raise ValueError(f"evaluator {test.label!r}: test data needs eval_interval=0, so that training does not see it")
+    return [*_listed(eval_dataloader), test]
 
 
 def _listed(eval_dataloader: Any) -> list[Evaluator]:

@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from runner.batch import count_samples, map_tensors, split, tensors, to_device
+from runner import batch as batches
+from runner.batch import count_samples, map_tensors, slice_samples, tensors, to_device
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 N = 6
+
+
+def split(batch: Any, samples: int, **how: Any) -> list[tuple[int, Any]]:
+    return batches.split(batch, samples, lambda one, start, end: slice_samples(one, samples, start, end), **how)
 
 
 def nested() -> dict[str, Any]:

@@ -25,6 +25,7 @@ SAFE = (
     "run_name",  # the run continues in the same folder and the same MLflow run
     "experiment_name",  # likewise
     "objective",  # only sweeps use it, to compare
+    "test",  # it comes after training
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.device",  # the same mathematics, up to rounding

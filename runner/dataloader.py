@@ -185,7 +185,7 @@ def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)
     if reading not in (None, *get_args(Reading)):
-        raise ValueError(f"{name}: ranks_read={reading!r} must be one of {', '.join(map(repr, get_args(Reading)))}")
+        raise ValueError(f"{name}: ranks_read={reading!r}: must be one of {', '.join(map(repr, get_args(Reading)))}")
     if reading == "everything" and label == "train":
         raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
     is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)

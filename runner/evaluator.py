@@ -71,7 +71,9 @@ class Evaluator:
             return metrics
         for name in self.metric_names:
             if name not in metrics:
-                raise ValueError(f"evaluator {self.label!r}: metric_names={name!r} is none of the model's {[*metrics]}")
+                raise ValueError(
+                    f"evaluator {self.label!r}: metric_names={name!r}: must be among the model's metrics, {[*metrics]}"
+                )
         return {name: metrics[name] for name in self.metric_names}
 
 
@@ -122,5 +124,7 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return list(several)
     loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
     if isinstance(eval_dataloader, Mapping) or loaders:
-        raise ValueError("eval_dataloader: no dict; a list must hold Evaluators only, each with its label and loader")
+        raise ValueError(
+            "eval_dataloader: must be a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
+        )
     return [Evaluator("eval", eval_dataloader)]

@@ -38,7 +38,9 @@ def test_metrics_are_selected_by_name():
     assert Evaluator("x", LOADER).select(metrics) == metrics
     assert Evaluator("x", LOADER, ["b"]).select(metrics) == {"b": 2}
     assert Evaluator("x", LOADER, []).select(metrics) == {}
-    with pytest.raises(ValueError, match=r"evaluator 'x': metric_names='c' is none of the model's \['a', 'b'\]"):
+    with pytest.raises(
+        ValueError, match=r"evaluator 'x': metric_names='c': must be among the model's metrics, \['a', 'b'\]"
+    ):
         Evaluator("x", LOADER, ["c"]).select(metrics)
 
 

@@ -77,8 +77,10 @@ def _read_digits() -> NDArray[numpy.float32]:
     # Importing scikit-learn takes two seconds, and only its file is needed.
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the digits lie in scikit-learn's folder: pip install scikit-learn", name="sklearn")
+        raise ModuleNotFoundError(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn", name="sklearn"
+        )
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: install scikit-learn anew")
+        raise FileNotFoundError(f"{path} is missing: install scikit-learn again")
     return numpy.loadtxt(path, delimiter=",", dtype=numpy.float32)

@@ -96,8 +96,8 @@ def _check(
     numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
     for name, value in (numbers | {"eval_samples": eval_samples}).items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise ValueError(f"{name}={value!r}: must be at least 1")
     if test_samples < 0:
         raise ValueError(f"test_samples={test_samples!r}: must be at least 0, which means no test data")
     if noise < 0:
-        raise ValueError(f"noise={noise!r} must be at least 0")
+        raise ValueError(f"noise={noise!r}: must be at least 0")

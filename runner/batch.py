@@ -138,7 +138,7 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from _columns(value, True)
-    elif isinstance(batch, PackedSequence):
+    elif type(batch) is not tuple and isinstance(batch, PackedSequence):
         yield batch.data[: int(batch.batch_sizes[0])]  # the first item of each sequence; the sizes are on the CPU
     elif isinstance(batch, tuple | list):
         is_collated = not inside and len(batch) > 0 and isinstance(batch[0], Tensor)

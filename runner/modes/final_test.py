@@ -62,7 +62,7 @@ def check_test_data(state: State, test: str) -> None:
         )
 
 
-def test(trainer: Trainer, weights: str | None) -> str | None:
+def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
     """Evaluate the test data after training; the state of training stays as it is. All ranks.
 
     Args:

@@ -10,7 +10,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.event import Event
-from runner.modes.final_test import check_test, test
+from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.result import check_converged, check_objective, recording
@@ -38,7 +38,7 @@ def train(job: Job) -> float | None:
             trainer.noting = partial(noting_faults, job.config)
             with config_errors(Event.FIT_START):
                 trainer.fit(may_be_over=job.may_be_over)
-            result.tested = test(trainer, job.config["test"])
+            result.tested = evaluate_test_data(trainer, job.config["test"])
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)

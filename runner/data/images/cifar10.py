@@ -119,7 +119,7 @@ def _count(path: str, name: str) -> int:
     size = file.stat().st_size
     if size == 0 or size % RECORD:
         raise ValueError(
-            f"path={path!r}: {file} has {size} bytes, which is not a multiple of {RECORD}, the size of a record; "
+            f"path={path!r}: {file} has {size} bytes, but must hold one or more records of {RECORD} bytes; "
             f"remove it, and unpack {URL} again"
         )
     return size // RECORD

@@ -115,10 +115,10 @@ def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(folde
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"test_batch\.bin has 0 bytes, which is not a multiple of 3073, the size of a record; remove it"),
+        (b"", r"test_batch\.bin has 0 bytes, but must hold one or more records of 3073 bytes; remove it"),
         (
             record(0, 1)[:-1],
-            r"test_batch\.bin has 3072 bytes, which is not a multiple of 3073, the size of a record; remove it",
+            r"test_batch\.bin has 3072 bytes, but must hold one or more records of 3073 bytes; remove it",
         ),
         (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, and CIFAR-10 has 0 to 9 only; remove it"),
     ],

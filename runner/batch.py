@@ -42,7 +42,7 @@ def map_tensors(
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if objects is not None and hasattr(batch, "to") and (replaced := objects(batch)) is not None:
+    if objects is not None and _is_movable(batch) and (replaced := objects(batch)) is not None:
         return replaced
     if isinstance(batch, Mapping):
         mapped = {key: map_tensors(value, function, lists, objects) for key, value in batch.items()}
@@ -60,11 +60,15 @@ def map_tensors(
     raise UnsupportedType(_refusal(batch), type(batch).__name__)
 
 
+def _is_movable(batch: Any) -> bool:
+    return callable(getattr(batch, "to", None))  # a mapping may have its keys as attributes, one of them `to`
+
+
 def _refusal(batch: Any) -> str:
     """Return why a part of a batch cannot be handled, and what to do."""
     kind = type(batch).__name__
     allowed = "a tensor, or a tuple, list or mapping of tensors"
-    if hasattr(batch, "to"):
+    if _is_movable(batch):
         why = "what changes the tensors of a batch, such as precision='bf16' and some algorithms, cannot look into it"
         return f"a batch holds a {kind}: {why}; give it {allowed} instead, or leave out what changes them"
     return (
@@ -153,7 +157,8 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
 
 def _is_sized_object(batch: Any) -> bool:
     """Return whether something is no container of tensors, but can be moved to a device and has a length."""
-    return hasattr(batch, "to") and hasattr(batch, "__len__") and not isinstance(batch, Tensor | Mapping | tuple | list)
+    is_container = isinstance(batch, Tensor | Mapping | tuple | list)
+    return not is_container and _is_movable(batch) and hasattr(batch, "__len__")
 
 
 def _length(column: Any) -> int:
@@ -191,7 +196,12 @@ def _readings(items: Sequence[Any]) -> set[int]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; pinned tensors are copied asynchronously, objects by their own method `to`."""
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), objects=lambda one: one.to(device))
+
+    def move(one: Any) -> Any:
+        moved = one.to(device)
+        return one if moved is None else moved  # it may have moved itself
+
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), objects=move)
 
 
 Cut = Callable[[Any, int, int], Any]

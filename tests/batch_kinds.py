@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanMetric
 
 from runner import Evaluator, Model
 from runner.data import TensorLoader
+from runner.libraries.torchmetrics import import_torchmetrics
 
 SAMPLES, BATCH = 12, 4
 
@@ -37,7 +37,7 @@ class Pooled(Model):
         return (outputs - 1).square().mean()
 
     def metrics(self, train: bool) -> dict[str, Any]:
-        return {} if train else {"mean": MeanMetric()}
+        return {} if train else {"mean": import_torchmetrics().MeanMetric()}
 
     def update_metric(self, batch: Any, outputs: Tensor, metric: Any) -> None:
         metric.update(outputs)

@@ -84,6 +84,10 @@ class OneBatch:
     """
 
     stands_in = True  # its order of samples is not the one that a checkpoint records
+    _loader: Any
+    _label: str
+    _model: Any
+    _batches: list[Any]
 
     def __init__(self, loader: Any, label: str) -> None:
         # Not by assignment, which would set attributes of the loader.

@@ -201,7 +201,7 @@ def test_nothing_but_the_contents_of_the_files_asked_for_is_taken(server: Server
     assert contents(inside) == FILES
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "secret"]
     server.body = tar_gz({"set/b.bin": b""}, {"set/a.bin": str(secret)})
-    with pytest.raises(ValueError, match=r"has no set/a\.bin"):
+    with pytest.raises(ValueError, match=r"lacks set/a\.bin"):
         fetch(server, tmp_path / "other")
 
 

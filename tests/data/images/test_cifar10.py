@@ -120,7 +120,7 @@ def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(folde
             record(0, 1)[:-1],
             r"test_batch\.bin has 3072 bytes, but must hold one or more records of 3073 bytes; remove it",
         ),
-        (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, and CIFAR-10 has 0 to 9 only; remove it"),
+        (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, but CIFAR-10 has only 0 to 9; remove it"),
     ],
     ids=["empty", "cut off", "label"],
 )

@@ -26,7 +26,8 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
         ValueError: there is no test data, no checkpoint will be the best, or the objective is a metric of test data
             that is not tested.
     """
-    test, objective = config["test"], config["objective"]
+    test = config["test"]
+    objective = config["objective"]
     if test is not None:
         check_test_data(state, test)
     elif objective is not None and objective.partition("/")[0] in [one.label for one in _tests(state)]:
@@ -53,7 +54,7 @@ def check_test_data(state: State, test: str) -> None:
     """Check that a run has test data.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the run has no evaluator with an interval of 0.
     """
     if not _tests(state):
         raise ValueError(

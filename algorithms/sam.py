@@ -109,9 +109,9 @@ class SAM(Algorithm):
     def _gradients(self, state: State, logger: Logger, parameters: list[Any]) -> list[Tensor | None]:
         """Return the gradients of this rank's batch, by microbatches as in training; `.grad` is not touched."""
         model = state.unwrapped_model
-        microbatches = split(
-            state.batch, model.num_samples(state.batch), state.grad_accum, state.samples_per_microbatch
-        )
+        samples = model.num_samples(state.batch)
+        size = state.samples_per_microbatch
+        microbatches = split(state.batch, samples, model.slice_batch, state.grad_accum, size)
         parts = fractions(model, [microbatch for _, microbatch in microbatches])
         forward = state.precision.autocast(state.device)(model)
         compute_loss = state.precision.autocast(state.device)(model.loss)

@@ -94,9 +94,10 @@ class CheckpointSaver(Callback):
         return self._checkpoints.latest
 
     @property
-    def best(self) -> Path | None:
-        """Path of the best checkpoint kept, or None without `monitor`."""
-        return self._checkpoints.path / self._checkpoints.best[0][1] if self._checkpoints.best else None
+    def best_checkpoint(self) -> Path | None:
+        """Path of the best checkpoint by `monitor`, or None if there is none. Rank 0, which writes it."""
+        best = self._checkpoints.best
+        return self._checkpoints.path / best[0][1] if best else None
 
     def after_load(self, state: State, logger: Logger) -> None:
         check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])

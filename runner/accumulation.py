@@ -52,7 +52,7 @@ def in_microbatches(run: Run, share: Weight) -> None:
     """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
     state, model = run.state, run.state.unwrapped_model
     size = state.samples_per_microbatch
-    microbatches = split(state.batch, model.num_samples(state.batch), state.grad_accum, size)
+    microbatches = split(state.batch, model.num_samples(state.batch), model.slice_batch, state.grad_accum, size)
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
     losses = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):

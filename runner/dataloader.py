@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from runner.batch import count_samples, to_device
 from runner.distributed.collectives import get_world_size
+from runner.distributed.shares import Reading, length_of_shares, read_shares
 from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
+
+_REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 
 class BatchStream:
@@ -20,8 +23,9 @@ class BatchStream:
 
     This project's loaders have `order` (a `SampleOrder`) and `seek`: they start at any batch without reading the
     earlier ones, and know how many samples each rank has. Any other iterable of batches works too. Its sampler's
-    `set_epoch` is called, batches before the start are read and dropped, and with several ranks it must shard itself
-    into shares of equal size (`DistributedSampler`).
+    `set_epoch` is called, and batches before the start are read and dropped. With several ranks, an attribute
+    `ranks_read` says what it yields on each of them, see `runner.data.Sharded` and `runner.data.Replicated`; without
+    one, it must shard itself into shares of equal size (`DistributedSampler`).
 
     Random numbers that such an iterable, or the transform of a loader of this project, draws from torch's generators
     while reading a batch depend only on the seed, the epoch and the batch. Persistent workers of a plain DataLoader are
@@ -56,11 +60,17 @@ class BatchStream:
     ) -> None:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
-        refuse_unsharded(loader, label, get_world_size())
+        self._world_size = get_world_size()
+        refuse_unsharded(loader, label, self._world_size)
         try:
             self.length: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
             self.length = None
+        self.ranks_read: Reading | None = None
+        """What the loader says it yields on each of several ranks; None if it does not say."""
+        if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:
+            self.ranks_read = reading
+            self.length = length_of_shares(reading, self.length)
         if self.length == 0:
             name = name_of_loader(label)
             raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
@@ -72,10 +82,10 @@ class BatchStream:
         self._device = device
         self._started = False
         self._num_samples = num_samples
-        self._world_size = get_world_size()
         order = getattr(loader, "order", None)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
-        own = self._count_first if is_default else self._count
+        self._own_counts = self._count_first if is_default else self._count
+        own = self._own_counts if self.ranks_read is None else self._count_share
         self.counts: Callable[[int, Any], tuple[int, int]] = own if order is None else order.counts
         """Returns the number of samples on this rank and on all ranks, given a batch's index in its epoch and the
         batch. If this rank has 0 samples, the batch only stands in for an empty share."""
@@ -86,8 +96,14 @@ class BatchStream:
         if self._resident:
             loader.to(device)  # type: ignore[attr-defined]
 
-    def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
-        """Return an iterator over the batches of an epoch, starting at a given batch, on the device."""
+    def start(self, epoch: int = 0, batch: int = 0, limit: int | None = None) -> Iterator[Any]:
+        """Return an iterator over the batches of an epoch, on the device.
+
+        Args:
+            epoch: the number of the epoch.
+            batch: the batch of the epoch to start at.
+            limit: how many batches the loader has to yield at most; None: all.
+        """
         loader: Any = self.loader
         read = 0
         if hasattr(loader, "seek"):
@@ -102,6 +118,10 @@ class BatchStream:
                 shuffles.set_epoch(epoch)
         self._started = True
         batches = self._read(epoch, read) if self._draws else iter(loader)
+        if limit is not None:
+            batches = itertools.islice(batches, limit)
+        if self.ranks_read is not None:
+            batches = self._share(batches, self.ranks_read)
         end = None if self._limit is None else max(batch, self._limit) - read
         batches = itertools.islice(batches, batch - read, end)
         if not self._resident:
@@ -123,9 +143,20 @@ class BatchStream:
             except StopIteration:
                 return
 
+    def _share(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
+        """Yield this rank's share of the batches. All ranks."""
+        for share in read_shares(reading, batches, lambda batch: self._own_counts(0, batch)[0]):
+            self._read_share = share
+            yield share.batch
+
+    def _count_share(self, index: int, batch: Any) -> tuple[int, int]:
+        return self._read_share.samples, self._read_share.all_samples
+
     def _count_first(self, index: int, batch: Any) -> tuple[int, int]:
         count_samples(batch, strict=True)
-        self.counts = self._count  # later batches are counted in the same way, even if one is ambiguous
+        self._own_counts = self._count  # later batches are counted in the same way, even if one is ambiguous
+        if self.ranks_read is None:
+            self.counts = self._count
         return self._count(index, batch)
 
     def _count(self, index: int, batch: Any) -> tuple[int, int]:
@@ -147,7 +178,7 @@ def name_of_loader(label: str) -> str:
 
 
 def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
-    """Refuse a plain torch DataLoader that gives all ranks the same samples, or pads an evaluation with copies.
+    """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
 
     Args:
         loader: any dataloader.
@@ -155,20 +186,31 @@ def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
         world_size: the number of ranks.
 
     Raises:
-        ValueError: the loader has no sharding sampler, or its DistributedSampler would repeat samples in an evaluation.
+        ValueError: the loader is a torch DataLoader without a sharding sampler, and does not say that it is meant; its
+            DistributedSampler would repeat samples in an evaluation; or it would train all ranks on the same samples.
     """
-    if hasattr(loader, "order") or world_size == 1 or not isinstance(loader, torch.utils.data.DataLoader):
-        return
-    remedy = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
-    sampler = _sampler(loader)
     name = name_of_loader(label)
-    if isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler):
+    reading = getattr(loader, "ranks_read", None)
+    if reading not in (None, *get_args(Reading)):
+        raise ValueError(f"{name}: ranks_read={reading!r}: must be one of {', '.join(map(repr, get_args(Reading)))}")
+    if reading == "everything" and label == "train":
+        raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
+    is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)
+    if hasattr(loader, "order") or world_size == 1 or not is_torch:
+        return
+    sampler = _sampler(loader)
+    is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
+    if is_plain and reading is None:
+        others = "runner.data.Sharded(loader) if each rank has samples of its own"
+        others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
-            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {remedy}"
+            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "
+            f"or {others}"
         )
     if label != "train" and isinstance(sampler, torch.utils.data.DistributedSampler):
         size = len(sampler.dataset)  # type: ignore[arg-type]
         if size % world_size:
             raise ValueError(
-                f"{name}: DistributedSampler repeats samples, as {size} are no multiple of {world_size} ranks; {remedy}"
+                f"{name}: DistributedSampler repeats samples, as {size} cannot be divided by {world_size} ranks; "
+                f"{_REMEDY}"
             )

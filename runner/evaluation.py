@@ -7,8 +7,7 @@ EVAL_STANDALONE_END everything is back to what it was before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -39,11 +38,19 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
             on.eval_after_all()
 
 
-def evaluate_standalone(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators on demand, outside of training. Call it on all ranks."""
+def evaluate_standalone(
+    run: Run, evaluators: Sequence[Evaluator], weights: AbstractContextManager[None] | None = None
+) -> None:
+    """Run evaluators on demand, outside of training. Call it on all ranks.
+
+    Args:
+        run: the run, with its model.
+        evaluators: the evaluators to run.
+        weights: puts the weights to evaluate into the model; None: those that training evaluates.
+    """
     on = run.on
     with off_the_clock(run):
-        with evaluation(run):
+        with evaluation(run, weights):
             on.eval_standalone_start()
             for evaluator in evaluators:
                 evaluate(run, evaluator)
@@ -65,7 +72,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
     state.stream = stream
     state.eval_timestamp = Timestamp()
     on.eval_start()
-    for state.batch in islice(stream.start(), evaluator.subset_num_batches):
+    for state.batch in stream.start(limit=evaluator.subset_num_batches):
         samples, all_samples = stream.counts(state.eval_timestamp.batch, state.batch)
         on.eval_batch_start()
         on.eval_before_forward()
@@ -94,7 +101,8 @@ def predict(run: Run, stream: BatchStream) -> list[Any]:
 
     def take(outputs: Any, samples: int) -> None:
         if samples:
-            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu()))  # the intended sync
+            moved = map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda one: one.to("cpu"))
+            predictions.append(moved)  # after the intended sync
 
     predict_each(run, stream, take)
     return predictions
@@ -140,12 +148,12 @@ _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
 
 
 @contextmanager
-def evaluation(run: Run) -> Iterator[None]:
+def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) -> Iterator[None]:
     """Put the model in evaluation mode with the weights to evaluate, then restore the state of training."""
     state, model = run.state, run.state.unwrapped_model
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
     try:
-        with in_eval_mode(model), torch.no_grad(), evaluation_weights(state):
+        with in_eval_mode(model), torch.no_grad(), weights or evaluation_weights(state):
             broadcast_buffers(model)
             yield
     finally:

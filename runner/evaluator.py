@@ -24,8 +24,9 @@ class Evaluator:
         dataloader: the batches to evaluate on. With several ranks, each rank's loader yields its share, so that every
             sample is seen exactly once.
         metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
-        eval_interval: a time string, or a number of epochs; 0: only on `trainer.eval()`; None: the Trainer's interval;
-            or a function of the State, asked after each batch and each epoch, which returns the same on all ranks.
+        eval_interval: a time string, or a number of epochs; 0: never in training, for test data that is evaluated after
+            it (`trainer.eval()`, or the key `test`); None: the Trainer's interval; or a function of the State, asked
+            after each batch and each epoch, which returns the same on all ranks.
         subset_num_batches: the number of batches after which to stop; None: all batches.
 
     Raises:
@@ -49,9 +50,17 @@ class Evaluator:
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
+        self.is_test = isinstance(self.eval_interval, Interval) and not self.eval_interval.time.value
+        """Whether it has an interval of its own that is 0, so that training never looks at its data."""
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it runs during training at all."""
+        interval = self.eval_interval
+        return callable(interval) or (interval is not None and interval.time.value > 0)
 
     def is_due(self, state: State) -> bool:
         """Return whether the last advance of time reached a multiple of the interval, or the function says so."""
@@ -61,9 +70,7 @@ class Evaluator:
 
     def is_owed(self, state: State) -> bool:
         """Return whether to run at the end of training: not switched off, and not yet run at this batch."""
-        interval = self.eval_interval
-        on = callable(interval) or (interval is not None and interval.time.value > 0)
-        return on and self.evaluated_at != state.timestamp.batch
+        return self.is_on and self.evaluated_at != state.timestamp.batch
 
     def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return the subset of the model's metrics that this evaluator computes.
@@ -75,7 +82,9 @@ class Evaluator:
             return metrics
         for name in self.metric_names:
             if name not in metrics:
-                raise ValueError(f"evaluator {self.label!r}: metric_names={name!r} is none of the model's {[*metrics]}")
+                raise ValueError(
+                    f"evaluator {self.label!r}: metric_names={name!r}: must be among the model's metrics, {[*metrics]}"
+                )
         return {name: metrics[name] for name in self.metric_names}
 
 
@@ -108,6 +117,24 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = N
     return evaluators
 
 
+def with_test(eval_dataloader: Any, test_dataloader: Any) -> list[Evaluator]:
+    """Return the evaluators of evaluation and test data together.
+
+    Args:
+        eval_dataloader: a loader, an Evaluator, a list of Evaluators, or None.
+        test_dataloader: a loader, which is evaluated under the label 'test', or an Evaluator with an interval of 0.
+
+    Raises:
+        ValueError: the Evaluator of the test data has another interval.
+    """
+    test = test_dataloader
+    if not isinstance(test, Evaluator):
+        test = Evaluator("test", test_dataloader, eval_interval=0)
+    if not test.is_test:
+        raise ValueError(f"evaluator {test.label!r}: test data needs eval_interval=0, so that training does not see it")
+    return [*_listed(eval_dataloader), test]
+
+
 def _listed(eval_dataloader: Any) -> list[Evaluator]:
     if eval_dataloader is None:
         return []
@@ -121,5 +148,7 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return list(several)
     loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
     if isinstance(eval_dataloader, Mapping) or loaders:
-        raise ValueError("eval_dataloader: no dict; a list must hold Evaluators only, each with its label and loader")
+        raise ValueError(
+            "eval_dataloader: must be a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
+        )
     return [Evaluator("eval", eval_dataloader)]

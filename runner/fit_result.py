@@ -34,7 +34,7 @@ class FitResult:
             for name, one in values.items()
             for key, value in scalars(f"{label}/{name}", one).items()
         }
-        best = (getattr(one, "best", None) for one in state.callbacks)
+        best = (getattr(one, "best_checkpoint", None) for one in state.callbacks)
         return cls(metrics, state.run_dir, next((path for path in best if isinstance(path, Path)), None))
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         monitor: name of the metric, with or without a label.
         argument: name of the argument that `monitor` was given as, for the error message.
         label: 'train' or the label of an evaluator, for names without a label; None means the only evaluator that has
-            a metric of that name.
+            a metric of that name, test data aside.
 
     Raises:
         ValueError: no metric has that name, or several have; the message lists all metrics.
@@ -67,7 +67,8 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
     for evaluator in state.evaluators:
         names = dict.fromkeys(["loss", *state.eval_metrics.get(evaluator.label, {})])
         choices += [MetricChoice(evaluator.label, name) for name in names]
-    asked = [one for one in choices if one.label == label or (label is None and one.label != "train")]
+    left_out = {"train", *(one.label for one in state.evaluators if one.is_test)}
+    asked = [one for one in choices if one.label == label or (label is None and one.label not in left_out)]
     named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:

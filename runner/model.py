@@ -1,6 +1,7 @@
 """The interface between the trainer and a model.
 
-A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors.
+A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors, or any object with a method
+`to(device)`: see `runner.batch`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from runner.batch import count_samples
+from runner.batch import count_samples, slice_samples
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -112,12 +113,25 @@ class Model(nn.Module):
         """Return the number of samples in this rank's batch.
 
         By default this is the size of dimension 0 of the first tensor, or, if samples stand in lists, the length of
-        those lists: `([image, image], [boxes, boxes])` holds two. An ambiguous first batch is refused.
+        those lists: `([image, image], [boxes, boxes])` holds two. Of an object with a method `to(device)` it is its
+        `len()`. An ambiguous first batch is refused.
 
         Raises:
-            TypeError: the batch contains no tensor with a dimension.
+            TypeError: the batch contains no tensor with a dimension, and no such object with a length.
         """
         return count_samples(batch)
+
+    def slice_batch(self, batch: Any, start: int, end: int) -> Any:
+        """Return samples `start` to `end - 1` of a batch, a microbatch of `grad_accum` or `microbatch_size`.
+
+        By default these are views of its tensors, parts of its lists, and `one[start:end]` of objects with a method
+        `to(device)`.
+
+        Raises:
+            ValueError: a tensor of the batch has a different size in dimension 0.
+            TypeError: an object in the batch cannot be sliced.
+        """
+        return slice_samples(batch, self.num_samples(batch), start, end)
 
     def num_tokens(self, batch: Any) -> int:
         """Return the number of tokens in this rank's batch; 0 by default, for data without tokens.

@@ -64,7 +64,9 @@ class Run:
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
         self.world_size = get_world_size()
         self.has_loss = type(model).loss is not Model.loss
-        self._sums_tokens = self.world_size > 1 and any(one.picks_samples for one in self.state.algorithms)
+        is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
+        picks = any(one.picks_samples for one in self.state.algorithms)
+        self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
         self.bind(self.state.model)
 
     def bind(self, wrapped: nn.Module) -> None:

@@ -204,11 +204,15 @@ class Trainer:
             loop.fit(self.run)
         return FitResult.of(state)
 
-    def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, torch.Tensor]]:
+    def eval(
+        self, eval_dataloader: Any = None, checkpoint: str | Path | None = None
+    ) -> dict[str, dict[str, torch.Tensor]]:
         """Evaluate now, and return metric values by evaluator label and metric name. Call it on all ranks.
 
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
+            checkpoint: a checkpoint or a run's folder whose weights to evaluate, in place of the model's own; the
+                metrics are logged at its time.
 
         Raises:
             ValueError: there is no evaluation data, neither here nor in the Trainer.
@@ -219,8 +223,9 @@ class Trainer:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
         if given:
             self._open_evaluators(evaluators)
+        weights = None if checkpoint is None else snapshot.weights_of(self.state, checkpoint)
         with self._running():
-            evaluation.evaluate_standalone(self.run, evaluators)
+            evaluation.evaluate_standalone(self.run, evaluators, weights)
             if given:
                 self._open_evaluators(self.state.evaluators)  # the given evaluators may have used the same labels
         return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}

@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from runner.batch import count_samples, map_tensors, split, tensors, to_device
+from runner import batch as batches
+from runner.batch import count_samples, map_tensors, slice_samples, tensors, to_device
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 N = 6
+
+
+def split(batch: Any, samples: int, **how: Any) -> list[tuple[int, Any]]:
+    return batches.split(batch, samples, lambda one, start, end: slice_samples(one, samples, start, end), **how)
 
 
 def nested() -> dict[str, Any]:
@@ -188,6 +193,27 @@ def test_tensors_of_another_length_cannot_be_split():
     with pytest.raises(ValueError, match=r"cannot split a batch of 6 samples: a tensor in it has shape \(7, 2\)"):
         split((torch.zeros(6), torch.zeros(7, 2)), 6, parts=2)
     split((torch.zeros(6), torch.zeros(7, 2)), 6, parts=1)
+
+
+def test_an_object_moves_by_its_own_method_and_may_move_itself():
+    class Moved:
+        def __init__(self, device: str = "cpu") -> None:
+            self.device = device
+
+        def to(self, device: torch.device) -> Moved:
+            return Moved(str(device))
+
+    class MovesItself(Moved):
+        def to(self, device: torch.device) -> None:  # type: ignore[override]
+            self.device = str(device)
+
+    class Keys(dict[str, Any]):
+        __getattr__ = dict.__getitem__
+
+    batch = [Moved(), MovesItself(), Keys(to=torch.zeros(1))]
+    moved = to_device(batch, torch.device("meta"))
+    assert [one.device for one in moved[:2]] == ["meta", "meta"] and moved[1] is batch[1]
+    assert moved[2]["to"].is_meta and batch[0].device == "cpu"
 
 
 def test_read_only_mappings_work():

@@ -38,7 +38,9 @@ def test_metrics_are_selected_by_name():
     assert Evaluator("x", LOADER).select(metrics) == metrics
     assert Evaluator("x", LOADER, ["b"]).select(metrics) == {"b": 2}
     assert Evaluator("x", LOADER, []).select(metrics) == {}
-    with pytest.raises(ValueError, match=r"evaluator 'x': metric_names='c' is none of the model's \['a', 'b'\]"):
+    with pytest.raises(
+        ValueError, match=r"evaluator 'x': metric_names='c': must be among the model's metrics, \['a', 'b'\]"
+    ):
         Evaluator("x", LOADER, ["c"]).select(metrics)
 
 
@@ -55,7 +57,7 @@ def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
     for several in ([TensorLoader(LOADER[0], batch_size=1, shuffle=False)] * 2, {"a": LOADER}):
         with pytest.raises(ValueError, match="each with its label and loader"):
             ensure_evaluators(several, interval)
-    with pytest.raises(ValueError, match="a list must hold Evaluators only"):
+    with pytest.raises(ValueError, match="or a list of Evaluators, each with its label"):
         ensure_evaluators([one, LOADER], interval)
     with pytest.raises(ValueError, match=r"must have different labels, not \['one', 'one'\]"):
         ensure_evaluators([one, Evaluator("one", LOADER)], interval)

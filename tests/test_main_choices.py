@@ -69,4 +69,4 @@ def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: 
     done = run_app(*SHORT, *own, "~callbacks.mlflow_logger", folder=folder, env=env, real=True)
     assert "hello" in done.stdout
     wrong = run_app("data.batch_size=0", folder=folder, env=env, real=True, exit_code=2)
-    assert wrong.stderr == "error: data.batch_size=0 must be at least 1\n"
+    assert wrong.stderr == "error: data.batch_size=0: must be at least 1\n"

@@ -138,7 +138,7 @@ def test_evaluators_choose_metrics():
     chosen = Evaluator("x", TensorLoader(*make_data(), batch_size=4, shuffle=False), metric_names=[])
     trainer, _ = fit(model=model, eval_dataloader=chosen)
     assert set(trainer.state.eval_metric_values["x"]) == {"loss"}
-    with pytest.raises(ValueError, match="metric_names='Accuracy' is none of the model's"):
+    with pytest.raises(ValueError, match="metric_names='Accuracy': must be among the model's"):
         loader = TensorLoader(*make_data(), batch_size=4, shuffle=False)
         fit(eval_dataloader=Evaluator("x", loader, metric_names=["Accuracy"]))
 

@@ -14,8 +14,10 @@ The timestamp determines the position in the data, and the streams of random num
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
-from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
 from runner.failures import UnsupportedType
@@ -129,6 +131,32 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         FileNotFoundError: `path` holds no checkpoint.
     """
     _load_into(state.unwrapped_model, read_file(find_checkpoint(path), "model.pt"), path, strict)
+
+
+def read_timestamp(path: str | Path) -> Timestamp:
+    """Return the time of training at which a checkpoint was written, given its folder."""
+    return Timestamp.from_state_dict(json.loads((Path(path) / MANIFEST).read_text())["timestamp"])
+
+
+@contextmanager
+def weights_of(state: State, path: str | Path) -> Iterator[None]:
+    """Put a checkpoint's `model.pt` into the model, and its time into the state, within the `with` block.
+
+    Raises:
+        ValueError: the weights do not fit the model, or the checkpoint was modified.
+        FileNotFoundError: `path` holds no checkpoint.
+    """
+    path = find_checkpoint(path)
+    model = state.unwrapped_model
+    now = state.timestamp
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        load_weights(state, path)
+        state.timestamp = read_timestamp(path)
+        yield
+    finally:
+        state.timestamp = now
+        model.load_state_dict(weights)
 
 
 def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:

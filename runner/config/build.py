@@ -126,16 +126,22 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the training and the evaluation data that a section describes.
+    """Return the training and the evaluation data that a section describes; the latter includes its test data.
 
     Raises:
-        TypeError: the section's target does not return a pair of loaders.
+        TypeError: the section's target does not return two or three loaders.
     """
     made = make("data", section)
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        kind = type(made).__name__
-        raise TypeError(f"data: {section['_target_']} must return (train_loader, eval_loader), not a {kind}")
-    return made[0], made[1]
+    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+        kind = f"{type(made).__name__} of {len(made)}" if isinstance(made, tuple | list) else type(made).__name__
+        allowed = "(train_loader, eval_loader) or (train_loader, eval_loader, test_loader)"
+        raise TypeError(f"data: {section['_target_']} must return {allowed}, not a {kind}")
+    if len(made) == 2 or made[2] is None:
+        return made[0], made[1]
+    from runner.evaluator import with_test
+
+    with _naming("data", section):
+        return made[0], with_test(made[1], made[2])
 
 
 def make_model(config: Mapping[str, Any]) -> Any:

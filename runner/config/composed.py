@@ -19,7 +19,7 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", "vars", *OF_THE_COMMAND)
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", "test", "vars", *OF_THE_COMMAND)
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 
@@ -143,6 +143,10 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
             raise WrongKey(key, f"must be a {'folder' if key == 'resume' else 'name'}, or null", repr(config[key]))
+    if config["test"] not in (None, "best", "last"):
+        raise WrongKey(
+            "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
+        )
     for key in ("skip_finished", "allow_divergence"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, "must be true or false", repr(config[key]))

@@ -1,10 +1,11 @@
-"""Data that ships, each a function that returns ``(train_loader, eval_loader)``, and the loaders that it is made of."""
+"""Data that ships, each a function that returns training and evaluation loaders, and the loaders that it is made of."""
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.digits import load_digits
 from runner.data.images.synthetic_images import load_synthetic_images
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.data.order import SampleOrder
+from runner.data.shares import Replicated, Sharded
 from runner.data.text.stdlib_text import load_stdlib_text
 from runner.data.text.synthetic_tokens import load_synthetic_tokens
 
@@ -12,7 +13,9 @@ __all__ = [
     "DatasetLoader",
     "FakeLoader",
     "OrderedLoader",
+    "Replicated",
     "SampleOrder",
+    "Sharded",
     "TensorLoader",
     "faked_by",
     "load_digits",

@@ -109,9 +109,11 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
         try:
             files = _unpack(archive, scratch, members)
         except BROKEN as error:
-            raise ValueError(f"url={url!r}: gave no whole .tar.gz archive ({error}); {by_hand}") from error
+            raise ValueError(
+                f"url={url!r}: gave something other than a whole .tar.gz archive ({error}); {by_hand}"
+            ) from error
         if absent := [member for member in members if member not in files]:
-            raise ValueError(f"url={url!r}: the archive has no {absent[0]}; {by_hand}")
+            raise ValueError(f"url={url!r}: the archive lacks {absent[0]}; {by_hand}")
         for member in find_missing(str(folder), members):
             (folder / member).parent.mkdir(parents=True, exist_ok=True)
             files[member].replace(folder / member)

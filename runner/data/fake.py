@@ -1,6 +1,6 @@
 """Stand-ins for data sets, with made-up batches, to check a run on a machine that does not have the data.
 
-A data function, one that returns ``(train_loader, eval_loader)``, tells what its batches look like by an
+A data function, one that returns training, evaluation and test loaders, tells what its batches look like by an
 attribute ``fake``: a function of the same arguments that returns loaders of the same lengths without reading anything.
 The decorator :func:`faked_by` sets it. The loaders may be anything that yields batches, even a list of one.
 """

@@ -60,9 +60,11 @@ class OrderedLoader(ABC):
             ValueError: the epoch or the batch is out of range.
         """
         if epoch < 0:
-            raise ValueError(f"epoch={epoch!r} must be at least 0")
+            raise ValueError(f"epoch={epoch!r}: must be at least 0")
         if not 0 <= batch <= len(self.order):
-            raise ValueError(f"batch={batch!r} must be between 0 and {len(self.order)}, the number of batches an epoch")
+            raise ValueError(
+                f"batch={batch!r}: must be between 0 and {len(self.order)}, the number of batches an epoch"
+            )
         self._next = (epoch, batch)
 
     def first(self, count: int) -> Iterator[Any]:
@@ -182,7 +184,7 @@ class DatasetLoader(OrderedLoader):
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
-            raise TypeError(f"dataset={dataset!r} must have a length and be indexed by sample: dataset[i]")
+            raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")

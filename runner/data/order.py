@@ -56,7 +56,7 @@ class SampleOrder:
         _require_int("world_size", world_size, 1)
         _require_int("rank", rank, 0)
         if rank >= world_size:
-            raise ValueError(f"rank={rank!r} must be less than world_size={world_size!r}: ranks count from 0")
+            raise ValueError(f"rank={rank!r}: must be less than world_size={world_size!r}: ranks count from 0")
         if drop_last and num_samples < batch_size:
             raise ValueError(
                 f"batch_size={batch_size!r} with drop_last=True leaves no batch of num_samples={num_samples!r}: "
@@ -160,6 +160,6 @@ def _from_environment(name: str, default: int) -> int:
 
 def _require_int(name: str, value: int, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
+        raise TypeError(f"{name}={value!r}: must be an integer, not {type(value).__name__}")
     if value < minimum:
-        raise ValueError(f"{name}={value!r} must be at least {minimum}")
+        raise ValueError(f"{name}={value!r}: must be at least {minimum}")

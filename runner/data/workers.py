@@ -142,7 +142,7 @@ class BatchReader(Iterator[Any]):
                 "num_workers=0 shows whether a sample crashes whoever reads it"
             ) from error
         remedy = next((_REMEDIES[one.exitcode] for one in dead.values() if one.exitcode in _REMEDIES), "")
-        log.warning("%s: all workers are started anew there, and no batch is lost or repeated%s", where, remedy)
+        log.warning("%s: all workers are started again there, and no batch is lost or repeated%s", where, remedy)
 
     def _abandon(self, source: Any) -> None:
         """Kill the workers of an iterator that are left, and make the loader forget it."""

@@ -1,4 +1,4 @@
-"""Describes a batch in one line: the keys, types, shapes and value ranges of its tensors."""
+"""Describes a batch in one line: the keys, types, shapes and value ranges of its tensors, and its other objects."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ def describe_batch(batch: Any, with_ranges: bool = False) -> str:
     """Return the keys, types and shapes of a batch's tensors.
 
     Args:
-        batch: tensors in any nesting of mappings, tuples and lists.
+        batch: tensors in any nesting of mappings, tuples and lists, and objects that can be moved to a device.
         with_ranges: whether the least and the greatest value of integer tensors are shown too.
     """
     found = _with_keys(batch)
-    parts = [
-        f"{name}{str(one.dtype).removeprefix('torch.')} {_shape(one)}{_range(one) if with_ranges else ''}"
-        for name, one in islice(found, MAX_TENSORS)
-    ]
+    parts = [f"{name}{_describe(one, with_ranges)}" for name, one in islice(found, MAX_TENSORS)]
     if rest := sum(1 for _ in found):
         parts.append(f"{rest} more")
     return ", ".join(parts) or "no tensors"
 
 
-def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch in order, each with the keys of the mappings around it: 'inputs.image '."""
-    if isinstance(batch, Tensor):
+def _describe(part: Any, with_range: bool) -> str:
+    if not isinstance(part, Tensor):
+        return f"{type(part).__name__} of {len(part)}" if hasattr(part, "__len__") else type(part).__name__
+    return f"{str(part.dtype).removeprefix('torch.')} {_shape(part)}{_range(part) if with_range else ''}"
+
+
+def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and objects of a batch in order, each with the keys of mappings around it: 'inputs.image '."""
+    is_object = hasattr(batch, "to") and not isinstance(batch, Mapping | tuple | list)
+    if is_object or isinstance(batch, Tensor):
         yield name and f"{name} ", batch
     elif isinstance(batch, Mapping):
         for key, value in batch.items():

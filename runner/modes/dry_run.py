@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.batch import count_samples, split
+from runner.batch import split
 from runner.config import build
 from runner.config.signatures import locate
 from runner.data import FakeLoader, SampleOrder
@@ -31,6 +31,7 @@ from runner.failures import annotate
 from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
 from runner.modes.diagnosis import hook_at_fault, naming_fault
+from runner.modes.final_test import check_test
 from runner.modes.lint import find_mistakes
 from runner.modes.sizes import Sizes, describe_groups, measure, size_of
 from runner.state import State
@@ -73,30 +74,60 @@ class Findings:
 
 
 class OneBatch:
-    """A loader with the length of another one that yields one batch an epoch.
+    """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's own first batch.
+
+    The loader is read when the run reads it, after callbacks and algorithms have prepared it, for example with the
+    policy that makes its batches. What they read from this object or set on it is the loader's own.
 
     Args:
-        loader: the loader whose length it has.
-        batch: the batch that it yields.
+        loader: the loader to read, once.
+        label: 'train', or the label of an evaluator.
     """
 
     stands_in = True  # its order of samples is not the one that a checkpoint records
+    _loader: Any
+    _label: str
+    _model: Any
+    _batches: list[Any]
 
-    def __init__(self, loader: Any, batch: Any) -> None:
-        self.batch = batch
-        self._loader = loader
+    def __init__(self, loader: Any, label: str) -> None:
+        # Not by assignment, which would set attributes of the loader.
+        vars(self).update(_loader=loader, _label=label, _model=None, _batches=[])
         order = getattr(loader, "order", None)
         if order is not None:
-            self.order = SampleOrder(order.num_samples, count_samples(batch), shuffle=False)
+            vars(self)["order"] = SampleOrder(order.num_samples, min(SAMPLES, order.batch_size), shuffle=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "to":  # batches are moved one by one, to a device that may be another at the next try
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.batch
+        """Yield the batch; it is kept, so that a second try has the same one.
+
+        Raises:
+            ValueError: the loader yields no batch.
+        """
+        if not self._batches:
+            self._batches.append(_first_batch(self._label, self._loader, self._model))
+        yield from self._batches
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Do nothing: all batches are the same."""
+
+    def read_for(self, model: Any) -> None:
+        """Let a model say which samples of the first batch to yield."""
+        vars(self)["_model"] = model
+
+    def describe(self) -> str:
+        """Return the types and shapes of the batch, which has been read."""
+        return describe_batch(self._batches[0])
 
 
 class TrialData(NamedTuple):
@@ -105,7 +136,7 @@ class TrialData(NamedTuple):
     Attributes:
         order: the order of the real training samples, None if it is not known.
         train: the training batch.
-        evaluators: the run's evaluators, with one batch each.
+        evaluators: the run's evaluators, with a `OneBatch` each.
     """
 
     order: SampleOrder | None
@@ -226,6 +257,9 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
         parts["schedulers"] = None
     parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(config) if on_meta else build.make_model(config)
+    loaders: list[Any] = [data.train, *(one.dataloader for one in data.evaluators)]
+    for loader in loaders:
+        loader.read_for(model)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
         trainer = build.assemble(
             {**config, "trainer": {**section, **changed}},
@@ -239,12 +273,14 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             **parts,
         )
         with trainer:
+            check_test(trainer.state, config)
             trainer.fit()
             if data.evaluators:
                 trainer.eval()
             if not on_meta:  # where predictions could not be copied to the CPU
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
+            findings.batch = data.train.describe()
             findings.sizes = measure(trainer.state)
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
@@ -264,10 +300,8 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:
-        one.dataloader = OneBatch(one.dataloader, _first_batch(one.label, one.dataloader))
-    one_batch = OneBatch(train, _first_batch("train", train))
-    findings.batch = describe_batch(one_batch.batch)
-    return TrialData(getattr(train, "order", None), one_batch, evaluators)
+        one.dataloader = OneBatch(one.dataloader, one.label)
+    return TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)
 
 
 def _name_of(state: State) -> str:
@@ -284,8 +318,8 @@ def _find_untrained(state: State) -> Iterator[str]:
         yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
 
 
-def _first_batch(label: str, loader: Any) -> Any:
-    """Return the first samples of a loader's first batch.
+def _first_batch(label: str, loader: Any, model: Any) -> Any:
+    """Return the first samples of a loader's first batch, taken apart as the model does it; else the whole batch.
 
     Raises:
         ValueError: the loader yields no batch.
@@ -294,9 +328,9 @@ def _first_batch(label: str, loader: Any) -> Any:
         return loader.make(min(SAMPLES, loader.order.batch_size))
     for batch in loader:
         try:
-            return split(batch, count_samples(batch), size=SAMPLES)[0][1]
+            return split(batch, model.num_samples(batch), model.slice_batch, size=SAMPLES)[0][1]
         except (TypeError, ValueError):
-            return batch  # it is not made of tensors with a row for each sample, so it is taken whole
+            return batch
     raise ValueError(f"the {label} data of {loader!r} has no batch")
 
 

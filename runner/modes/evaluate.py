@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.failures import WrongKey
+from runner.modes.final_test import check_test_data
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
 from runner.runs.result import check_objective, recording
@@ -20,6 +21,8 @@ from runner.runs.saved_run import SavedRun
 from runner.terminal import print_block, show_path
 
 if TYPE_CHECKING:
+    from runner.evaluator import Evaluator
+    from runner.state import State
     from runner.trainer import Trainer
 
 
@@ -49,19 +52,42 @@ def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[
     if mode == "predict" and config["predict"]["format"] == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("predict.format='parquet' needs the package pyarrow; install it, or give predict.format=pt")
     key = "trainer.load_path" if config["resume"] is None else "resume"
-    checkpoint = str(build.checkpoint_of(key, config["resume"] or trainer["load_path"]))
+    path = config["resume"] or trainer["load_path"]
+    if config["test"] == "best" and config["resume"] is not None and mode == "eval":
+        path = _best_of(path)
+    checkpoint = str(build.checkpoint_of(key, path))
     by_id = saved is not None and not Path(saved.given).exists()
     tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
     return {**config, "resume": None, "trainer": {**trainer, "load_path": checkpoint}}, tags
 
 
+def _best_of(path: str) -> str:
+    """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is.
+
+    Raises:
+        ValueError: the run has no best checkpoint.
+    """
+    if not (Path(path) / "config.yaml").is_file():
+        return path
+    found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
+    if not found:
+        raise ValueError(
+            f"test='best': {show_path(Path(path))} has no best checkpoint; give test=last for its newest one"
+        )
+    return str(found[0].parent)
+
+
 def evaluate(job: Job) -> float | None:
-    """Run all evaluators on the weights of a run, print the metrics, and return the objective. All ranks."""
+    """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks.
+
+    Test data is evaluated only if the key `test` asks for it.
+    """
     with recording(job) as result:
         with _trainer(job) as trainer:
             with config_errors():
                 check_objective(trainer.state, job.config["objective"])
-            values = trainer.eval()
+                evaluators = _to_evaluate(trainer.state, job.config["test"])
+            values = trainer.eval(evaluators)
         result.measure(trainer.state, job.config["objective"])
     rows = []
     for label, metrics in values.items():
@@ -72,6 +98,21 @@ def evaluate(job: Job) -> float | None:
     return result.objective
 
 
+def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
+    """Return the evaluators to run; None if there are none at all.
+
+    Raises:
+        ValueError: there is only test data, which was not asked for, or it was asked for and there is none.
+    """
+    if test is not None:
+        check_test_data(state, test)
+        return [*state.evaluators]
+    found = [one for one in state.evaluators if not one.is_test]
+    if state.evaluators and not found:
+        raise ValueError("test=None: this run has test data only; give test=last to evaluate it")
+    return found or None
+
+
 def predict(job: Job) -> None:
     """Write what the weights of a run predict to a file: each sample once, in order. All ranks."""
     from runner.modes.predictions import write_predictions
@@ -79,9 +120,15 @@ def predict(job: Job) -> None:
     wanted = job.config["predict"]
     with recording(job), _trainer(job) as trainer, trainer.noting():
         state = trainer.state
-        loaders = {one.label: one.dataloader for one in state.evaluators}
-        if wanted["split"] == "train":
+        split = wanted["split"]
+        loaders = {one.label: one.dataloader for one in state.evaluators if one.is_test == (split == "test")}
+        if split == "train":
             loaders = {"train": state.train_dataloader}
+        if not loaders:
+            with config_errors():
+                raise WrongKey(
+                    "predict.split", "this run has no such data; give the name of another split", repr(split)
+                )
         written = []
         for label, loader in loaders.items():
             stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
@@ -95,15 +142,14 @@ def predict(job: Job) -> None:
 @contextmanager
 def _trainer(job: Job) -> Iterator[Trainer]:
     """Yield the Trainer of a job, with its clock at the time when the weights were saved; record the run."""
+    from runner.checkpoints.snapshot import read_timestamp
     from runner.modes.diagnosis import noting_faults
-    from runner.time import Timestamp
 
     with config_errors():
         trainer = build.build(job.config, Path(job.run_dir), job.run_name)
     with trainer:
-        saved = json.loads((Path(job.config["trainer"]["load_path"]) / MANIFEST).read_text())
         # Metrics are then logged at the batch at which the other run logged its own.
-        trainer.state.timestamp = trainer.state.previous_timestamp = Timestamp.from_state_dict(saved["timestamp"])
+        trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(job.config["trainer"]["load_path"])
         with config_errors():
             log_record(trainer.logger, job)
         trainer.noting = partial(noting_faults, job.config)

@@ -106,7 +106,7 @@ _ROWS = (
     Mode(
         "predict",
         runs="runner.modes.evaluate:predict",
-        keys={"format": ("parquet", "pt"), "split": ("eval", "train")},
+        keys={"format": ("parquet", "pt"), "split": ("eval", "train", "test")},
         folder="run",
         on_all_ranks=True,
         uses_weights=True,

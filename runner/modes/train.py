@@ -10,6 +10,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.event import Event
+from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.result import check_converged, check_objective, recording
@@ -38,6 +39,7 @@ def train(job: Job) -> float | None:
             trainer.noting = partial(noting_first_batch, job.config, trainer.state)
             with config_errors(Event.FIT_START), refusing_first_batch():
                 trainer.fit(may_be_over=job.may_be_over)
+            result.tested = evaluate_test_data(trainer, job.config["test"])
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
@@ -62,4 +64,5 @@ def record(trainer: Trainer, job: Job) -> None:
         )
     check_trainable(state, job.may_be_over)
     check_objective(state, job.config["objective"])
+    check_test(state, job.config)
     log_record(trainer.logger, job, state.resumed_from)

@@ -26,6 +26,7 @@ SAFE = (
     "experiment_name",  # likewise
     "objective",  # only sweeps use it, to compare
     "vars",  # the keys that use these values change with them, and are judged themselves
+    "test",  # it comes after training
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.device",  # the same mathematics, up to rounding

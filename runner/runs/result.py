@@ -50,6 +50,7 @@ class Result:
         objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
+        tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         seconds: training time in all sessions that ended.
         error: stack trace of the failure, or the reason for a refusal.
         wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
@@ -65,6 +66,7 @@ class Result:
     objective_name: str = ""
     lower_is_better: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    tested: str | None = None
     seconds: float = 0.0
     error: str | None = None
     wrong_key: str = ""

@@ -174,8 +174,16 @@ def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp
 @pytest.mark.parametrize("kind", ["list", "dict", "str"])
 def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Path):
     config["data"] = {"_target_": f"builtins.{kind}"}
-    with pytest.raises(TypeError, match=f"data: builtins.{kind} must return .train_loader, eval_loader., not a {kind}"):
+    with pytest.raises(
+        TypeError, match=rf"data: builtins.{kind} must return .* eval_loader, test_loader\), not a {kind}"
+    ):
         build.build(config, tmp_path, "")
+
+
+def test_a_config_says_what_ranks_read():
+    loader = {"_target_": "torch.utils.data.DataLoader", "dataset": [1, 2, 3]}
+    made = build.make("data.eval", {"_target_": "runner.data.Replicated", "loader": loader})
+    assert made.ranks_read == "everything" and len(made) == 3
 
 
 def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):

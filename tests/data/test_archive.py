@@ -163,11 +163,23 @@ def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path:
     ("body", "md5", "message"),
     [
         (tar_gz(FILES), "0" * 32, "md5='000.*': what http.* gave has '[0-9a-f]{32}'; get http"),
-        (b"<html>not here</html>", None, r"url='http.*': gave no whole \.tar\.gz archive \(.*\); get http"),
-        (tar_gz(FILES)[:200_000], None, r"url='http.*': gave no whole \.tar\.gz archive \(.*\); get http"),
-        (tar_gz(FILES)[:-8] + b"00000000", None, r"url='http.*': gave no whole \.tar\.gz archive \(.*\); get http"),
-        (tar_gz({"set/a.bin": b""}), None, "url='http.*': the archive has no set/b.bin; get http"),
-        (b"", None, r"url='http.*': gave no whole \.tar\.gz archive"),
+        (
+            b"<html>not here</html>",
+            None,
+            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+        ),
+        (
+            tar_gz(FILES)[:200_000],
+            None,
+            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+        ),
+        (
+            tar_gz(FILES)[:-8] + b"00000000",
+            None,
+            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+        ),
+        (tar_gz({"set/a.bin": b""}), None, "url='http.*': the archive lacks set/b.bin; get http"),
+        (b"", None, r"url='http.*': gave something other than a whole \.tar\.gz archive"),
     ],
     ids=["checksum", "no archive", "cut off", "damaged", "other files", "empty"],
 )
@@ -189,7 +201,7 @@ def test_nothing_but_the_contents_of_the_files_asked_for_is_taken(server: Server
     assert contents(inside) == FILES
     assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "secret"]
     server.body = tar_gz({"set/b.bin": b""}, {"set/a.bin": str(secret)})
-    with pytest.raises(ValueError, match=r"has no set/a\.bin"):
+    with pytest.raises(ValueError, match=r"lacks set/a\.bin"):
         fetch(server, tmp_path / "other")
 
 

@@ -82,7 +82,7 @@ def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
 
 @pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 5)])
 def test_positions_that_do_not_exist_are_errors(make_loader, epoch, batch):
-    with pytest.raises(ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch} must be between 0 and 4"):
+    with pytest.raises(ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch}: must be between 0 and 4"):
         make_loader(11, batch_size=3, shuffle=True).seek(epoch, batch)
 
 

@@ -100,14 +100,14 @@ def test_rank_and_world_size_come_from_the_environment(monkeypatch):
     ("arguments", "error", "message"),
     [
         ({"num_samples": 0}, ValueError, "num_samples=0: the data set is empty"),
-        ({"num_samples": -1}, ValueError, "num_samples=-1 must be at least 1"),
-        ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1"),
-        ({"batch_size": 2.0}, TypeError, "batch_size=2.0 must be an integer, not float"),
-        ({"batch_size": True}, TypeError, "batch_size=True must be an integer, not bool"),
-        ({"seed": -3}, ValueError, "seed=-3 must be at least 0"),
-        ({"rank": 2}, ValueError, "rank=2 must be less than world_size=2"),
-        ({"rank": -1}, ValueError, "rank=-1 must be at least 0"),
-        ({"world_size": 0}, ValueError, "world_size=0 must be at least 1"),
+        ({"num_samples": -1}, ValueError, "num_samples=-1: must be at least 1"),
+        ({"batch_size": 0}, ValueError, "batch_size=0: must be at least 1"),
+        ({"batch_size": 2.0}, TypeError, "batch_size=2.0: must be an integer, not float"),
+        ({"batch_size": True}, TypeError, "batch_size=True: must be an integer, not bool"),
+        ({"seed": -3}, ValueError, "seed=-3: must be at least 0"),
+        ({"rank": 2}, ValueError, "rank=2: must be less than world_size=2"),
+        ({"rank": -1}, ValueError, "rank=-1: must be at least 0"),
+        ({"world_size": 0}, ValueError, "world_size=0: must be at least 1"),
         ({"batch_size": 9, "drop_last": True}, ValueError, "batch_size=9 with drop_last=True leaves no batch"),
     ],
 )
@@ -123,7 +123,7 @@ def test_batches_and_epochs_that_do_not_exist_are_errors():
             order.indices(0, batch)
         with pytest.raises(IndexError, match=f"batch={batch} is out of range"):
             order.counts(batch)
-    with pytest.raises(ValueError, match="epoch=-1 must be at least 0"):
+    with pytest.raises(ValueError, match="epoch=-1: must be at least 0"):
         order.indices(-1, 0)
 
 

@@ -191,7 +191,7 @@ def test_a_large_model_is_tried_without_memory():
     assert findings.events == len([one for one in Event if "predict" not in one])
 
 
-OWN_DATA = "~data.batch_size ~data.eval_batch_size ~data.seed data._target_=checked_here."
+OWN_DATA = "~data.batch_size ~data.eval_batch_size ~data.test_samples ~data.seed data._target_=checked_here."
 OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=checked_here.Fragile +model.fails="
 
 
@@ -241,9 +241,9 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
             ("data._target_=checked_here.missing", ("checked_here", "missing")),
             (
                 f"{OWN_DATA}read_one",
-                ("data: checked_here.read_one must return (train_loader, eval_loader), not a tuple",),
+                ("checked_here.read_one must return (train_loader, eval_loader) or (train", "not a tuple of 1"),
             ),
-            (f"{OWN_DATA}read_nothing", ("the train data of [] has no batch",)),
+            (f"{OWN_DATA}read_nothing", ("train_dataloader has no batches: its data set is empty",)),
         ],
     ),
 )
@@ -313,7 +313,14 @@ def test_what_is_right_gives_no_warning(command: str):
 
 
 def test_data_that_says_what_it_looks_like_is_not_read():
-    own = ("model=mlp", "algorithms=none", "~data.eval_batch_size", "~data.seed", "callbacks=none")
+    own = (
+        "model=mlp",
+        "algorithms=none",
+        "~data.eval_batch_size",
+        "~data.test_samples",
+        "~data.seed",
+        "callbacks=none",
+    )
     findings = try_out(*own, f"data._target_={OWN}.read_large_data")
     assert findings.data == "train 1 batches; made up, not read"
     with pytest.raises(WrongConfig, match="Target 10 is out of bounds"):
@@ -322,7 +329,14 @@ def test_data_that_says_what_it_looks_like_is_not_read():
 
 def test_of_other_data_one_batch_is_read():
     findings = try_out(
-        *("model=mlp", "~data.eval_batch_size", "~data.seed", "callbacks=none", "algorithms=none"),
+        *(
+            "model=mlp",
+            "~data.eval_batch_size",
+            "~data.test_samples",
+            "~data.seed",
+            "callbacks=none",
+            "algorithms=none",
+        ),
         *(f"data._target_={OWN}.read_data", "+data.option=1"),
     )
     assert READ == ["batch"]
@@ -334,7 +348,13 @@ def test_of_other_data_one_batch_is_read():
 
 
 def test_data_that_ranks_would_not_share_are_refused():
-    own = ("model=mlp", "~data.eval_batch_size", "~data.seed", f"data._target_={OWN}.read_for_one_rank")
+    own = (
+        "model=mlp",
+        "~data.eval_batch_size",
+        "~data.test_samples",
+        "~data.seed",
+        f"data._target_={OWN}.read_for_one_rank",
+    )
     assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
     with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': a DataLoader without a sharding sampler"):
         try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")

@@ -93,9 +93,9 @@ def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: i
     check_source(url, md5)
     for name, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size}.items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise ValueError(f"{name}={value!r}: must be at least 1")
     if seed < 0:
-        raise ValueError(f"seed={seed!r} must be at least 0")
+        raise ValueError(f"seed={seed!r}: must be at least 0")
 
 
 def _is_missing(path: str, url: str | None) -> bool:
@@ -107,8 +107,8 @@ def _is_missing(path: str, url: str | None) -> bool:
     missing = find_missing(path, [*TRAIN_FILES, *EVAL_FILES])
     if missing and url is None:
         raise FileNotFoundError(
-            f"path={path!r}: there is no {Path(path, missing[0])}; unpack {URL} in this folder, or give the archive's "
-            "address as url to have it downloaded"
+            f"path={path!r}: {Path(path, missing[0])} is missing; unpack {URL} in this folder, or give the archive's "
+            "address as url, from which it is then downloaded"
         )
     return bool(missing)
 
@@ -119,8 +119,8 @@ def _count(path: str, name: str) -> int:
     size = file.stat().st_size
     if size == 0 or size % RECORD:
         raise ValueError(
-            f"path={path!r}: {file} has {size} bytes, which is no whole number of records of {RECORD}; remove it, and "
-            f"unpack {URL} anew"
+            f"path={path!r}: {file} has {size} bytes, but must hold one or more records of {RECORD} bytes; "
+            f"remove it, and unpack {URL} again"
         )
     return size // RECORD
 
@@ -135,8 +135,8 @@ def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         records = numpy.fromfile(Path(path, name), dtype=numpy.uint8).reshape(count, RECORD)
         if (largest := records[:, 0].max()) >= NUM_CLASSES:
             raise ValueError(
-                f"path={path!r}: {Path(path, name)} has label {largest}, and CIFAR-10 has 0 to 9 only; remove it, and "
-                f"unpack {URL} anew"
+                f"path={path!r}: {Path(path, name)} has label {largest}, but CIFAR-10 has only 0 to 9; remove it, "
+                f"and unpack {URL} again"
             )
         labels[start : start + count] = records[:, 0]
         images[start : start + count] = records[:, 1:]

@@ -18,17 +18,25 @@ NUM_TRAIN = 1200  # the first samples; the others evaluate
 NUM_EVAL = 597
 
 
-def _fake(batch_size: int, eval_batch_size: int, **_: Any) -> tuple[FakeLoader, FakeLoader]:
+def _fake(batch_size: int, eval_batch_size: int, test_samples: int, **_: Any) -> tuple[FakeLoader, ...]:
+    _check(test_samples)
+
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest label, so that a model with too few classes is found.
         return torch.rand(samples, 1, 8, 8), torch.full((samples,), 9)
 
-    return FakeLoader(make, NUM_TRAIN, batch_size), FakeLoader(make, NUM_EVAL, eval_batch_size)
+    train = FakeLoader(make, NUM_TRAIN, batch_size)
+    evaluation = FakeLoader(make, NUM_EVAL - test_samples, eval_batch_size)
+    return (train, evaluation, FakeLoader(make, test_samples, eval_batch_size)) if test_samples else (train, evaluation)
 
 
 @faked_by(_fake)
-def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0) -> tuple[TensorLoader, TensorLoader]:
-    """Return a training loader of the first 1200 digits and an evaluation loader of the last 597.
+def load_digits(
+    batch_size: int = 64, eval_batch_size: int = 597, test_samples: int = 0, seed: int = 0
+) -> tuple[TensorLoader, ...]:
+    """Return a training loader of the first 1200 digits and an evaluation loader of the others, or part of them.
+
+    With `test_samples`, a third loader has the rest.
 
     Batches are ``(images, labels)``: float32 ``(N, 1, 8, 8)`` in [0, 1], where 0 is the background, so that what an
     augmentation pads with zeros is background too, and int64 ``(N,)`` in [0, 10). The split follows the order of
@@ -37,20 +45,31 @@ def load_digits(batch_size: int = 64, eval_batch_size: int = 597, seed: int = 0)
 
     Args:
         batch_size: samples in a training batch, all ranks together.
-        eval_batch_size: samples in an evaluation batch, all ranks together.
+        eval_batch_size: samples in an evaluation or test batch, all ranks together.
+        test_samples: how many of the 597 digits after those for training, the last ones, are for testing; 0: none.
         seed: seed of the order of the training samples.
 
     Raises:
+        ValueError: `test_samples` is negative, or leaves nothing to evaluate on.
         ModuleNotFoundError: scikit-learn, in whose folder the data lies, is not installed.
         FileNotFoundError: the installed scikit-learn does not have the file.
     """
+    _check(test_samples)
     table = _read_digits()
     # Numpy needs one thread only: waking torch's takes longer than the work, a tenth of a second on a busy machine.
     images = torch.from_numpy(table[:, :64] / 16).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, 64].astype(numpy.int64))
     train = TensorLoader(images[:NUM_TRAIN], labels[:NUM_TRAIN], batch_size=batch_size, shuffle=True, seed=seed)
-    evaluation = TensorLoader(images[NUM_TRAIN:], labels[NUM_TRAIN:], batch_size=eval_batch_size, shuffle=False)
-    return train, evaluation
+    end = len(images) - test_samples
+    evaluation = TensorLoader(images[NUM_TRAIN:end], labels[NUM_TRAIN:end], batch_size=eval_batch_size, shuffle=False)
+    if not test_samples:
+        return train, evaluation
+    return train, evaluation, TensorLoader(images[end:], labels[end:], batch_size=eval_batch_size, shuffle=False)
+
+
+def _check(test_samples: int) -> None:
+    if not 0 <= test_samples < NUM_EVAL:
+        raise ValueError(f"test_samples={test_samples!r}: must be 0 for no test data, or at most {NUM_EVAL - 1}")
 
 
 def _read_digits() -> NDArray[numpy.float32]:
@@ -58,8 +77,10 @@ def _read_digits() -> NDArray[numpy.float32]:
     # Importing scikit-learn takes two seconds, and only its file is needed.
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the digits lie in scikit-learn's folder: pip install scikit-learn", name="sklearn")
+        raise ModuleNotFoundError(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn", name="sklearn"
+        )
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: install scikit-learn anew")
+        raise FileNotFoundError(f"{path} is missing: install scikit-learn again")
     return numpy.loadtxt(path, delimiter=",", dtype=numpy.float32)

@@ -81,7 +81,9 @@ def load_imagefolder(
     evaluation = folder_of(eval_folder, v2.Compose([*center, *to_tensor]))
     if train.classes != evaluation.classes:
         differing = sorted({*train.classes} ^ {*evaluation.classes})
-        raise ValueError(f"path={path!r}: train and val must have the same classes; {differing[0]!r} is in one only")
+        raise ValueError(
+            f"path={path!r}: train and val must have the same classes, but only one of them has {differing[0]!r}"
+        )
     return (
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, num_workers=num_workers),
         DatasetLoader(evaluation, eval_batch_size, shuffle=False, num_workers=num_workers),
@@ -91,7 +93,7 @@ def load_imagefolder(
 def _check_sizes(image_size: int, eval_image_size: int) -> None:
     for name, value in {"image_size": image_size, "eval_image_size": eval_image_size}.items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1 pixel")
+            raise ValueError(f"{name}={value!r}: must be at least 1 pixel")
 
 
 def _folders(path: str) -> tuple[Path, Path]:
@@ -101,6 +103,6 @@ def _folders(path: str) -> tuple[Path, Path]:
     for folder in (train, evaluation):
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"path={path!r}: there is no folder {folder}; it must hold one folder of images for each class"
+                f"path={path!r}: the folder {folder} is missing; make it, with one folder of images for each class"
             )
     return train, evaluation

@@ -20,16 +20,19 @@ def _fake(
     batch_size: int,
     eval_samples: int,
     eval_batch_size: int,
+    test_samples: int,
     noise: float,
     **_: Any,
-) -> tuple[FakeLoader, FakeLoader]:
-    _check(num_samples, num_classes, channels, size, noise, eval_samples)
+) -> tuple[FakeLoader, ...]:
+    _check(num_samples, num_classes, channels, size, noise, eval_samples, test_samples)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest label, so that a model with too few classes is found.
         return torch.randn(samples, channels, size, size), torch.full((samples,), num_classes - 1)
 
-    return FakeLoader(make, num_samples, batch_size), FakeLoader(make, eval_samples, eval_batch_size)
+    train = FakeLoader(make, num_samples, batch_size)
+    evaluation = FakeLoader(make, eval_samples, eval_batch_size)
+    return (train, evaluation, FakeLoader(make, test_samples, eval_batch_size)) if test_samples else (train, evaluation)
 
 
 @faked_by(_fake)
@@ -42,9 +45,12 @@ def load_synthetic_images(
     batch_size: int = 64,
     eval_samples: int = 256,
     eval_batch_size: int = 256,
+    test_samples: int = 0,
     seed: int = 0,
-) -> tuple[TensorLoader, TensorLoader]:
-    """Return a training and an evaluation loader of images that can be learned: one random image per class, plus noise.
+) -> tuple[TensorLoader, ...]:
+    """Return loaders of images that can be learned: one random image per class, plus noise.
+
+    They are a training loader, an evaluation loader and, if asked for, a test loader.
 
     Batches are ``(images, labels)``: float32 ``(N, channels, size, size)`` and int64 ``(N,)``. The classes have equally
     many samples, give or take one.
@@ -57,26 +63,41 @@ def load_synthetic_images(
         noise: standard deviation of the noise, at least 0; that of the classes' images is 1.
         batch_size: samples in a training batch, all ranks together.
         eval_samples: evaluation images, which have noise of their own.
-        eval_batch_size: samples in an evaluation batch, all ranks together.
+        eval_batch_size: samples in an evaluation or test batch, all ranks together.
+        test_samples: test images, drawn after all others; 0: no test loader.
         seed: seed of the images and of the order of the training samples.
 
     Raises:
         ValueError: a number is below 1, or the noise is negative.
     """
-    _check(num_samples, num_classes, channels, size, noise, eval_samples)
+    _check(num_samples, num_classes, channels, size, noise, eval_samples, test_samples)
     generator = torch.Generator().manual_seed(stream_seed(seed, "images"))
     class_images = torch.randn(num_classes, channels, size, size, generator=generator)
     labels = torch.arange(num_samples + eval_samples) % num_classes
     images = torch.randn(len(labels), channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])
     train = TensorLoader(images[:num_samples], labels[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
     evaluation = TensorLoader(images[num_samples:], labels[num_samples:], batch_size=eval_batch_size, shuffle=False)
-    return train, evaluation
+    if not test_samples:
+        return train, evaluation
+    labels = torch.arange(test_samples) % num_classes
+    images = torch.randn(test_samples, channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])
+    return train, evaluation, TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False)
 
 
-def _check(num_samples: int, num_classes: int, channels: int, size: int, noise: float, eval_samples: int) -> None:
+def _check(
+    num_samples: int,
+    num_classes: int,
+    channels: int,
+    size: int,
+    noise: float,
+    eval_samples: int,
+    test_samples: int,
+) -> None:
     numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
     for name, value in (numbers | {"eval_samples": eval_samples}).items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise ValueError(f"{name}={value!r}: must be at least 1")
+    if test_samples < 0:
+        raise ValueError(f"test_samples={test_samples!r}: must be at least 0, which means no test data")
     if noise < 0:
-        raise ValueError(f"noise={noise!r} must be at least 0")
+        raise ValueError(f"noise={noise!r}: must be at least 0")

@@ -74,7 +74,7 @@ def load_stdlib_text(
 
 def _check(context: int, eval_bytes: int) -> None:
     if context < 1:
-        raise ValueError(f"context={context!r} must be at least 1 byte")
+        raise ValueError(f"context={context!r}: must be at least 1 byte")
     check_eval_limit("eval_bytes", eval_bytes, context, "bytes")
 
 
@@ -90,7 +90,9 @@ def _list_stdlib() -> tuple[list[Path], list[Path]]:
     for path in sorted(paths):
         (evaluation if zlib.crc32(path.encode()) % EVAL_SHARE == 0 else train).append(root / path)
     if not train or not evaluation:
-        raise FileNotFoundError(f"no sources of the standard library in {root}: this Python comes without them")
+        raise FileNotFoundError(
+            f"{root} holds no sources of the standard library: this Python comes without them; use another data set"
+        )
     return train, evaluation
 
 

@@ -97,6 +97,6 @@ def entropy_rate(transitions: Tensor) -> float:
 def _check(num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2) -> None:
     for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
         if value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
+            raise ValueError(f"{name}={value!r}: must be at least 1")
     if vocab_size < 2:
-        raise ValueError(f"vocab_size={vocab_size!r} must be at least 2")
+        raise ValueError(f"vocab_size={vocab_size!r}: must be at least 2")

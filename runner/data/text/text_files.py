@@ -126,7 +126,9 @@ def _list_files(path: str, pattern: str, eval_path: str | None) -> tuple[list[Pa
     train = _find("path", path, pattern)
     evaluation = [] if eval_path is None else _find("eval_path", eval_path, pattern)
     if both := sorted({*train} & {*evaluation}):
-        raise ValueError(f"eval_path={eval_path!r}: {str(both[0])!r} is trained on too; give texts outside of path")
+        raise ValueError(
+            f"eval_path={eval_path!r}: {str(both[0])!r} is among the training texts; give texts outside of path"
+        )
     return train, evaluation
 
 
@@ -135,13 +137,15 @@ def _find(name: str, path: str, pattern: str) -> list[Path]:
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise FileNotFoundError(f"{name}={path!r}: there is no such file or folder")
+        raise FileNotFoundError(f"{name}={path!r}: does not exist; give a text file, or a folder of them")
     try:
         found = [file for file in root.glob(pattern) if file.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
-        raise ValueError(f"pattern={pattern!r}: {error}; give one such as '**/*.txt'") from error
+        raise ValueError(f"pattern={pattern!r}: {error}; give a pattern such as '**/*.txt'") from error
     if not found:
-        raise FileNotFoundError(f"{name}={path!r}: no file in this folder fits pattern={pattern!r}")
+        raise FileNotFoundError(
+            f"{name}={path!r}: no file in this folder matches pattern={pattern!r}; change the pattern"
+        )
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 

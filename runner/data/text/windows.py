@@ -56,20 +56,20 @@ def check_windows(sizes: WindowSizes) -> None:
     """
     for name in ("context", "batch_size", "eval_batch_size"):
         if sizes[name] < 1:
-            raise ValueError(f"{name}={sizes[name]!r} must be at least 1")
+            raise ValueError(f"{name}={sizes[name]!r}: must be at least 1")
     check_eval_limit("eval_tokens", sizes["eval_tokens"], sizes["context"], "tokens")
 
 
 def check_eval_share(eval_share: float) -> None:
     """Raise ValueError for a share of the training data that leaves nothing to train or to evaluate on."""
     if not 0 < eval_share < 1:
-        raise ValueError(f"eval_share={eval_share!r} must lie between 0 and 1, without either")
+        raise ValueError(f"eval_share={eval_share!r}: must be above 0 and below 1")
 
 
 def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> None:
     """Raise ValueError if `limit`, the argument `name`, is less than one window."""
     if limit is not None and limit < context:
-        raise ValueError(f"{name}={limit!r} must be at least one window of context={context!r} {unit}")
+        raise ValueError(f"{name}={limit!r}: must be at least one window of context={context!r} {unit}")
 
 
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:
@@ -84,7 +84,7 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
         ValueError: the text is too short for a single window.
     """
     if size <= context:
-        raise ValueError(f"context={context!r} is longer than the text of {size} {unit}")
+        raise ValueError(f"context={context!r}: must be shorter than the text, which has {size} {unit}; lower it")
     return (size - 1) // context
 
 

@@ -108,16 +108,19 @@ def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(folde
             assert -1e-6 < pixels.min() < 0.1 and 0.9 < pixels.max() < 1 + 1e-6 and set(made[1].tolist()) == {9}
     unread = fake(str(tmp_path / "none"))
     assert [one.order.num_samples for one in unread] == [50_000, 10_000] and not (tmp_path / "none").exists()
-    with pytest.raises(FileNotFoundError, match="there is no "):
+    with pytest.raises(FileNotFoundError, match="is missing; unpack "):
         fake(str(tmp_path / "none"), None)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"test_batch\.bin has 0 bytes, which is no whole number of records of 3073; remove it"),
-        (record(0, 1)[:-1], r"test_batch\.bin has 3072 bytes, which is no whole number of records of 3073; remove it"),
-        (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, and CIFAR-10 has 0 to 9 only; remove it"),
+        (b"", r"test_batch\.bin has 0 bytes, but must hold one or more records of 3073 bytes; remove it"),
+        (
+            record(0, 1)[:-1],
+            r"test_batch\.bin has 3072 bytes, but must hold one or more records of 3073 bytes; remove it",
+        ),
+        (record(9, 1) + record(10, 2), r"test_batch\.bin has label 10, but CIFAR-10 has only 0 to 9; remove it"),
     ],
     ids=["empty", "cut off", "label"],
 )
@@ -129,7 +132,7 @@ def test_a_file_that_is_none_of_cifar10_is_refused(folder: Path, content: bytes,
 
 def test_a_missing_file_is_named_where_nothing_may_be_downloaded(folder: Path):
     (folder / FOLDER / "data_batch_3.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"path='.*': there is no .*data_batch_3\.bin; unpack {URL} in this"):
+    with pytest.raises(FileNotFoundError, match=rf"path='.*': .*data_batch_3\.bin is missing; unpack {URL} in this"):
         load(folder)
 
 

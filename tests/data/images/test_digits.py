@@ -52,3 +52,17 @@ def test_a_scikit_learn_without_the_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(digits, "find_spec", lambda name: Spec)
     with pytest.raises(FileNotFoundError, match=r"digits\.csv\.gz is missing"):
         load_digits()
+
+
+def test_the_last_digits_are_kept_for_testing_when_asked():
+    whole = load_digits()
+    train, evaluation, test = load_digits(test_samples=197)
+    assert torch.equal(train.tensors[0], whole[0].tensors[0])
+    for index in (0, 1):
+        kept = torch.cat([evaluation.tensors[index], test.tensors[index]])
+        assert torch.equal(kept, whole[1].tensors[index])
+    made_up: Any = vars(load_digits)["fake"](test_samples=197)
+    assert [one.order.num_samples for one in made_up] == [1200, 400, 197]
+    for wrong in (-1, 597):
+        with pytest.raises(ValueError, match=f"test_samples={wrong}: must be 0 for no test data, or at most 596"):
+            load_digits(test_samples=wrong)

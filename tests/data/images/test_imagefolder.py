@@ -103,12 +103,12 @@ def test_the_stand_in_has_the_shapes_and_numbers_of_the_real_loaders(folder: Pat
 
 def test_folders_with_other_classes_are_refused(folder: Path, torchvision: ModuleType):
     (folder / "val" / "red").rename(folder / "val" / "green")
-    with pytest.raises(ValueError, match="same classes; 'green' is in one only"):
+    with pytest.raises(ValueError, match="same classes, but only one of them has 'green'"):
         load(folder)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"path='.*': there is no folder .*train; it must hold one folder"):
+    with pytest.raises(FileNotFoundError, match=r"path='.*': the folder .*train is missing; make it, with one folder"):
         load(tmp_path)
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,5 +40,17 @@ def test_the_seed_decides():
 )
 def test_wrong_arguments_are_named(argument):
     ((name, value),) = argument.items()
-    with pytest.raises(ValueError, match=f"{name}={value} must be at least"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be at least"):
         load_synthetic_images(**argument)
+
+
+def test_test_images_are_drawn_after_all_others():
+    whole = load_synthetic_images(num_samples=20, eval_samples=10)
+    *before, test = load_synthetic_images(num_samples=20, eval_samples=10, test_samples=30)
+    for one, other in zip(before, whole, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one.tensors, other.tensors, strict=True))
+    assert test.tensors[1].bincount().tolist() == [3] * 10 and not test.order.shuffle
+    made_up: Any = vars(load_synthetic_images)["fake"](test_samples=30)
+    assert [one.order.num_samples for one in made_up] == [1024, 256, 30]
+    with pytest.raises(ValueError, match="test_samples=-1: must be at least 0"):
+        load_synthetic_images(test_samples=-1)

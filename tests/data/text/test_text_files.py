@@ -132,18 +132,21 @@ def test_the_stand_in_has_the_sizes_of_the_data(
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "path": ({"path": "nowhere"}, "path='nowhere': there is no such file or folder"),
-    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': there is no such file or folder"),
-    "nothing fits": ({"pattern": "*.rst"}, "no file in this folder fits pattern='.*.rst'"),
+    "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file, or a folder"),
+    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file, or a folder"),
+    "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
     "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
-    "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is trained on too"),
-    "context": ({"context": 0}, "context=0 must be at least 1"),
-    "batch_size": ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-    "eval_batch_size": ({"eval_batch_size": 0}, "eval_batch_size=0 must be at least 1"),
-    "long": ({"context": 10_000}, "context=10000 is longer than the text of 5986 tokens to train on"),
-    "share": ({"eval_share": 1.0}, "eval_share=1.0 must lie between 0 and 1"),
-    "small share": ({"eval_share": 1e-6}, "context=8 is longer than the text of 0 tokens to evaluate on"),
-    "eval_tokens": ({"eval_tokens": 7}, "eval_tokens=7 must be at least one window of context=8 tokens"),
+    "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is among the training texts"),
+    "context": ({"context": 0}, "context=0: must be at least 1"),
+    "batch_size": ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+    "eval_batch_size": ({"eval_batch_size": 0}, "eval_batch_size=0: must be at least 1"),
+    "long": ({"context": 10_000}, "context=10000: must be shorter than the text, which has 5986 tokens to train on"),
+    "share": ({"eval_share": 1.0}, "eval_share=1.0: must be above 0 and below 1"),
+    "small share": (
+        {"eval_share": 1e-6},
+        "context=8: must be shorter than the text, which has 0 tokens to evaluate on",
+    ),
+    "eval_tokens": ({"eval_tokens": 7}, "eval_tokens=7: must be at least one window of context=8 tokens"),
     "tokenizer": ({"tokenizer": "texts"}, "tokenizer='texts': transformers cannot load it"),
     "no tokenizer": ({"tokenizer": "./none"}, "tokenizer='./none': transformers cannot load it"),
 }

@@ -1,0 +1,82 @@
+"""How ranks read a loader that has no order of samples of its own: each its own share, or in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, repeat
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from runner.distributed.collectives import all_reduce_sum, get_global_rank, get_world_size
+
+Reading = Literal["shares", "everything"]
+"""What a loader yields on each rank: 'shares' are samples of that rank alone, 'everything' is the same on all ranks."""
+
+
+class Share(NamedTuple):
+    """This rank's part of a batch of all ranks."""
+
+    batch: Any
+    samples: int
+    """Samples on this rank; 0 if `batch` only stands in for an empty share."""
+    all_samples: int
+    """Samples on all ranks."""
+
+
+def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
+    """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
+
+    Args:
+        reading: what the loader yields.
+        batches: what it yielded on this rank.
+        num_samples: counts the samples of a batch.
+    """
+    if reading == "everything":
+        return _in_turn(batches, num_samples, get_global_rank(), get_world_size())
+    return _in_step(batches, num_samples)
+
+
+def length_of_shares(reading: Reading, length: int | None) -> int | None:
+    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks."""
+    lengths = _gather(-1 if length is None else length)
+    if min(lengths) < 0:
+        return None
+    return -(-max(lengths) // len(lengths)) if reading == "everything" else max(lengths)
+
+
+def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: int, ranks: int) -> Iterator[Share]:
+    """Yield every batch on one rank only; all ranks read all batches, so no rank has to ask another."""
+    while several := [*islice(batches, ranks)]:
+        counts = [num_samples(one) for one in several]
+        has_one = rank < len(several)
+        yield Share(several[rank if has_one else 0], counts[rank] if has_one else 0, sum(counts))
+
+
+_END = object()
+
+
+def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
+    """Yield this rank's batches until no rank has any left; a rank that has run out sees its last one again.
+
+    Ranks agree on each batch with one sum, on the host: nobody else knows how many samples they have.
+
+    Raises:
+        ValueError: a rank has no batch at all; all ranks raise.
+    """
+    last: Any = _END
+    for batch in chain(batches, repeat(_END)):
+        counts = _gather(-1 if batch is _END else num_samples(batch))
+        if max(counts) < 0:
+            return
+        if last is _END and min(counts) < 0:
+            raise ValueError(f"the share of rank {counts.index(-1)} has no batch: each rank needs at least one")
+        last = last if batch is _END else batch
+        yield Share(last, max(0, counts[get_global_rank()]), sum(one for one in counts if one > 0))
+
+
+def _gather(number: int) -> list[int]:
+    """Return every rank's number, in the order of ranks. All ranks, on the host."""
+    numbers = torch.zeros(get_world_size(), dtype=torch.int64)
+    numbers[get_global_rank()] = number
+    return all_reduce_sum(numbers).tolist()

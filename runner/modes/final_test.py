@@ -1,0 +1,118 @@
+"""The key `test`: after training, evaluate the best or the last weights on the test data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.evaluator import Evaluator
+    from runner.state import State
+    from runner.trainer import Trainer
+
+log = logging.getLogger("runner")
+
+
+def check_test(state: State, config: Mapping[str, Any]) -> None:
+    """Check, before training, that there is something to test.
+
+    Args:
+        state: the state of the Trainer.
+        config: the config of the run.
+
+    Raises:
+        ValueError: there is no test data, no checkpoint will be the best, or the objective is a metric of test data
+            that is not tested.
+    """
+    test = config["test"]
+    objective = config["objective"]
+    if test is not None:
+        check_test_data(state, test)
+    elif objective is not None and objective.partition("/")[0] in [one.label for one in _tests(state)]:
+        raise ValueError(f"objective={objective!r}: test data is evaluated only with test=best or test=last; add one")
+    if test != "best":
+        return
+    monitor = _monitor(state)
+    if monitor is None:
+        raise ValueError(
+            "test='best': no checkpoint is the best without a metric; add "
+            "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give test=last"
+        )
+    measured = {one.label for one in state.evaluators if one.is_on}
+    label = monitor.partition("/")[0]
+    is_labelled = label in ("train", *(one.label for one in state.evaluators))
+    if label != "train" and (label not in measured if is_labelled else not measured):
+        raise ValueError(
+            f"test='best': the checkpoint is chosen by monitor={monitor!r}, which has no value in training "
+            "(its evaluator has eval_interval=0); monitor another metric, or give test=last"
+        )
+
+
+def check_test_data(state: State, test: str) -> None:
+    """Check that a run has test data.
+
+    Raises:
+        ValueError: the run has no evaluator with an interval of 0.
+    """
+    if not _tests(state):
+        raise ValueError(
+            f"test={test!r}: this run has no test data; let data return (train_loader, eval_loader, test_loader), or "
+            "an Evaluator with eval_interval=0; data=digits and data=synthetic_images have data.test_samples=<number>"
+        )
+
+
+def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
+    """Evaluate the test data after training; the state of training stays as it is. All ranks.
+
+    Args:
+        trainer: the Trainer, which has trained.
+        weights: 'best', 'last', or None for no test.
+
+    Returns:
+        The name of the checkpoint that was tested, or 'last'; None if there was no test.
+    """
+    from runner.distributed.collectives import broadcast_object
+
+    if weights is None:
+        return None
+    state = trainer.state
+    checkpoint: str | None = None
+    if weights == "best":
+        found = [getattr(one, "best_checkpoint", None) for one in state.callbacks]
+        # Rank 0 knows, once it has written it; the others wait for it here.
+        checkpoint = broadcast_object(next((str(one) for one in found if one is not None), None))
+        if checkpoint is None:
+            log.warning("test='best': nothing was tested, as monitor=%r was never finite", _monitor(state))
+            return None
+    values = trainer.eval(_tests(state), checkpoint)
+    tested = "last" if checkpoint is None else Path(checkpoint).name
+    trainer.logger.log_tags({"runner.tested": tested})
+    _print(values, tested)
+    return tested
+
+
+def _tests(state: State) -> list[Evaluator]:
+    return [one for one in state.evaluators if one.is_test]
+
+
+def _monitor(state: State) -> str | None:
+    """Return the metric by which a callback chooses the best checkpoint; None if none does."""
+    savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
+    return next((one.monitor for one in savers if one.monitor is not None), None)  # type: ignore[attr-defined]
+
+
+def _print(values: Mapping[str, Mapping[str, Any]], tested: str) -> None:
+    from runner.distributed.collectives import get_global_rank
+    from runner.metrics import scalars
+    from runner.terminal import print_block
+
+    if get_global_rank() != 0:
+        return
+    lines = [("weights", tested)]
+    for label, metrics in values.items():
+        for name, value in metrics.items():
+            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"
+            lines += [(one, f"{float(number):.6g}") for one, number in scalars(key, value).items()]
+    print_block("test", lines)

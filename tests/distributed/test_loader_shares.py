@@ -1,0 +1,126 @@
+"""Loaders that say what each rank reads: two ranks against one process with the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_models import Classifier, class_data
+from rank_runs import Everything, program_of
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from runner import Trainer
+from runner.data import Replicated, Sharded, TensorLoader
+from runner.dataloader import refuse_unsharded
+from runner.distributed.collectives import get_global_rank, get_world_size
+
+SHARES = {"even": ([4, 4], [4, 4]), "uneven": ([4, 4, 3], [2]), "counts": ([1, 5], [3, 2])}
+
+
+def batches_of(name: str, rank: int) -> list[tuple[Any, Any]]:
+    """The batches of a rank, which no other rank has."""
+    sizes = SHARES[name][rank]
+    first = sum(sum(one) for one in SHARES[name][:rank])
+    inputs, targets = (one[first : first + sum(sizes)].split(sizes) for one in class_data(40))
+    return [*zip(inputs, targets, strict=True)]
+
+
+def together(name: str) -> list[Any]:
+    """The same in one process: the batches of all ranks joined, one by one."""
+    ranks = [batches_of(name, 0), batches_of(name, 1)]
+    steps = [[one[step] for one in ranks if step < len(one)] for step in range(max(map(len, ranks)))]
+    return [[torch.cat(parts) for parts in zip(*step, strict=True)] for step in steps]
+
+
+def evaluation(samples: int = 11) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*class_data(samples)), batch_size=3)
+
+
+def train(name: str, loader: Any, evaluated: Any) -> dict[str, Any]:
+    with Trainer(
+        model=Everything(),
+        train_dataloader=loader,
+        eval_dataloader=evaluated,
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+        max_duration="2ep",
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        now = trainer.state.timestamp
+        predicted = trainer.predict(evaluated)
+    values = dict(trainer.state.eval_metric_values["eval"])
+    values["kept"] = values["kept"].sort().values
+    return {
+        "weights": dict(trainer.state.unwrapped_model.state_dict()),
+        "values": values,
+        "counts": [now.epoch, now.batch, now.sample, trainer.state.eval_timestamp.sample],
+        "predicted": sum(len(one) for one in predicted),
+    }
+
+
+def on_ranks() -> None:
+    rank = get_global_rank()
+    found: dict[str, Any] = {}
+    for name in SHARES:
+        found[name] = train(name, Sharded(batches_of(name, rank)), Replicated(evaluation()))
+    with pytest.raises(ValueError, match="the share of rank 1 has no batch: each rank needs at least one"):
+        train("empty", Sharded([] if rank else batches_of("even", 0)), None)
+    torch.save(found, f"shares{rank}.pt")
+
+
+def test_two_ranks_find_what_one_process_finds(tmp_path: Path, run_ranks: Any):
+    run_ranks(program_of("distributed/test_loader_shares", "on_ranks"), 2)
+    ranks = [torch.load(tmp_path / f"shares{rank}.pt") for rank in (0, 1)]
+    for name in SHARES:
+        expected = train(name, together(name), evaluation())
+        assert sum(one[name]["predicted"] for one in ranks) == expected["predicted"] == 11
+        for one in ranks:
+            assert one[name]["counts"] == expected["counts"]
+            torch.testing.assert_close(one[name]["weights"], expected["weights"])
+            torch.testing.assert_close(one[name]["values"], expected["values"])
+
+
+def test_one_rank_reads_everything_itself():
+    assert get_world_size() == 1
+    for wrapped in (Sharded(evaluation()), Replicated(evaluation())):
+        with Trainer(model=Classifier(), eval_dataloader=wrapped, device="cpu") as trainer:
+            trainer.eval()
+        assert trainer.state.eval_timestamp.sample == 11 and len(wrapped) == 4
+        assert wrapped.batch_size == 3  # as of the loader itself
+
+
+@pytest.mark.parametrize(
+    ("loader", "label", "said"),
+    [
+        (evaluation(), "eval", r"same samples; use runner.data.DatasetLoader.*Sharded\(loader\).*Replicated\(loader\)"),
+        (evaluation(), "train", r"same samples; use .*Sharded\(loader\) if each rank has samples of its own$"),
+        (Replicated(evaluation()), "train", "Replicated is for evaluation, where each batch counts on one rank only"),
+        (
+            Sharded(DataLoader(evaluation().dataset, sampler=DistributedSampler(evaluation().dataset, 2, 0))),
+            "eval",
+            "DistributedSampler repeats samples, as 11 cannot be divided by 2 ranks",
+        ),
+    ],
+)
+def test_what_would_count_samples_twice_is_refused(loader: Any, label: str, said: str):
+    with pytest.raises(ValueError, match=said):
+        refuse_unsharded(loader, label, 2)
+
+
+def test_what_is_meant_is_accepted():
+    for loader in (Sharded(evaluation()), Replicated(evaluation())):
+        refuse_unsharded(loader, "eval", 2)
+    refuse_unsharded(Sharded(evaluation()), "train", 2)
+
+
+def test_a_wrong_wish_is_refused():
+    with pytest.raises(ValueError, match="loader=TensorLoader: already says what each rank reads; leave out Sharded"):
+        Sharded(TensorLoader(torch.zeros(4), batch_size=2, shuffle=False))
+    with pytest.raises(TypeError, match="loader=3: must be iterable, yielding batches"):
+        Replicated(3)  # type: ignore[arg-type]
+    loader = evaluation()
+    loader.ranks_read = "all"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="ranks_read='all': must be one of 'shares', 'everything'"):
+        refuse_unsharded(loader, "eval", 2)

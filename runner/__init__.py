@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runner.model import Model
     from runner.models.classification import ClassificationModel
     from runner.models.language import LanguageModel
+    from runner.models.supervised import SupervisedModel
     from runner.randomness import stream_seed
     from runner.state import Batch, State
     from runner.surgery import replace_modules
@@ -43,6 +44,7 @@ _MODULES = {
     "Model": "model",
     "Record": "destination",
     "State": "state",
+    "SupervisedModel": "models.supervised",
     "Time": "time",
     "TimeUnit": "time",
     "Timestamp": "time",
@@ -77,6 +79,7 @@ __all__ = [
     "Model",
     "Record",
     "State",
+    "SupervisedModel",
     "Time",
     "TimeUnit",
     "Timestamp",

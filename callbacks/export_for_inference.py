@@ -29,7 +29,7 @@ class ExportForInference(Callback):
 
     Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
     `LanguageModel`, and for a `SupervisedModel` or `ClassificationModel` with one input, it exports the inner module,
-    which maps inputs to outputs; any other model is exported as a whole and takes a batch. The file gets its final name only after it has passed the check, and is
+    which maps inputs to outputs; any other model is exported as a whole and takes a batch, without labels if it is an `HFModel`. The file gets its final name only after it has passed the check, and is
     logged as an artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model
     that torch cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that
     the disk refuses, or outputs that are not finite, only give a warning.
@@ -142,7 +142,8 @@ class ExportForInference(Callback):
         inputs = self.sample_input
         if inputs is None:
             batch = last_or_first_batch(state)
-            inputs = batch[key] if has_one_input else batch
+            without_targets = getattr(model, "without_targets", lambda whole: whole)
+            inputs = batch[key] if has_one_input else without_targets(batch)
         with inference(state):
             module = copy.deepcopy(module).cpu().requires_grad_(False)
         for transform in self.transforms:

@@ -101,6 +101,13 @@ class SupervisedModel(Model):
         targets = target if isinstance(target, Mapping) else {"target": target}
         return {**{name: one for name, one in targets.items() if isinstance(one, Tensor)}, **found}
 
+    def without_targets(self, batch: Any) -> Any:
+        """Return what is left of a batch in inference: of a mapping the inputs, any other batch as it is."""
+        if not isinstance(batch, Mapping):
+            return batch
+        keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
+        return {key: batch[key] for key in ([keys] if isinstance(keys, int | str) else keys)}
+
     def _compared(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
         """Return what a metric compares the outputs with, as positional and keyword arguments."""
         if self._validated is not None and self._validated[0] is batch:

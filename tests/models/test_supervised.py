@@ -121,7 +121,9 @@ def test_a_metric_that_does_not_fit_is_one_message():
     f1 = torchmetrics.F1Score(task="multiclass", num_classes=3)
     model = SupervisedModel(nn.Linear(5, 4), nn.CrossEntropyLoss(), {"f1": f1})
     batch = (torch.randn(2, 5), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match=r"metrics: MulticlassF1Score does not fit outputs of shape \(2, 4\) and float32") as caught:
+    with pytest.raises(
+        ValueError, match=r"metrics: MulticlassF1Score does not fit outputs of shape \(2, 4\) and float32"
+    ) as caught:
         model.update_metric(batch, model(batch), model.metrics(True)["f1"])
     assert "\n" not in str(caught.value)
 

@@ -29,10 +29,11 @@ class ExportForInference(Callback):
 
     Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
     `LanguageModel`, and for a `SupervisedModel` or `ClassificationModel` with one input, it exports the inner module,
-    which maps inputs to outputs; any other model is exported as a whole and takes a batch, without labels if it is an `HFModel`. The file gets its final name only after it has passed the check, and is
-    logged as an artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model
-    that torch cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that
-    the disk refuses, or outputs that are not finite, only give a warning.
+    which maps inputs to outputs. Any other model is exported as a whole and takes a batch, without the labels if it is
+    a model of transformers. The file gets its final name only after it has passed the check, and is logged as an
+    artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model that torch
+    cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that the disk
+    refuses, or outputs that are not finite, only give a warning.
 
     Args:
         save_format: 'torch_export' (runs without the model's source code), 'onnx', 'torchscript' (deprecated by torch),

@@ -51,7 +51,7 @@ class ClassificationModel(SupervisedModel):
         self._has_own_metrics = metrics is not None
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Return the metrics given, or `MulticlassAccuracy`: the share of samples whose largest logit is their class."""
+        """Return the given metrics, or `MulticlassAccuracy`: the share of samples whose largest logit is right."""
         if self._has_own_metrics:
             return super().metrics(train)
         from runner.libraries.torchmetrics import import_torchmetrics

@@ -3,15 +3,14 @@
 With `text`, a column of texts, batches are those of :func:`runner.data.text.text_files.load_text_files`: int64
 ``(inputs, targets)`` of ``(N, context)``, in which each row is a document, and the tokens are kept in `cache`.
 
-With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Texts in `targets` become numbers of classes.
-Whole numbers, truth values and class
+With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Names of classes become numbers. Whole numbers, truth values and class
 labels become int64, other numbers float32, both ``(N,)``; lists of equal length have further dimensions. Images become
 float32 ``(N, 3, H, W)``: red, green and blue, normalized by ImageNet's mean and deviation, resized until the shorter
 side has image_size pixels, and cropped to the center. There is no augmentation here.
 
 With one or two columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64
-`input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length of
-the longest sample in the batch, at most `context`.
+`input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length
+of the longest sample in the batch, at most `context`.
 
 `datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
 that while others wait. Batches are found by their number, so streaming is not possible.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -31,7 +32,9 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
             raise wrong_argument("lora", dict(lora), f"peft's LoraConfig has no {key!r}; did you mean {near[0]!r}?")
     try:
-        return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what peft then does right by itself, and of transformers' old names
+            return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise wrong_argument("lora", dict(lora), f"peft refuses it: {reason}") from error

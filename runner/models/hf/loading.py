@@ -165,6 +165,8 @@ def load_network(
         if attention is None or argument_of(error) in ("name", "overrides"):
             raise
         raise ValueError(f"attention={attention!r}: does not work with {name!r}: {_first_sentence(error)}") from error
+    if task == "causal_lm" and getattr(network, "loss_type", "") is None:
+        network.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())
     if task == "causal_lm" and two_sided and getattr(config, "is_decoder", None) is False:
         raise ValueError(f"name={name!r}: also sees later tokens; overrides={{is_decoder: true}} makes it causal")

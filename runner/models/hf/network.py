@@ -83,7 +83,7 @@ class HFNetwork(nn.Module):
             pretrained = pretrained and torch.get_default_device().type != "meta"
             network = load_network(config, name, task, pretrained, attention, revision).train()
             without_reading(network)
-            self.network = network if lora is None else add_adapters(network, task, lora)
+            self.network = network if lora is None else add_adapters(network, task, dict(lora))
         takes_cache = "use_cache" in inspect.signature(network.forward).parameters
         self._options = {"return_dict": True, **({"use_cache": False} if takes_cache else {})}
 

@@ -225,7 +225,7 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "eval_split": ({"text": "text", "eval_split": "test"}, "eval_split='test': Unknown split"),
     "share": ({"text": "text", "eval_split": None, "eval_share": 0}, "eval_share=0 must lie between 0 and 1"),
     "context": ({"text": "text", "context": 10**4}, "context=10000 is longer than the text of 750 tokens to train on"),
-    "image_size": ({"inputs": "x", "targets": "n", "image_size": 0}, "image_size=0 must be at least 1 pixel"),
+    "image_size": ({"inputs": "x", "targets": "n", "image_size": 0}, "image_size=0: must be at least 1 pixel"),
     "batch_size": ({"inputs": "x", "targets": "n", "batch_size": 0}, "batch_size=0 must be at least 1"),
     "no files": ({"text": "text", "data_files": None}, "data_files=None: name='json' needs data_files=<paths>"),
     "lost": ({"text": "text", "data_files": "a.jsonl"}, "name='json': datasets cannot load it: Unable to find '/.*'"),

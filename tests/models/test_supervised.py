@@ -97,7 +97,8 @@ def test_inputs_and_targets_go_where_they_are_sent():
 def test_each_evaluation_and_training_has_metrics_of_its_own():
     given = {"mse": torchmetrics.MeanSquaredError()}
     model = SupervisedModel(nn.Linear(3, 1), nn.MSELoss(), given)
-    first, second = model.metrics(True)["mse"], model.metrics(False)["mse"]
+    first: Any = model.metrics(True)["mse"]
+    second: Any = model.metrics(False)["mse"]
     first.update(torch.ones(2), torch.zeros(2))
     assert first is not second and float(first.compute()) == 1 and int(second.total) == 0
     assert not [name for name in model.state_dict() if "mse" in name]

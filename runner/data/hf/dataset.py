@@ -3,10 +3,10 @@
 With `text`, a column of texts, batches are those of :func:`runner.data.text.text_files.load_text_files`: int64
 ``(inputs, targets)`` of ``(N, context)``, in which each row is a document, and the tokens are kept in `cache`.
 
-With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Names of classes become numbers. Whole numbers, truth values and class
-labels become int64, other numbers float32, both ``(N,)``; lists of equal length have further dimensions. Images become
-float32 ``(N, 3, H, W)``: red, green and blue, normalized by ImageNet's mean and deviation, resized until the shorter
-side has image_size pixels, and cropped to the center. There is no augmentation here.
+With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Whole numbers, truth values, class labels
+and names of classes become int64, other numbers float32, both `(N,)`; lists of equal length have further dimensions.
+Images become float32 `(N, 3, H, W)`: red, green and blue, normalized by ImageNet's mean and deviation, resized until the
+shorter side has image_size pixels, and cropped to the center. There is no augmentation here.
 
 With one or two columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64
 `input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length
@@ -64,7 +64,7 @@ def _fake(
             return load_split(source, "split", split)[0]
 
         names = classes
-        if is_text(features.get(targets)):
+        if classes is not None or is_text(features.get(targets)):
             parts = [load_split(source, key, one) for key, one in (("split", split), ("eval_split", eval_split)) if one]
             names = class_names(parts, str(targets), classes)
         if text_columns(features, read, tokenizer):
@@ -113,11 +113,9 @@ def load_hf_dataset(
         eval_share: share of the rows that is kept for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modelling.
         inputs: a column of numbers, lists of equal length, images or texts, or two columns of texts.
-        targets: a column of numbers, lists of equal length, images, labels, or the names of classes.
-        classes: of targets that are names of classes: the names in order; None sorts them. Data to predict may lack
-            some of the classes that were trained, so give them there.
-        tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; with text, None takes the
-            bytes.
+        targets: a column of numbers, lists of equal length, images, labels, or names of classes.
+        classes: of class names in targets: the names in order, also those only in other data; None sorts those found.
+        tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
         context: of text: window length, in tokens; of inputs that are texts: tokens in a sample at most.
         eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
         cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
@@ -128,9 +126,8 @@ def load_hf_dataset(
         seed: seed of the order, and of the rows that are kept for evaluation.
 
     Raises:
-        ModuleNotFoundError: datasets, or for a tokenizer transformers, is not installed.
-        OSError: the data set or the tokenizer does not exist, or the Hub cannot be reached.
-        ValueError: a number is out of range, or a split or column does not exist or does not become tensors.
+        ModuleNotFoundError, OSError: a library is not installed, or the data set or tokenizer cannot be found.
+        ValueError: an argument is out of range, or a split or column does not exist or does not fit.
     """
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
@@ -140,19 +137,8 @@ def load_hf_dataset(
     with bars_on_terminals("datasets", "huggingface_hub"):
         parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
         if text is not None:
-            train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)
-            return window_loaders(train, evaluation, seed, sizes)
-        names = class_names([part.rows for part in parts], str(targets), classes)
-        if text_columns(parts[0].rows.features, read, tokenizer):
-            encode = BatchEncoder(str(tokenizer), sizes["context"])
-            labels = (Columns(part.rows, {"targets": str(targets)}, image_size, names) for part in parts)
-            sets = [Texts(part.rows, read, one, encode) for part, one in zip(parts, labels, strict=True)]
-        else:
-            columns = {"inputs": read[0], "targets": str(targets)}
-            sets = [Columns(part.rows, columns, image_size, names) for part in parts]
-    if names is not None and get_global_rank() == 0:
-        log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
-    return _loaders(sets[0], sets[1], num_workers, seed, sizes)
+            return window_loaders(*(_tokenize(part, text, encoder, cache) for part in parts), seed, sizes)
+        return _column_loaders(parts, read, str(targets), classes, tokenizer, image_size, num_workers, seed, sizes)
 
 
 def _check(
@@ -181,9 +167,28 @@ def _check(
     return read
 
 
-def _loaders(
-    train: Any, evaluation: Any, num_workers: int, seed: int, sizes: WindowSizes
+def _column_loaders(
+    parts: tuple[Part, Part],
+    read: list[str],
+    targets: str,
+    classes: Sequence[str] | None,
+    tokenizer: str | None,
+    image_size: int | None,
+    num_workers: int,
+    seed: int,
+    sizes: WindowSizes,
 ) -> tuple[DatasetLoader, DatasetLoader]:
+    names = class_names([part.rows for part in parts], targets, classes)
+    if names is not None and get_global_rank() == 0:
+        log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
+    if text_columns(parts[0].rows.features, read, tokenizer):
+        encode = BatchEncoder(str(tokenizer), sizes["context"])
+        labels = [Columns(part.rows, {"targets": targets}, image_size, names) for part in parts]
+        sets: list[Any] = [Texts(part.rows, read, one, encode) for part, one in zip(parts, labels, strict=True)]
+    else:
+        columns = {"inputs": read[0], "targets": targets}
+        sets = [Columns(part.rows, columns, image_size, names) for part in parts]
+    train, evaluation = sets
     shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
     return (
         DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),

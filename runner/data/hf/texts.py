@@ -32,7 +32,9 @@ class Texts(Dataset[Sample]):
     def __init__(self, rows: Any, inputs: Sequence[str], targets: Columns, encode: BatchEncoder) -> None:
         for column in inputs:
             if missing := rows.data.column(column).null_count:
-                reason = f"{missing} of {len(rows)} rows have no text in this column; fill them in, or leave them out"
+                reason = (
+                    f"{missing} of {len(rows.data)} rows have no text in this column; fill them in, or leave them out"
+                )
                 raise wrong_argument("inputs", column, reason)
         self._rows = rows.select_columns([*dict.fromkeys(inputs)])
         self._inputs = tuple(inputs)

@@ -214,7 +214,7 @@ def test_names_of_nothing_are_refused_without_asking_anybody(tmp_path: Path):
         HFCausalLM(str(tmp_path))
     with pytest.raises(ValueError, match="name='': must be a name on the Hub"):
         HFCausalLM("")
-    with pytest.raises(FileNotFoundError, match="neither a folder nor a name that a model of the Hub can have"):
+    with pytest.raises(FileNotFoundError, match="neither a folder nor a possible name on the Hub"):
         HFCausalLM("my model")
 
 

@@ -124,7 +124,8 @@ def test_weighted_parts_of_a_batch_have_the_loss_of_the_whole(task: str):
     model = make(task)
     batch = draw(task)
     outputs = model(batch)
-    theirs = model.module.base(**batch)
+    network: Any = model.module
+    theirs = network.base(**batch)
     torch.testing.assert_close(model.loss(outputs, batch), theirs.loss)
     parts = [{name: one[span] for name, one in batch.items()} for span in (slice(1, 2), slice(2, 4), slice(0, 1))]
     if task == "causal_lm":

@@ -5,8 +5,8 @@ With `text`, a column of texts, batches are those of :func:`runner.data.text.tex
 
 With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Whole numbers, truth values, class labels
 and names of classes become int64, other numbers float32, both `(N,)`; lists of equal length have further dimensions.
-Images become float32 `(N, 3, H, W)`: red, green and blue, normalized by ImageNet's mean and deviation, resized until the
-shorter side has image_size pixels, and cropped to the center. There is no augmentation here.
+Images become float32 `(N, 3, H, W)`: red, green and blue, normalized by ImageNet's mean and deviation, resized until
+the shorter side has image_size pixels, and cropped to the center. There is no augmentation here.
 
 With one or two columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64
 `input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length
@@ -121,23 +121,23 @@ def load_hf_dataset(
         cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves them as they are.
         batch_size: windows or samples in a training batch, all ranks together.
-        eval_batch_size: windows or samples in an evaluation batch, all ranks together.
+        eval_batch_size: the same for an evaluation batch.
         num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
         seed: seed of the order, and of the rows that are kept for evaluation.
 
     Raises:
-        ModuleNotFoundError, OSError: a library is not installed, or the data set or tokenizer cannot be found.
-        ValueError: an argument is out of range, or a split or column does not exist or does not fit.
+        OSError, ModuleNotFoundError, ValueError: data or a library cannot be found, or an argument does not fit them.
     """
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
     )
     read = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
-    encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
+    encoder = load_tokenizer(tokenizer if text is not None else None)
     with bars_on_terminals("datasets", "huggingface_hub"):
         parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
         if text is not None:
-            return window_loaders(*(_tokenize(part, text, encoder, cache) for part in parts), seed, sizes)
+            train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)
+            return window_loaders(train, evaluation, seed, sizes)
         return _column_loaders(parts, read, str(targets), classes, tokenizer, image_size, num_workers, seed, sizes)
 
 

@@ -83,10 +83,12 @@ class HFModel(Model):
         Raises:
             ValueError: the metric does not fit them.
         """
-        logits, labels = outputs["logits"], batch["labels"]
+        logits = outputs["logits"]
+        labels = batch["labels"]
         if self._is_of_tokens(labels):
             logits, labels = self._aligned(logits, labels)
-            logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+            logits = logits.reshape(-1, logits.shape[-1])
+            labels = labels.reshape(-1)
         elif logits.shape == (*labels.shape, 1):
             logits = logits.squeeze(-1)
         update_checked(metric, logits, [labels], {})

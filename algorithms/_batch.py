@@ -38,13 +38,19 @@ def get_item(batch: Any, key: Key) -> Tensor:
 
     Raises:
         TypeError: the batch is not a tuple, list or mapping, or the part is not a tensor.
+        ValueError: the batch has no such part.
     """
     if not isinstance(batch, Mapping | tuple | list):
         raise TypeError(
             f"part {key!r} of the batch: the batch is a {type(batch).__name__}; "
             "it must be a tuple, list or mapping, such as (inputs, targets)"
         )
-    item = batch[key]  # type: ignore[index]
+    try:
+        item = batch[key]  # type: ignore[index]
+    except (LookupError, TypeError) as error:
+        held = ", ".join(map(repr, batch if isinstance(batch, Mapping) else range(len(batch))))
+        remedy = "say with input_key or target_key where the algorithm finds its inputs and targets"
+        raise ValueError(f"part {key!r} of the batch: the batch has the parts {held}; {remedy}") from error
     if not isinstance(item, Tensor):
         raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
     return item

@@ -82,7 +82,8 @@ class Mixing(Algorithm, ABC):
             return
         if not isinstance(state.outputs, Tensor):
             name = type(self).__name__
-            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {name} needs a tensor (N, C, ...)")
+            needed = "logits (N, C, ...) in a tensor, and a model that computes its loss from them afterwards"
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {name} needs {needed}")
         targets = get_item(state.microbatch, self.target_key)
         partners = self._partners(state, self.target_key, len(targets))
         own, other = (class_probabilities(one, state.outputs) for one in (targets, partners))

@@ -67,7 +67,8 @@ class LabelSmoothing(Algorithm):
 
     def before_loss(self, state: State, logger: Logger) -> None:
         if not isinstance(state.outputs, Tensor):
-            raise TypeError(f"outputs of type {type(state.outputs).__name__}: LabelSmoothing needs logits in a tensor")
+            needed = "LabelSmoothing needs logits in a tensor, and a model that computes its loss from them afterwards"
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {needed}")
         assert self.class_dim is not None
         self._original = state.microbatch
         targets = get_item(state.microbatch, self.target_key)

@@ -28,11 +28,12 @@ class ExportForInference(Callback):
     """Exports the model at FIT_END, reads the file back and checks that it gives the same outputs as the model.
 
     Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
-    `ClassificationModel` or `LanguageModel` it exports the inner module, which maps inputs to logits; any other model
-    is exported as a whole and takes a batch. The file gets its final name only after it has passed the check, and is
-    logged as an artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model
-    that torch cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that
-    the disk refuses, or outputs that are not finite, only give a warning.
+    `LanguageModel`, and for a `SupervisedModel` or `ClassificationModel` with one input, it exports the inner module,
+    which maps inputs to outputs. Any other model is exported as a whole and takes a batch, without the labels if it is
+    a model of transformers. The file gets its final name only after it has passed the check, and is logged as an
+    artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model that torch
+    cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that the disk
+    refuses, or outputs that are not finite, only give a warning.
 
     Args:
         save_format: 'torch_export' (runs without the model's source code), 'onnx', 'torchscript' (deprecated by torch),
@@ -130,18 +131,20 @@ class ExportForInference(Callback):
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any]:
         """Return a copy of the module to export and its sample input, both on the CPU."""
-        from runner import ClassificationModel, LanguageModel
+        from runner import LanguageModel, SupervisedModel
         from runner.batch import map_tensors
         from runner.callbacks._export import last_or_first_batch
         from runner.callbacks._inference import inference
 
-        model = state.unwrapped_model
-        takes_inputs = isinstance(model, ClassificationModel | LanguageModel)
-        module = model.module if takes_inputs else model
+        model: Any = state.unwrapped_model
+        key = 0 if isinstance(model, LanguageModel) else model.inputs if isinstance(model, SupervisedModel) else None
+        has_one_input = isinstance(key, int | str)
+        module = model.module if has_one_input else model
         inputs = self.sample_input
         if inputs is None:
             batch = last_or_first_batch(state)
-            inputs = batch[0] if takes_inputs else batch
+            without_targets = getattr(model, "without_targets", lambda whole: whole)
+            inputs = batch[key] if has_one_input else without_targets(batch)
         with inference(state):
             module = copy.deepcopy(module).cpu().requires_grad_(False)
         for transform in self.transforms:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runner.model import Model
     from runner.models.classification import ClassificationModel
     from runner.models.language import LanguageModel
+    from runner.models.supervised import SupervisedModel
     from runner.randomness import stream_seed
     from runner.runs.in_python import SavedModel, load
     from runner.state import Batch, State
@@ -47,6 +48,7 @@ _MODULES = {
     "Record": "destination",
     "SavedModel": "runs.in_python",
     "State": "state",
+    "SupervisedModel": "models.supervised",
     "Time": "time",
     "TimeUnit": "time",
     "Timestamp": "time",
@@ -84,6 +86,7 @@ __all__ = [
     "Record",
     "SavedModel",
     "State",
+    "SupervisedModel",
     "Time",
     "TimeUnit",
     "Timestamp",

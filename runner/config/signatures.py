@@ -12,6 +12,7 @@ import hydra.utils
 
 from runner.config.foreign import about_foreign
 from runner.failures import WrongKey
+from runner.libraries.targets import prepare_import
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
     NoneType: (NoneType,),
@@ -108,6 +109,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     if not isinstance(target, str) or not target.strip("."):
         raise WrongKey(key, "must name a class or function, such as 'my_module.MyClass'", repr(target))
     try:
+        prepare_import(target)
         found = hydra.utils.get_object(target)
     except Exception as error:
         raise WrongKey(key, _why_not_found(target, error.__cause__ or error), repr(target)) from None

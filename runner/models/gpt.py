@@ -168,14 +168,14 @@ class GPT(nn.Module):
         sizes = {"vocab_size": vocab_size, "context": context, "d_model": d_model}
         for name, value in (sizes | {"n_layers": n_layers, "n_heads": n_heads}).items():
             if value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
+                raise ValueError(f"{name}={value!r}: must be at least 1")
         if d_model % n_heads:
-            raise ValueError(f"d_model={d_model!r} must be a multiple of n_heads={n_heads!r}")
+            raise ValueError(f"d_model={d_model!r}: must be a multiple of n_heads={n_heads!r}")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout!r} must be a probability in [0, 1)")
+            raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
         for name, value, choices in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
             if value not in choices:
-                raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices))}")
         self.context = context
         self.d_model = d_model
         self.token_embedding = nn.Embedding(vocab_size, d_model)

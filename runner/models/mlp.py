@@ -25,11 +25,11 @@ class MLP(nn.Module):
         super().__init__()
         for name, value in {"in_features": in_features, "num_classes": num_classes}.items():
             if value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
+                raise ValueError(f"{name}={value!r}: must be at least 1")
         if any(width < 1 for width in hidden):
             raise ValueError(f"hidden={list(hidden)!r}: each width must be at least 1")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout!r} must be a probability in [0, 1)")
+            raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
         widths = [in_features, *hidden]
         self.layers = nn.Sequential()
         for fan_in, fan_out in pairwise(widths):

@@ -29,7 +29,7 @@ class ResNet18(nn.Module):
         super().__init__()
         for name, value in {"in_channels": in_channels, "num_classes": num_classes}.items():
             if value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
+                raise ValueError(f"{name}={value!r}: must be at least 1")
         kernel, stride = (3, 1) if small_images else (7, 2)
         stem: list[nn.Module] = [
             nn.Conv2d(in_channels, WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False),

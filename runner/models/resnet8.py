@@ -53,7 +53,7 @@ class ResNet8(nn.Module):
         super().__init__()
         for name, value in {"in_channels": in_channels, "num_classes": num_classes, "width": width}.items():
             if value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
+                raise ValueError(f"{name}={value!r}: must be at least 1")
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )

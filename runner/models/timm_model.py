@@ -35,7 +35,7 @@ def timm_model(
     """
     for key, value in {"num_classes": num_classes, "in_channels": in_channels}.items():
         if value < 1:
-            raise ValueError(f"{key}={value!r} must be at least 1")
+            raise ValueError(f"{key}={value!r}: must be at least 1")
     timm = _import_timm()
     _check_name(timm, name, pretrained)
     # mode=check makes models without memory behind their weights, and has no use for their values.
@@ -71,6 +71,6 @@ def _check_name(timm: Any, name: str, pretrained: bool) -> None:
         raise ValueError(f"name={name!r}: timm has no such model; {meant}")
     tagged = [one for one in timm.list_pretrained(f"{architecture}.*") if one.partition(".")[0] == architecture]
     if tag and name not in tagged:
-        raise ValueError(f"name={name!r}: timm has no such weights; it has {', '.join(tagged) or 'none'}")
+        raise ValueError(f"name={name!r}: timm has no such weights; choose among {', '.join(tagged) or 'none'}")
     if pretrained and not timm.models.is_model_pretrained(name):
-        raise ValueError(f"pretrained=True: timm has no weights of {name}; use pretrained=false")
+        raise ValueError(f"pretrained=True: timm has no weights for {name}; use pretrained=false")

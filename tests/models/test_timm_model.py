@@ -90,10 +90,13 @@ def test_without_a_network_what_to_do_is_one_sentence(make_cached: Any):
         ({"name": "resnet19"}, "name='resnet19': timm has no such model; did you mean resnet18, "),
         ({"name": "qqqqqqqqqq"}, r"name='qqqqqqqqqq': timm has no such model; timm\.list_models\(\) has all"),
         ({"name": "hf-hub:someone/else"}, "name='hf-hub:someone/else': timm has no such model"),
-        ({"name": "resnet18.best"}, r"name='resnet18\.best': timm has no such weights; it has resnet18\.a1_in1k, "),
-        ({"name": "botnet50ts_256", "pretrained": True}, "pretrained=True: timm has no weights of botnet50ts_256"),
-        ({"num_classes": 0}, "num_classes=0 must be at least 1"),
-        ({"in_channels": -3}, "in_channels=-3 must be at least 1"),
+        (
+            {"name": "resnet18.best"},
+            r"name='resnet18\.best': timm has no such weights; choose among resnet18\.a1_in1k, ",
+        ),
+        ({"name": "botnet50ts_256", "pretrained": True}, "pretrained=True: timm has no weights for botnet50ts_256"),
+        ({"num_classes": 0}, "num_classes=0: must be at least 1"),
+        ({"in_channels": -3}, "in_channels=-3: must be at least 1"),
     ],
     ids=str,
 )

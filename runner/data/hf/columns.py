@@ -25,17 +25,21 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         rows: a ``datasets.Dataset``.
         columns: the columns by the names of the arguments that chose them, for messages.
         image_size: height and width of images, in pixels; None leaves them as they are.
+        classes: the names of the classes in order, for targets that are texts.
 
     Raises:
         ValueError: a column does not exist, does not become a tensor, has lists of different length, or has samples
             without a label.
     """
 
-    def __init__(self, rows: Any, columns: Mapping[str, str], image_size: int | None) -> None:
+    def __init__(
+        self, rows: Any, columns: Mapping[str, str], image_size: int | None, classes: Sequence[str] | None = None
+    ) -> None:
         for key, column in columns.items():
             check_column(rows.features, key, column)
             _check_values(rows, key, column)
         self.columns = dict(columns)
+        self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         self._rows = rows.select_columns([*dict.fromkeys(columns.values())])
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
@@ -65,7 +69,9 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
         if value is None:
-            raise ValueError(f"{key}={column!r}: row {index} has no value")
+            raise ValueError(f"{key}={column!r}: row {index} has no value; fill it in, or leave the row out")
+        if isinstance(value, str) and self._numbers is not None:
+            return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
         except (TypeError, ValueError) as error:
@@ -90,11 +96,48 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
     return (pixels - MEANS) / DEVIATIONS
 
 
+def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
+    """Return the names of the classes in order, if the targets are texts, and otherwise None.
+
+    Args:
+        parts: the rows to train and to evaluate on, whose classes are sorted if none are given.
+        targets: the column of targets.
+        classes: the names in order, or None.
+
+    Raises:
+        ValueError: there is a target that is not among the classes, or a row without one; or the targets are not texts
+            and classes are given.
+    """
+    if not is_text(parts[0].features.get(targets)):
+        if classes is not None:
+            raise ValueError(f"classes={list(classes)!r}: is for targets that are texts; leave it out")
+        return None
+    compute = import_hf("pyarrow.compute")
+    found = {name for rows in parts for name in compute.unique(rows.data.column(targets)).to_pylist()}
+    if None in found:
+        raise ValueError(f"targets={targets!r}: some rows have no value; fill them in, or leave the rows out")
+    if classes is None:
+        return sorted(found)
+    if unknown := sorted(found - {*classes}):
+        raise ValueError(f"classes={list(classes)!r}: the column {targets!r} also has {unknown[0]!r}; add it")
+    return [*classes]
+
+
+def is_text(feature: Any) -> bool:
+    """Return whether a column holds texts."""
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
 def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
-    """Raise ValueError if a column, chosen by the argument `key`, does not exist or does not become a tensor."""
+    """Raise ValueError if a column, chosen by the argument `key`, does not exist or does not become a tensor.
+
+    Only targets may be texts, which become numbers of classes.
+    """
     if column not in features:
         raise ValueError(f"{key}={column!r}: there is no such column; there are {', '.join(features)}")
     feature = features[column]
+    if key == "targets" and is_text(feature):
+        return
     if not _is_image(feature) and _leaf(feature) not in WHOLE + FRACTIONS:
         raise ValueError(
             f"{key}={column!r}: this column holds {feature}; numbers, lists of them, labels and images become tensors"
@@ -106,6 +149,7 @@ def fake_batches(
     columns: Mapping[str, str],
     image_size: int | None,
     first: Callable[[], Mapping[str, Any]],
+    classes: Sequence[str] | None = None,
 ) -> Callable[[int], tuple[Tensor, ...]]:
     """Return ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
 
@@ -114,6 +158,7 @@ def fake_batches(
         columns: see :class:`Columns`.
         image_size: see :class:`Columns`.
         first: reads a row; called only if the features do not give a column's shape.
+        classes: see :class:`Columns`.
 
     Raises:
         ValueError: a column does not exist, or does not become a tensor.
@@ -125,11 +170,13 @@ def fake_batches(
         feature = features[column]
         shape = _shape(feature, image_size)
         dtype = _dtype(feature)
+        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of other numbers the largest is unknown
+        if is_text(feature):
+            largest = len(classes or ()) - 1
         if shape is None:
             row = first() if row is None else row
             value = row[column]
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
-        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of other numbers the largest is unknown
         made = torch.rand(tuple(shape)) if dtype is None else torch.full(tuple(shape), largest, dtype=dtype)
         likenesses.append((made, dtype is None))
 
@@ -159,7 +206,7 @@ def _dtype(feature: Any) -> torch.dtype | None:
     """Return the type of the tensors that a column becomes; None for images."""
     if _is_image(feature):
         return None
-    return torch.int64 if _leaf(feature) in WHOLE else torch.float32
+    return torch.int64 if is_text(feature) or _leaf(feature) in WHOLE else torch.float32
 
 
 def _shape(feature: Any, image_size: int | None) -> tuple[int, ...] | None:

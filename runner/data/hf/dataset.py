@@ -3,10 +3,14 @@
 With `text`, a column of texts, batches are those of :func:`runner.data.text.text_files.load_text_files`: int64
 ``(inputs, targets)`` of ``(N, context)``, in which each row is a document, and the tokens are kept in `cache`.
 
-With `inputs` and `targets`, two columns, batches are ``(inputs, targets)``. Whole numbers, truth values and class
-labels become int64, other numbers float32, both ``(N,)``; lists of equal length have further dimensions. Images become
-float32 ``(N, 3, H, W)``: red, green and blue, normalized by ImageNet's mean and deviation, resized until the shorter
-side has image_size pixels, and cropped to the center. There is no augmentation here.
+With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Whole numbers, truth values, class labels
+and names of classes become int64, other numbers float32, both `(N,)`; lists of equal length have further dimensions.
+Images become float32 `(N, 3, H, W)`: red, green and blue, normalized by ImageNet's mean and deviation, resized until
+the shorter side has image_size pixels, and cropped to the center. There is no augmentation here.
+
+With one or two columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64
+`input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length
+of the longest sample in the batch, at most `context`.
 
 `datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
 that while others wait. Batches are found by their number, so streaming is not possible.
@@ -14,31 +18,37 @@ that while others wait. Batches are found by their number, so streaming is not p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import Columns, fake_batches
+from runner.data.hf.columns import Columns, class_names, fake_batches, is_text
 from runner.data.hf.splits import Part, Source, check_text, describe, load_parts, load_split
+from runner.data.hf.texts import BatchEncoder, Texts, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, ByteTokenizer, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
+from runner.distributed.collectives import get_global_rank
 from runner.libraries.hugging_face import bars_on_terminals
+
+log = logging.getLogger("runner")
 
 
 def _fake(
     text: str | None,
-    inputs: str | None,
+    inputs: str | Sequence[str] | None,
     targets: str | None,
+    classes: Sequence[str] | None,
     tokenizer: str | None,
     image_size: int | None,
     **arguments: Any,
 ) -> tuple[FakeLoader, FakeLoader]:
     sizes = WindowSizes(**{key: arguments[key] for key in WindowSizes.__required_keys__})  # pyright: ignore
     eval_split, eval_share, split = (arguments[key] for key in ("eval_split", "eval_share", "split"))
-    columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
+    read = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
     source = Source(*(arguments[key] for key in Source._fields))
     encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
     with bars_on_terminals("datasets", "huggingface_hub"):
@@ -53,7 +63,18 @@ def _fake(
         def first() -> Mapping[str, Any]:
             return load_split(source, "split", split)[0]
 
-        make = fake_batches(features, columns, image_size, first)
+        names = classes
+        if classes is not None or is_text(features.get(targets)):
+            parts = [load_split(source, key, one) for key, one in (("split", split), ("eval_split", eval_split)) if one]
+            names = class_names(parts, str(targets), classes)
+        if text_columns(features, read, tokenizer):
+            columns = {"targets": str(targets)}
+            make_labels = fake_batches(features, columns, image_size, first, names)
+            encode = BatchEncoder(str(tokenizer), sizes["context"])
+            make = encode.fake(len(read), lambda samples: make_labels(samples)[0])
+        else:
+            columns = {"inputs": read[0], "targets": str(targets)}
+            make = fake_batches(features, columns, image_size, first, names)
     return FakeLoader(make, rows[0], sizes["batch_size"]), FakeLoader(make, rows[1], sizes["eval_batch_size"])
 
 
@@ -67,8 +88,9 @@ def load_hf_dataset(
     eval_split: str | None = "validation",
     eval_share: float = 0.1,
     text: str | None = None,
-    inputs: str | None = None,
+    inputs: str | Sequence[str] | None = None,
     targets: str | None = None,
+    classes: Sequence[str] | None = None,
     tokenizer: str | None = None,
     context: int = 128,
     eval_tokens: int | None = None,
@@ -90,68 +112,83 @@ def load_hf_dataset(
         eval_split: to evaluate on; None keeps a part of the rows of split for that, drawn by seed.
         eval_share: share of the rows that is kept for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modelling.
-        inputs: a column, for anything else.
-        targets: a column, for anything else.
-        tokenizer: of text: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
-        context: of text: window length, in tokens.
+        inputs: a column of numbers, lists of equal length, images or texts, or two columns of texts.
+        targets: a column of numbers, lists of equal length, images, labels, or names of classes.
+        classes: of class names in targets: the names in order, also those only in other data; None sorts those found.
+        tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        context: of text: window length, in tokens; of inputs that are texts: tokens in a sample at most.
         eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
         cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves them as they are.
         batch_size: windows or samples in a training batch, all ranks together.
-        eval_batch_size: windows or samples in an evaluation batch, all ranks together.
+        eval_batch_size: the same for an evaluation batch.
         num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
         seed: seed of the order, and of the rows that are kept for evaluation.
 
     Raises:
-        ModuleNotFoundError: datasets, or for a tokenizer transformers, is not installed.
-        OSError: the data set or the tokenizer does not exist, or the Hub cannot be reached.
-        ValueError: a number is out of range, or a split or column does not exist or does not become tensors.
+        OSError, ModuleNotFoundError, ValueError: data or a library cannot be found, or an argument does not fit them.
     """
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
     )
-    columns = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
-    encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
+    read = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
+    encoder = load_tokenizer(tokenizer if text is not None else None)
     with bars_on_terminals("datasets", "huggingface_hub"):
         parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
         if text is not None:
             train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)
             return window_loaders(train, evaluation, seed, sizes)
-        return _column_loaders(parts, columns, image_size, num_workers, seed, sizes)
+        return _column_loaders(parts, read, str(targets), classes, tokenizer, image_size, num_workers, seed, sizes)
 
 
 def _check(
     sizes: WindowSizes,
     eval_share: float | None,
     text: str | None,
-    inputs: str | None,
+    inputs: str | Sequence[str] | None,
     targets: str | None,
     image_size: int | None,
-) -> dict[str, str]:
-    """Check the arguments; return the columns by the arguments that chose them, none of them with text."""
+) -> list[str]:
+    """Check the arguments; return the columns of the inputs, none with text."""
     check_windows(sizes)
     if eval_share is not None:
         check_eval_share(eval_share)
     if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size={image_size!r} must be at least 1 pixel")
-    columns = {key: one for key, one in (("inputs", inputs), ("targets", targets)) if one is not None}
-    if len(columns) != (2 if text is None else 0):
+        raise ValueError(f"image_size={image_size!r}: must be at least 1 pixel")
+    read = [] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
+    given = [one for one in (read, targets) if one]
+    if len(given) != (2 if text is None else 0):
         raise ValueError(
             f"text={text!r}, inputs={inputs!r}, targets={targets!r}: give text, a column for language modelling, or "
             "both inputs and targets"
         )
-    return columns
+    if len(read) > 2:
+        raise ValueError(f"inputs={read!r}: must be one column, or two columns of texts")
+    return read
 
 
 def _column_loaders(
     parts: tuple[Part, Part],
-    columns: dict[str, str],
+    read: list[str],
+    targets: str,
+    classes: Sequence[str] | None,
+    tokenizer: str | None,
     image_size: int | None,
     num_workers: int,
     seed: int,
     sizes: WindowSizes,
 ) -> tuple[DatasetLoader, DatasetLoader]:
-    train, evaluation = (Columns(part.rows, columns, image_size) for part in parts)
+    names = class_names([part.rows for part in parts], targets, classes)
+    if names is not None and get_global_rank() == 0:
+        log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
+    if text_columns(parts[0].rows.features, read, tokenizer):
+        encode = BatchEncoder(str(tokenizer), sizes["context"])
+        labels = [Columns(part.rows, {"targets": targets}, image_size, names) for part in parts]
+        sets: list[Any] = [Texts(part.rows, read, one, encode) for part, one in zip(parts, labels, strict=True)]
+    else:
+        columns = {"inputs": read[0], "targets": targets}
+        sets = [Columns(part.rows, columns, image_size, names) for part in parts]
+    train, evaluation = sets
     shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
     return (
         DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),

@@ -170,4 +170,4 @@ def check_text(features: Mapping[str, Any], text: str) -> None:
     if text not in features:
         raise ValueError(f"text={text!r}: there is no such column; there are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"text={text!r}: this column holds no texts but {features[text]}")
+        raise ValueError(f"text={text!r}: must be a column of texts; this one holds {features[text]}")

@@ -83,7 +83,7 @@ class HFTokenizer(Tokenizer):
     """
 
     def __init__(self, name: str) -> None:
-        self._tokenizer = _load(name)
+        self._tokenizer = load_pretrained_tokenizer(name)
         vocabulary = self._tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         self.end: int | None = self._tokenizer.eos_token_id
@@ -112,7 +112,13 @@ def load_tokenizer(name: str | None) -> Tokenizer:
     return ByteTokenizer() if name is None else HFTokenizer(name)
 
 
-def _load(name: str) -> Any:
+def load_pretrained_tokenizer(name: str) -> Any:
+    """Return a tokenizer of transformers, from a folder or by its name on the Hub.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        OSError: the tokenizer does not exist, or it is not on this machine and the Hub cannot be reached.
+    """
     load = import_hf("transformers").AutoTokenizer.from_pretrained
     folder = Path(name).expanduser()
     if not folder.is_dir():

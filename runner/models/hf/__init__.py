@@ -1,1 +1,1 @@
-"""Causal language models of Hugging Face's library `transformers`."""
+"""Models of Hugging Face's library `transformers`, and adapters of its library `peft`."""

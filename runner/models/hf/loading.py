@@ -16,17 +16,20 @@ import torch
 from runner.distributed.collectives import get_global_rank
 from runner.failures import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
+from runner.libraries.targets import prepare_import
+from runner.models.hf.tasks import TASKS
 
 log = logging.getLogger("runner")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the context, transformers logs errors only, and draws progress bars only on rank 0's terminal.
+    """Inside the context, transformers logs only errors, and draws progress bars only on rank 0's terminal.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
+    prepare_import("transformers")
     its_logging: Any = import_hf("transformers.utils.logging")
     hub = logging.getLogger("huggingface_hub")
     level = its_logging.get_verbosity()
@@ -50,33 +53,40 @@ def is_local(name: str) -> bool:
     return os.path.isdir(name) or name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
 
 
-def find_config(name: str, revision: str | None) -> Any:
-    """Return the config of a causal language model.
+def find_config(name: str, revision: str | None, task: str, pretrained: bool) -> Any:
+    """Return the config of a model.
 
     Args:
-        name: a folder, or a model of the Hub, which is asked only if the cache does not have the model.
+        name: a folder, or a model on the Hub, which is asked only if the model is not in the cache. Without pretrained
+            weights it may also be an architecture, such as 'bert'.
         revision: revision of the model on the Hub; None takes its main branch.
+        task: the key in `TASKS` of what the model is for.
+        pretrained: whether the model's weights are needed too.
 
     Raises:
         FileNotFoundError: there is no model of that name.
-        ValueError: transformers has no causal language model of that kind.
+        ValueError: transformers has no model of that kind for the task.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    import transformers
+    from transformers import AutoConfig
 
     if is_local(name):
         if not Path(name).is_dir():
-            raise FileNotFoundError(f"name={name!r}: there is no such folder; give one, or a model of the Hub")
+            raise FileNotFoundError(f"name={name!r}: there is no such folder; give a folder, or a model on the Hub")
         if not Path(name, "config.json").is_file():
-            raise FileNotFoundError(f"name={name!r}: holds no config.json; give a folder that save_pretrained wrote")
+            raise FileNotFoundError(f"name={name!r}: has no config.json; give a folder that save_pretrained wrote")
     config = None
     with suppress(OSError):
         config = _asked(AutoConfig, name, revision=revision, local_files_only=True)
+    if config is None and not pretrained and name in transformers.CONFIG_MAPPING:
+        config = AutoConfig.for_model(name)
     if config is None:
         config = _config_of_hub(name, revision)
     if isinstance(config, Exception):
         raise type(config)(*config.args)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"name={name!r}: a model of type {config.model_type!r} is no causal language model; give one")
+    if type(config) not in getattr(transformers, TASKS[task].mapping):
+        kind = config.model_type
+        raise ValueError(f"name={name!r}: transformers has no {kind!r} model for task={task!r}; choose another model")
     return config
 
 
@@ -112,7 +122,7 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
         return type(config).from_dict(_merge(config.to_dict(), named))
     except Exception as error:  # of the library that validates, and of each config's own checks
         reason = " ".join(str(error).split())
-        raise ValueError(f"overrides={dict(overrides)!r}: the config of {name!r} refuses them: {reason}") from error
+        raise ValueError(f"overrides={dict(overrides)!r}: the config of {name!r} rejects them: {reason}") from error
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,51 +145,63 @@ def check_attention(attention: str | None) -> None:
         raise ValueError(f"attention={attention!r}: unknown attention implementation; did you mean {near!r}?")
 
 
-def load_network(config: Any, name: str, pretrained: bool, attention: str | None, revision: str | None) -> Any:
+def load_network(
+    config: Any, name: str, task: str, pretrained: bool, attention: str | None, revision: str | None
+) -> Any:
     """Return the model of a config, in float32.
 
     Raises:
         FileNotFoundError: the weights cannot be found.
         ValueError: the weights do not fit the config, or the model is not causal or cannot compute attention this way.
     """
-    from transformers import AutoModelForCausalLM
-
+    auto_class = getattr(import_hf("transformers"), TASKS[task].auto_class)
     options = {"dtype": torch.float32, **({} if attention is None else {"attn_implementation": attention})}
     try:
         if pretrained:
-            network = _load_weights(config, name, revision, options)
+            network = _load_weights(auto_class, config, name, task, revision, options)
         else:
-            network = AutoModelForCausalLM.from_config(config, **options)
+            network = auto_class.from_config(config, **options)
     except (ImportError, ValueError) as error:
         if attention is None or argument_of(error) in ("name", "overrides"):
             raise
-        raise ValueError(f"attention={attention!r}: not with {name!r} here: {_first_sentence(error)}") from error
+        raise ValueError(f"attention={attention!r}: does not work with {name!r}: {_first_sentence(error)}") from error
+    if task == "causal_lm" and getattr(network, "loss_type", "") is None:
+        network.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())
-    if two_sided and getattr(config, "is_decoder", None) is False:
-        raise ValueError(f"name={name!r}: sees later tokens too; overrides={{is_decoder: true}} makes it causal")
+    if task == "causal_lm" and two_sided and getattr(config, "is_decoder", None) is False:
+        raise ValueError(f"name={name!r}: also sees later tokens; overrides={{is_decoder: true}} makes it causal")
     return network
 
 
-def _load_weights(config: Any, name: str, revision: str | None, options: Mapping[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def _load_weights(
+    auto_class: Any, config: Any, name: str, task: str, revision: str | None, options: Mapping[str, Any]
+) -> Any:
     options = {**options, "config": config, "revision": revision, "output_loading_info": True}
     options |= {"ignore_mismatched_sizes": True}  # reported below, in one sentence
     found = None
     if not is_local(name):
         with suppress(OSError):
-            found = _asked(AutoModelForCausalLM, name, **options, local_files_only=True)
-    network, told = _asked(AutoModelForCausalLM, name, **options) if found is None else found
+            found = _asked(auto_class, name, **options, local_files_only=True)
+    network, told = _asked(auto_class, name, **options) if found is None else found
     lacking = sorted(told["missing_keys"]) + sorted(str(one[0]) for one in told["mismatched_keys"])
+    new = [key for key in lacking if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
+    lacking = [key for key in lacking if key not in new]
     if lacking:
         raise ValueError(
-            f"name={name!r}: {len(lacking)} of the model's weights are not there or of another shape, such as "
+            f"name={name!r}: {len(lacking)} of the model's weights are missing or have another shape, such as "
             f"{lacking[0]!r}; change overrides, or give pretrained=false for new weights"
         )
-    if told["unexpected_keys"] and get_global_rank() == 0:
-        unused = sorted(told["unexpected_keys"])
-        log.warning("%d weights of %r are not used, such as %r", len(unused), name, unused[0])
+    if get_global_rank() == 0:
+        if new:
+            log.info("%d weights of %r are new, for task=%r: %s", len(new), name, task, ", ".join(new))
+        elif unused := sorted(told["unexpected_keys"]):
+            log.warning("%d weights of %r are not used, such as %r", len(unused), name, unused[0])
     return network
+
+
+def _may_be_new(key: str, prefix: str) -> bool:
+    """Return whether a weight belongs to what a task puts on top of a pretrained model, or below that to its pooler."""
+    return not key.startswith(f"{prefix}.") or ".pooler." in key
 
 
 def _asked(kind: Any, name: str, **options: Any) -> Any:
@@ -197,10 +219,10 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
         raise FileNotFoundError(f"name={name!r}: {_reason(error, name, options['revision'])}") from error
     except ValueError as error:
         if "trust_remote_code" in str(error):
-            message = "needs code of its own, which is not run; give a model that transformers itself has"
+            message = "needs code of its own, which is not run; choose a model that is part of transformers"
             raise ValueError(f"name={name!r}: {message}") from error
         if kind.__name__ == "AutoConfig":
-            message = "transformers knows no such model; a newer transformers may"
+            message = "transformers does not know this model; a newer version may"
             raise ValueError(f"name={name!r}: {message} ({_first_sentence(error)})") from error
         raise
 
@@ -213,13 +235,13 @@ def _reason(error: OSError, name: str, revision: str | None) -> str:
     if is_local(name):
         return f"cannot be loaded: {_first_sentence(error)}; pretrained=false needs no weights"
     if isinstance(cause, errors.GatedRepoError):
-        return f"accept its terms first, at https://huggingface.co/{name}, and log in with `hf auth login`"
+        return f"accept its terms at https://huggingface.co/{name} first, and log in with `hf auth login`"
     if isinstance(cause, errors.RepositoryNotFoundError):
-        return "neither a folder nor a model that the Hub shows you; look for the name, or log in with `hf auth login`"
+        return "neither a folder nor a model that the Hub shows you; check the name, or log in with `hf auth login`"
     if isinstance(cause, errors.RevisionNotFoundError):
-        return f"the Hub has no revision={revision!r} of it; give another, or none"
+        return f"the Hub has no revision={revision!r} of it; give another revision, or none"
     if isinstance(cause, errors.HFValidationError):
-        return "neither a folder nor a name that a model of the Hub can have; it is like 'gpt2' or 'owner/model'"
+        return "neither a folder nor a possible name on the Hub, such as 'gpt2' or 'owner/model'"
     if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | ConnectionError):
         return "neither a folder nor in the cache, and the Hub cannot be reached; download it first, or give a folder"
     return f"cannot be loaded: {_first_sentence(error)}"

@@ -176,7 +176,7 @@ def test_overrides_change_the_config(folders: dict[str, str], caplog: pytest.Log
 
 
 def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
-    with pytest.raises(ValueError, match=r"name='.*bert': sees later tokens too; overrides=\{is_decoder: true\}"):
+    with pytest.raises(ValueError, match=r"name='.*bert': also sees later tokens; overrides=\{is_decoder: true\}"):
         HFCausalLM(folders["bert"], pretrained=False)
     model = HFCausalLM(folders["bert"], pretrained=False, overrides={"is_decoder": True}).eval()
     tokens = draw_tokens(1, 8)
@@ -186,17 +186,17 @@ def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t5", {}, "name='.*': a model of type 't5' is no causal language model"),
+        ("t5", {}, "name='.*': transformers has no 't5' model for task='causal_lm'"),
         ("bert", {}, "name='.*': cannot be loaded: .*no file named model.safetensors.*; pretrained=false"),
         ("gpt2", {"overrides": {"n_layers": 2}}, "overrides=.* has no 'n_layers'; did you mean 'n_layer'"),
-        ("gpt2", {"overrides": {"n_layer": "two"}}, "overrides=.* refuses them: .*expected int"),
-        ("gpt2", {"overrides": {"n_layer": 3}}, "12 of the model's weights are not there .* pretrained=false"),
-        ("gpt2", {"overrides": {"n_embd": 64}}, "28 of the model's weights are not there or of another shape"),
+        ("gpt2", {"overrides": {"n_layer": "two"}}, "overrides=.* rejects them: .*expected int"),
+        ("gpt2", {"overrides": {"n_layer": 3}}, "12 of the model's weights are missing .* pretrained=false"),
+        ("gpt2", {"overrides": {"n_embd": 64}}, "28 of the model's weights are missing or have another shape"),
         ("gpt2", {"attention": "spda"}, "attention='spda': unknown attention implementation; did you mean 'sdpa'"),
-        ("bloom", {"attention": "sdpa", "pretrained": False}, "attention='sdpa': not with '.*bloom' here"),
+        ("bloom", {"attention": "sdpa", "pretrained": False}, "attention='sdpa': does not work with '.*bloom'"),
         ("gpt2", {"context": 129}, "context=129: '.*gpt2' has 128 positions"),
-        ("gpt2", {"context": 0}, "context=0 must be at least 1"),
-        ("gpt2", {"revision": "main"}, "revision='main': is of a model on the Hub"),
+        ("gpt2", {"context": 0}, "context=0: must be at least 1 token"),
+        ("gpt2", {"revision": "main"}, "revision='main': belongs to a model on the Hub"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
@@ -210,11 +210,11 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_names_of_nothing_are_refused_without_asking_anybody(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="name='.*/gone': there is no such folder"):
         HFCausalLM(str(tmp_path / "gone"))
-    with pytest.raises(FileNotFoundError, match="name='.*': holds no config.json"):
+    with pytest.raises(FileNotFoundError, match="name='.*': has no config.json"):
         HFCausalLM(str(tmp_path))
-    with pytest.raises(ValueError, match="name='' must be that of a model"):
+    with pytest.raises(ValueError, match="name='': must be a name on the Hub"):
         HFCausalLM("")
-    with pytest.raises(FileNotFoundError, match="neither a folder nor a name that a model of the Hub can have"):
+    with pytest.raises(FileNotFoundError, match="neither a folder nor a possible name on the Hub"):
         HFCausalLM("my model")
 
 

@@ -13,7 +13,8 @@ from tiers import one_in
 
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
-from runner.models.hf.causal_lm import HFCausalLM, save_pretrained
+from runner.models.hf.causal_lm import HFCausalLM
+from runner.models.hf.saving import save_pretrained
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -121,7 +122,7 @@ def test_what_transformers_could_not_load_is_not_written(run_here, models: Path,
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
     run_here("model=gpt", *(one for one in command(models) if not one.startswith("model")), code=0)
-    with pytest.raises(ValueError, match=r"run='.*run': its model is not model=hf_causal_lm"):
+    with pytest.raises(ValueError, match=r"run='.*run': its model is neither model=hf_model nor model=hf_causal_lm"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
     factorized = [
         "algorithms=[factorize]",
@@ -129,12 +130,14 @@ def test_what_transformers_could_not_load_is_not_written(run_here, models: Path,
         "algorithms.factorize.latent_features=4",
     ]
     run_here(*command(models / "llama", *factorized, folder="changed"), code=0)
-    with pytest.raises(ValueError, match="of its weights are none of transformers' model.*an algorithm has changed"):
+    with pytest.raises(
+        ValueError, match="of its weights do not belong to transformers' model.*an algorithm has changed"
+    ):
         save_pretrained(tmp_path / "changed", tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "file").touch()
-    with pytest.raises(FileExistsError, match="folder='.*saved': is there already"):
+    with pytest.raises(FileExistsError, match="folder='.*saved': already exists"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
 
 

@@ -125,11 +125,11 @@ def test_what_the_hub_does_not_give_is_refused_in_a_sentence(hub: Hub):
     ended = subprocess.run(command, env=os.environ | hub.env, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     assert ended.stdout.splitlines() == [
-        "name='owner/tyni': neither a folder nor a model that the Hub shows you; look for the name, or log in with "
+        "name='owner/tyni': neither a folder nor a model that the Hub shows you; check the name, or log in with "
         "`hf auth login`",
-        "name='owner/gated': accept its terms first, at https://huggingface.co/owner/gated, and log in with "
+        "name='owner/gated': accept its terms at https://huggingface.co/owner/gated first, and log in with "
         "`hf auth login`",
-        "name='owner/tiny': the Hub has no revision='v9' of it; give another, or none",
+        "name='owner/tiny': the Hub has no revision='v9' of it; give another revision, or none",
     ]
 
 

@@ -1,0 +1,74 @@
+"""Which entries of a batch go where: positions of a tuple or list, keys of a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.failures import wrong_argument
+
+Key = int | str
+"""An entry of a batch: a position in a tuple or list, or a key of a mapping."""
+Entries = Key | Sequence[Key] | Mapping[str, Key]
+"""One entry, several for positional arguments, or entries by the names of keyword arguments."""
+
+
+def check_entries(name: str, entries: Any) -> Any:
+    """Return entries as they were given; the argument `name` is for the message.
+
+    Raises:
+        ValueError: an entry is neither an int nor a string, or there is none.
+    """
+    listed = entries.values() if isinstance(entries, Mapping) else [entries] if _is_key(entries) else entries
+    works = isinstance(listed, Sequence | type({}.values())) and len(listed) > 0 and all(map(_is_key, listed))
+    if not works:
+        allowed = "a position or key of the batch, such as 0 or 'image', a list of them, or a mapping {argument: key}"
+        raise wrong_argument(name, entries, f"must be {allowed}")
+    return entries
+
+
+def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return entries of a batch as positional and keyword arguments.
+
+    Args:
+        batch: a tuple, a list, a mapping, or an object whose attributes are the entries.
+        entries: the entries to pick.
+        name: the argument that chose them, for messages.
+
+    Raises:
+        ValueError: the batch has no such entry.
+    """
+    if isinstance(entries, Mapping):
+        return [], {argument: _entry(batch, key, name) for argument, key in entries.items()}
+    if isinstance(entries, int | str):
+        return [_entry(batch, entries, name)], {}
+    return [_entry(batch, key, name) for key in entries], {}
+
+
+def pick_value(batch: Any, entries: Entries, name: str) -> Any:
+    """Return the entry itself if there is one, and several as a dict by their keys, or by the names of arguments."""
+    if isinstance(entries, int | str):
+        return _entry(batch, entries, name)
+    named = entries if isinstance(entries, Mapping) else {str(key): key for key in entries}
+    return {argument: _entry(batch, key, name) for argument, key in named.items()}
+
+
+def _entry(batch: Any, key: Key, name: str) -> Any:
+    try:
+        if isinstance(key, str) and not isinstance(batch, Mapping):
+            return getattr(batch, key)  # of a named tuple, a dataclass, a graph
+        if isinstance(batch, Mapping | tuple | list):
+            return batch[key]  # type: ignore[index]
+        raise TypeError
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        if isinstance(batch, Mapping):
+            held = f"the entries {', '.join(map(repr, batch))}"
+        elif isinstance(batch, tuple | list):
+            held = f"the positions 0 to {len(batch) - 1}"
+        else:
+            held = f"none: it is a {type(batch).__name__}"
+        raise wrong_argument(name, key, f"the batch has {held}; give one of them") from error
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)

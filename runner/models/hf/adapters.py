@@ -1,0 +1,40 @@
+"""Low-rank adapters (LoRA) of Hugging Face's peft for models of transformers."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from runner.failures import wrong_argument
+from runner.libraries.hugging_face import import_hf
+from runner.models.hf.tasks import TASKS
+
+
+def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
+    """Return a model of peft around a model of transformers, in which only adapters and a new classifier train.
+
+    Args:
+        network: the model of transformers, which is changed in place.
+        task: a key of `TASKS`.
+        lora: arguments of peft's `LoraConfig`.
+
+    Raises:
+        ModuleNotFoundError: peft is not installed.
+        ValueError: peft has no such argument, or refuses a value.
+    """
+    peft = import_hf("peft")
+    known = sorted({one.name for one in fields(peft.LoraConfig) if one.init} - {"task_type", "inference_mode"})
+    for key in lora:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+            raise wrong_argument("lora", dict(lora), f"peft's LoraConfig has no {key!r}; did you mean {near[0]!r}?")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what peft then does right by itself, and of transformers' old names
+            return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
+    except (ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise wrong_argument("lora", dict(lora), f"peft refuses it: {reason}") from error

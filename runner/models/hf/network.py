@@ -1,0 +1,110 @@
+"""A model of Hugging Face's transformers by name, for any task that transformers computes the loss of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.failures import wrong_argument
+from runner.models.hf.adapters import add_adapters
+from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet
+from runner.models.hf.reading import one_sequence_a_row, without_reading
+from runner.models.hf.tasks import check_task
+
+
+class HFNetwork(nn.Module):
+    """A model of transformers, called with the entries of a batch by their names.
+
+    A model on the Hub is downloaded once, by each machine, into transformers' own cache (the environment's `HF_HOME`
+    says where). A model in the cache is used without asking the Hub again: `revision` says which version. A resumed run
+    takes its weights from the checkpoint; if the cache is gone, `model.module.pretrained=false` together with
+    `resume_allow=[model.module.pretrained]` avoids the download.
+
+    Weights are float32, whatever they were saved in; the trainer's precision says what to compute in. Code that comes
+    with a model is not run.
+
+    Args:
+        name: a name on the Hub, such as `'google-bert/bert-base-uncased'`, or a folder that `save_pretrained` wrote.
+            With `pretrained=False` also an architecture, such as `'bert'`.
+        task: what the model is for: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
+            'token_classification'.
+        pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, so from
+            the run's seed alone. So is what a task adds to a pretrained model, such as a classifier.
+        num_labels: the number of classes of a classifier, 1 for regression; None is what the model's config says.
+        overrides: entries of the model's config to change, such as `{'hidden_dropout_prob': 0.0}`; of an entry that is
+            a mapping, only the named keys change.
+        attention: how to compute attention, transformers' `attn_implementation`: `'eager'`, `'sdpa'`,
+            `'flash_attention_2'`, ...; None is transformers' choice for the model.
+        revision: a branch, tag or commit on the Hub; None is `'main'`.
+        lora: arguments of peft's `LoraConfig`, such as `{'r': 8, 'lora_alpha': 16}`: only low-rank adapters and a new
+            classifier train, and the other weights stay as they are. None trains all weights.
+
+    Attributes:
+        network: the model of transformers, inside a model of peft if there are adapters.
+
+    Raises:
+        FileNotFoundError: there is no model of that name.
+        ModuleNotFoundError: transformers, or for `lora` peft, is not installed.
+        ValueError: an argument is out of range, or the model is not for that task.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: str = "sequence_classification",
+        pretrained: bool = True,
+        num_labels: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        attention: str | None = None,
+        revision: str | None = None,
+        lora: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_task(task)
+        if not isinstance(name, str) or not name:
+            raise wrong_argument("name", name, "must be a name on the Hub, such as 'gpt2', or a folder")
+        if num_labels is not None and num_labels < 1:
+            allowed = "must be at least 1, or None for what the model's config says"
+            raise wrong_argument("num_labels", num_labels, allowed)
+        if revision is not None and is_local(name):
+            reason = f"belongs to a model on the Hub, but name={name!r} is a folder; leave revision out"
+            raise wrong_argument("revision", revision, reason)
+        with quiet():
+            config = override(find_config(name, revision, task, pretrained), name, overrides or {})
+            if num_labels is not None:
+                config.num_labels = num_labels
+            self.check_config(config, name)
+            check_attention(attention)
+            # On the meta device there are no values to load, and none are needed.
+            pretrained = pretrained and torch.get_default_device().type != "meta"
+            network = load_network(config, name, task, pretrained, attention, revision).train()
+            without_reading(network)
+            self.network = network if lora is None else add_adapters(network, task, dict(lora))
+        takes_cache = "use_cache" in inspect.signature(network.forward).parameters
+        self._options = {"return_dict": True, **({"use_cache": False} if takes_cache else {})}
+
+    def check_config(self, config: Any, name: str) -> None:
+        """Check the config of the model before its weights are loaded; a subclass may raise ValueError."""
+
+    @property
+    def base(self) -> Any:
+        """The model of transformers itself."""
+        return self.network.get_base_model() if hasattr(self.network, "get_base_model") else self.network
+
+    @property
+    def config(self) -> Any:
+        """The config of the model of transformers."""
+        return self.base.config
+
+    def forward(self, **entries: Any) -> Any:
+        """Return what the model of transformers returns, with `loss` if the entries include labels.
+
+        Args:
+            **entries: arguments of the model, such as `input_ids` and `attention_mask`, both `(N, T)`, and `labels`.
+        """
+        with one_sequence_a_row():
+            return self.network(**entries, **self._options)

@@ -1,0 +1,90 @@
+"""The tasks of transformers' models that can be trained, and the metrics by which each is measured."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from runner.failures import wrong_argument
+from runner.libraries.hugging_face import import_hf
+from runner.models.language import IGNORED_TARGET
+
+
+class Task(NamedTuple):
+    """What a task is called elsewhere.
+
+    Attributes:
+        auto_class: the class of transformers that makes its models.
+        mapping: transformers' mapping from kinds of config to these models.
+        peft_type: the name of its `TaskType` in peft.
+    """
+
+    auto_class: str
+    mapping: str
+    peft_type: str
+
+
+TASKS = {
+    "causal_lm": Task("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING", "CAUSAL_LM"),
+    "masked_lm": Task("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING", "FEATURE_EXTRACTION"),
+    "seq2seq_lm": Task("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "SEQ_2_SEQ_LM"),
+    "sequence_classification": Task(
+        "AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "SEQ_CLS"
+    ),
+    "token_classification": Task(
+        "AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "TOKEN_CLS"
+    ),
+}
+LANGUAGE = ("causal_lm", "masked_lm", "seq2seq_lm")
+
+
+def check_task(task: str) -> None:
+    """Raise ValueError if there is no such task."""
+    if task not in TASKS:
+        raise wrong_argument("task", task, f"must be one of {', '.join(TASKS)}")
+
+
+def task_of(network: Any) -> str | None:
+    """Return the task of a model of transformers, judging by its class; None for a task that is not among `TASKS`."""
+    base = network.get_base_model() if hasattr(network, "get_base_model") else network
+    transformers = import_hf("transformers")
+    for name, task in TASKS.items():
+        if type(base) is getattr(transformers, task.mapping).get(type(base.config), None):
+            return name
+    return None
+
+
+def default_metrics(task: str | None, config: Any, train: bool) -> dict[str, Any]:
+    """Return new metrics by name: bits per token for language, else accuracy, or the mean squared error of regression.
+
+    Args:
+        task: the model's task; None has no metrics.
+        config: the model's config.
+        train: whether the metrics are for training batches; the training loss itself is that of a language model.
+    """
+    from runner.libraries.torchmetrics import import_torchmetrics
+
+    if task is None or (task in LANGUAGE and train):
+        return {}
+    if task in LANGUAGE:
+        from runner.models.bits_per_token import BitsPerToken
+
+        return {"BitsPerToken": BitsPerToken(ignore_index=IGNORED_TARGET)}
+    classification = import_torchmetrics().classification
+    labels = config.num_labels
+    # Validating the arguments would read the targets back from the device at every batch.
+    options = {"ignore_index": IGNORED_TARGET, "validate_args": False}
+    if task == "sequence_classification" and is_regression(config):
+        return {"MeanSquaredError": import_torchmetrics().MeanSquaredError()}
+    if task == "sequence_classification" and is_multi_label(config):
+        return {"MultilabelAccuracy": classification.MultilabelAccuracy(labels, validate_args=False)}
+    return {"MulticlassAccuracy": classification.MulticlassAccuracy(labels, average="micro", **options)}
+
+
+def is_regression(config: Any) -> bool:
+    """Return whether a model for sequence classification estimates numbers instead."""
+    return config.problem_type == "regression" or config.num_labels == 1
+
+
+def is_multi_label(config: Any) -> bool:
+    """Return whether a model for sequence classification gives each class a truth value."""
+    return config.problem_type == "multi_label_classification"

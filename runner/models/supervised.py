@@ -1,0 +1,162 @@
+"""A model made of a plain `nn.Module` and a loss function: regression, multi-label, segmentation and the like."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.failures import wrong_argument
+from runner.model import Model
+from runner.models.entries import Entries, check_entries, pick, pick_value
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class SupervisedModel(Model):
+    """A plain module with a loss function and metrics, which both compare its outputs with targets of the batch.
+
+    `inputs` and `targets` say which entries of the batch go where: one position or key, such as 0 or 'image'; several,
+    which become positional arguments; or a mapping from argument names to entries, which become keyword arguments.
+
+    Outputs `(N, ..., 1)` for targets `(N, ...)` count as `(N, ...)`, so that a network with one output unit fits a
+    column of numbers. Whole numbers and truth values in the shape of the outputs become floating point for the loss
+    function, as binary cross entropy needs them. The metrics see them as they are.
+
+    Args:
+        module: called with the inputs, returns the outputs.
+        loss_fn: `loss_fn(outputs, targets)` returns a zero-dimensional tensor, a mean over samples, or a dict of such
+            tensors.
+        metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get copies of their own.
+            Where the classes are torchmetrics' own, `validate_args=False` spares a wait for the device per batch.
+        inputs: entries of the batch for `module`.
+        targets: entries of the batch for `loss_fn` and the metrics, after the outputs.
+
+    Raises:
+        TypeError: `module`, `loss_fn` or an entry of `metrics` is of the wrong kind.
+        ValueError: `inputs` or `targets` names no entry.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_fn: Callable[..., Any],
+        metrics: Mapping[str, Any] | None = None,
+        inputs: Entries = 0,
+        targets: Entries = 1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise wrong_argument("module", module, "must be an nn.Module, such as nn.Linear(4, 1)", TypeError)
+        if not callable(loss_fn) or isinstance(loss_fn, type):
+            allowed = "must be a function of (outputs, targets), such as nn.MSELoss() or nn.functional.mse_loss"
+            raise wrong_argument("loss_fn", loss_fn, allowed, TypeError)
+        self.module = module
+        self.loss_fn = loss_fn
+        self.inputs = check_entries("inputs", inputs)
+        self.targets = check_entries("targets", targets)
+        self._templates = check_metrics(metrics)
+
+    def forward(self, batch: Any) -> Any:
+        """Return the outputs of the module for the inputs of a batch."""
+        positional, named = pick(batch, self.inputs, "inputs")
+        return self.module(*positional, **named)
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """Return `loss_fn(outputs, targets)`."""
+        positional, named = pick(batch, self.targets, "targets")
+        if len(positional) == 1 and isinstance(positional[0], Tensor) and isinstance(outputs, Tensor):
+            target = positional[0]
+            outputs = _without_last(outputs, target)
+            is_whole = not (target.is_floating_point() or target.is_complex())
+            positional = [target.to(outputs.dtype) if is_whole and target.shape == outputs.shape else target]
+        return self.loss_fn(outputs, *positional, **named)
+
+    def metrics(self, train: bool) -> dict[str, Metric]:
+        """Return new copies of the metrics."""
+        return {name: copy.deepcopy(metric) for name, metric in self._templates.items()}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Update one metric with the outputs and the targets of a batch.
+
+        Raises:
+            ValueError: the metric does not fit the outputs and targets.
+        """
+        positional, named = self._compared(batch)
+        if len(positional) == 1 and isinstance(outputs, Tensor):
+            outputs = _without_last(outputs, positional[0])
+        update_checked(metric, outputs, positional, named)
+
+    def predictions(self, batch: Any, outputs: Any) -> dict[str, Any]:
+        """Return the outputs, under their own names or as `output`, and what the batch holds of the targets."""
+        found = {**outputs} if isinstance(outputs, Mapping) else {"output": outputs}
+        try:
+            target = pick_value(batch, self.targets, "targets")
+        except ValueError:  # data to predict need not have targets
+            return found
+        targets = target if isinstance(target, Mapping) else {"target": target}
+        return {**{name: one for name, one in targets.items() if isinstance(one, Tensor)}, **found}
+
+    def without_targets(self, batch: Any) -> Any:
+        """Return what is left of a batch in inference: of a mapping the inputs, any other batch as it is."""
+        if not isinstance(batch, Mapping):
+            return batch
+        keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
+        return {key: batch[key] for key in ([keys] if isinstance(keys, int | str) else keys)}
+
+    def _compared(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Return what a metric compares the outputs with, as positional and keyword arguments."""
+        if self._validated is not None and self._validated[0] is batch:
+            return [self._validated[1]], {}
+        return pick(batch, self.targets, "targets")
+
+
+def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return metrics by name, in a dict that does not make them part of the model.
+
+    Raises:
+        TypeError: an entry is not a metric of torchmetrics.
+    """
+    found = {} if metrics is None else dict(metrics.items()) if hasattr(metrics, "items") else None
+    allowed = "must be torchmetrics by name, such as {'f1': torchmetrics.F1Score(task='multiclass', num_classes=10)}"
+    if found is None:
+        raise wrong_argument("metrics", metrics, allowed, TypeError)
+    for name, metric in found.items():
+        if not isinstance(metric, nn.Module) or not hasattr(metric, "sync"):
+            missing = "; it lacks _target_" if isinstance(metric, Mapping) and "_target_" not in metric else ""
+            raise wrong_argument("metrics", {name: metric}, allowed + missing, TypeError)
+    return found
+
+
+def update_checked(metric: Any, outputs: Any, targets: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Update a metric with outputs and targets.
+
+    Raises:
+        ValueError: the metric refuses them; the message has both and what the metric says.
+    """
+    try:
+        metric.update(outputs, *targets, **named)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        given = ", ".join(_described(one) for one in (*targets, *named.values()))
+        raise ValueError(
+            f"metrics: {type(metric).__name__} does not fit outputs of {_described(outputs)} and targets of {given}: "
+            f"{reason}. Choose another metric, or other arguments for it"
+        ) from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)} and {str(value.dtype).removeprefix('torch.')}"
+    return f"type {type(value).__name__}"
+
+
+def _without_last(outputs: Tensor, target: Any) -> Tensor:
+    """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise as they are."""
+    return outputs.squeeze(-1) if isinstance(target, Tensor) and outputs.shape == (*target.shape, 1) else outputs

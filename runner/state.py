@@ -175,6 +175,15 @@ class State:
             raise
         self.is_consistent = settles
 
+    def restart_time(self) -> None:
+        """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
+        self.timestamp = Timestamp()
+        self.previous_timestamp = Timestamp()
+        for metric in self.train_metrics.values():
+            metric.reset()
+        for one in self.evaluators:
+            one.evaluated_at = None
+
     def step_time(self, timestamp: Timestamp) -> None:
         """Advance to a later timestamp and remember the current one as the previous."""
         self.previous_timestamp = self.timestamp

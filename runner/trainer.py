@@ -36,7 +36,7 @@ from runner.run import Run
 from runner.state import State
 from runner.steps import Steps, make_steps
 from runner.terminal import in_notebook
-from runner.time import Time, Timestamp
+from runner.time import Time
 
 
 class Trainer:
@@ -190,7 +190,7 @@ class Trainer:
         """
         state = self.state
         if reset_time:
-            self._reset_time()
+            state.restart_time()
         if duration is not None:
             more = arguments.check_duration(duration, "duration")
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
@@ -276,16 +276,6 @@ class Trainer:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.state.error = self.state.error or error
         self.close()
-
-    def _reset_time(self) -> None:
-        """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
-        state = self.state
-        state.timestamp = Timestamp()
-        state.previous_timestamp = Timestamp()
-        for metric in state.train_metrics.values():
-            metric.reset()
-        for one in state.evaluators:
-            one.evaluated_at = None
 
     @contextmanager
     def _running(self) -> Iterator[None]:

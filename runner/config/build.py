@@ -313,12 +313,13 @@ def _make_optimizers(config: Mapping[str, Any]) -> Any:
 
     from runner.optim.param_groups import ParamGroups, takes_model
 
-    made = {}
+    made: dict[str, Any] = {}
     for path, section in optimizer_sections(config).items():
-        one = make(path, {key: value for key, value in section.items() if key != "param_groups"})
+        one: Any = make(path, {key: value for key, value in section.items() if key != "param_groups"})
         rules = section.get("param_groups")
         with _naming(path, section):
-            if callable(one) and not takes_model(one):
+            is_factory = callable(one)
+            if is_factory and not takes_model(one):
                 _try_factory(one, torch.nn.Linear(2, 2))
             made[path.partition(".")[2]] = ParamGroups(one, rules) if rules else one
     return made.get("", made)

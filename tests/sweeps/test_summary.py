@@ -19,7 +19,7 @@ from runner.sweeps.sweep import Sweep
 def result(objective: float | None, *overrides: str, status: str = "FINISHED", lower: bool = False) -> Result:
     metrics = {} if objective is None else {"train/acc": 0.5, "eval/acc": objective}
     name = "-".join(one.partition("=")[2] for one in overrides)
-    return Result(status, name, "id", [*overrides, "model=mlp"], objective, "eval/acc", lower, metrics, 1.234)
+    return Result(status, name, "id", [*overrides, "model=mlp"], objective, "eval/acc", lower, metrics, seconds=1.234)
 
 
 def sweep(direction: str = "") -> Sweep:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra.utils
 from hydra.errors import InstantiationException
@@ -315,13 +315,12 @@ def _make_optimizers(config: Mapping[str, Any]) -> Any:
 
     made: dict[str, Any] = {}
     for path, section in optimizer_sections(config).items():
-        one: Any = make(path, {key: value for key, value in section.items() if key != "param_groups"})
+        one = make(path, {key: value for key, value in section.items() if key != "param_groups"})
         rules = section.get("param_groups")
         with _naming(path, section):
-            is_factory = callable(one)
-            if is_factory and not takes_model(one):
+            if callable(one) and not takes_model(one):
                 _try_factory(one, torch.nn.Linear(2, 2))
-            made[path.partition(".")[2]] = ParamGroups(one, rules) if rules else one
+            made[path.partition(".")[2]] = ParamGroups(cast(Any, one), rules) if rules else one
     return made.get("", made)
 
 

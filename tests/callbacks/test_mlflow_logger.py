@@ -29,6 +29,18 @@ HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 
 
 class Failing(ClassificationModel):
+    """Fails at its second batch, because a run begins with its first."""
+
+    losses = 0
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        self.losses += 1
+        if self.losses > 1:
+            raise ValueError("a loss that fails")
+        return super().loss(outputs, batch)
+
+
+class FailingAtOnce(ClassificationModel):
     def loss(self, outputs: Any, batch: Any) -> Any:
         raise ValueError("a loss that fails")
 
@@ -103,6 +115,12 @@ def test_a_failure_is_failed_with_its_trace(folder: Path) -> None:
     assert query("select status from runs") == [("FAILED",)]
     trace = folder / "outputs" / "mlartifacts" / str(mlflow.run_id) / "artifacts" / "error.txt"
     assert "ValueError: a loss that fails" in trace.read_text()
+
+
+def test_a_failure_in_the_first_batch_leaves_no_run(folder: Path) -> None:
+    with pytest.raises(ValueError, match="a loss that fails"):
+        make_trainer(FailingAtOnce, MLflowLogger(), run_dir="outputs/failing").fit()
+    assert not (folder / "outputs").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)], ids=repr)

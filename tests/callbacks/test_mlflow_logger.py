@@ -120,7 +120,8 @@ def test_a_failure_is_failed_with_its_trace(folder: Path) -> None:
 def test_a_failure_in_the_first_batch_leaves_no_run(folder: Path) -> None:
     with pytest.raises(ValueError, match="a loss that fails"):
         make_trainer(FailingAtOnce, MLflowLogger(), run_dir="outputs/failing").fit()
-    assert not (folder / "outputs").exists()
+    assert query("select count(*) from runs") == [(0,)]
+    assert not (folder / "outputs" / "failing").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)], ids=repr)

@@ -154,7 +154,7 @@ def model(name: str) -> tuple[str, ...]:
 
 
 def data(name: str) -> tuple[str, ...]:
-    return f"data._target_=own.{name}", "~data.batch_size", "~data.eval_batch_size", "~data.seed"
+    return "~data", f"+data._target_=own.{name}"
 
 
 WRONG = {

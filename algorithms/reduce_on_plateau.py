@@ -63,6 +63,7 @@ class ReduceOnPlateau(Algorithm):
         arXiv:1512.03385). The rule is that of torch's `ReduceLROnPlateau`, with time in place of counted evaluations.
     """
 
+    runs_before = ("SAM",)  # whose first pass steps with the rates of this batch
     conflicts_with = ("ReduceOnPlateau", "ScheduleFree", "SWA")
 
     def __init__(

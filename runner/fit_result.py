@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from runner.metrics import scalars
@@ -10,33 +10,36 @@ from runner.state import State
 from runner.terminal import show_path
 
 
-@dataclass(frozen=True)
 class FitResult:
-    """The metrics of a run after `fit`, and where the run is kept.
+    """The metrics of a run at the end of `fit`, and where the run is kept.
 
-    Attributes:
-        metrics: the last value of each metric by 'label/name', such as 'eval/loss' or 'train/MulticlassAccuracy'; one
-            entry for each element of a metric with several.
-        run_dir: the run's folder; it exists if something was written to it.
-        best: the checkpoint that a `CheckpointSaver` with `monitor` found best; None without one.
+    Args:
+        state: the state of the run.
     """
 
-    metrics: dict[str, float]
     run_dir: Path
-    best: Path | None = None
+    """The run's folder; it exists if something was written to it."""
+    best: Path | None
+    """The checkpoint that a `CheckpointSaver` with `monitor` found best; None without one, and on ranks but 0."""
 
-    @classmethod
-    def of(cls, state: State) -> FitResult:
-        """Return the result of a run in its present state, which reads metrics back from the device."""
-        metrics = {
+    def __init__(self, state: State) -> None:
+        self.run_dir = state.run_dir
+        self.best = next((one for saver in state.callbacks if (one := getattr(saver, "best_checkpoint", None))), None)
+        self._values = {label: dict(values) for label, values in state.metric_values.items()}
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric by 'label/name', such as 'eval/loss' or 'train/MulticlassAccuracy'.
+
+        A metric with several elements has an entry for each. The values are read from the device here.
+        """
+        return {
             key: float(value)
-            for label, values in state.metric_values.items()
+            for label, values in self._values.items()
             for name, one in values.items()
             for key, value in scalars(f"{label}/{name}", one).items()
         }
-        best = (getattr(one, "best_checkpoint", None) for one in state.callbacks)
-        return cls(metrics, state.run_dir, next((path for path in best if isinstance(path, Path)), None))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         values = ", ".join(f"{key} {value:.4g}" for key, value in self.metrics.items()) or "no metrics"
-        return f"{values} (run {show_path(self.run_dir)})"
+        return f"FitResult({values}; run {show_path(self.run_dir)})"

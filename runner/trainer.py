@@ -202,7 +202,7 @@ class Trainer:
         # one asked for.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
-        return FitResult.of(state)
+        return FitResult(state)
 
     def eval(
         self, eval_dataloader: Any = None, checkpoint: str | Path | None = None

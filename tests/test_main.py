@@ -177,7 +177,7 @@ def test_a_failure_in_training_is_a_trace_and_exit_code_1(folder: Path, run_app:
     done = run_app(*SHORT, "+callbacks.mine._target_=own.Failing", exit_code=1)
     assert "Traceback" in done.stderr
     assert "RuntimeError: a callback that fails" in done.stderr
-    assert "raised by 'mine' at BATCH_START, in epoch 1, after 0 batches" in done.stderr
+    assert "raised by 'mine' at BATCH_START, in epoch 1, after 1 batch" in done.stderr
     assert "failed" in done.stdout
     assert query(folder, "select status from runs") == [("FAILED",)]
     (trace,) = (folder / "outputs" / "mlartifacts").rglob("error.txt")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from runner.failures import wrong_argument
 
 Key = int | str
@@ -31,7 +33,7 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
     """Return entries of a batch as positional and keyword arguments.
 
     Args:
-        batch: a tuple, a list, a mapping, or an object whose attributes are the entries.
+        batch: a tuple, a list, a mapping, or an object whose attributes are the entries. A tensor is its own entry 0.
         entries: the entries to pick.
         name: the argument that chose them, for messages.
 
@@ -59,6 +61,8 @@ def _entry(batch: Any, key: Key, name: str) -> Any:
             return getattr(batch, key)  # of a named tuple, a dataclass, a graph
         if isinstance(batch, Mapping | tuple | list):
             return batch[key]  # type: ignore[index]
+        if isinstance(batch, Tensor) and key == 0:
+            return batch  # inputs alone, as in a prediction
         raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         if isinstance(batch, Mapping):

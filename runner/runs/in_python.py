@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from runner.config import build
 from runner.config.command_line import merge_repeated, search_path
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.distributed.launch_secret import signed, verified
 from runner.failures import WrongKey
 from runner.job import name_run
 from runner.modes.table import find_mode
@@ -26,6 +29,8 @@ from runner.runs.saved_run import find_saved_run, with_latest
 if TYPE_CHECKING:
     from runner.model import Model
     from runner.trainer import Trainer
+
+_folders = 0  # the number of folders that the ranks of this process have agreed on
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
@@ -49,13 +54,28 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         build.check(config)
         if build.make_launch(config).processes() > 1:
             raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
-    run_dir = Path(make_run_folder(OUTPUTS))
+    run_dir = Path(_agree_on_folder())
     name = name_run(find_mode("train"), config, run_dir, None, choices)
     job = Job(config=config, run_dir=str(run_dir), run_name=name, overrides=arguments, arguments=[*options, *arguments])
     with removed_when_refused(run_dir), config_errors():
         trainer = build.build(config, run_dir, name)
         record(trainer, job)
     return trainer
+
+
+def _agree_on_folder() -> str:
+    """Return a new folder for a run, the same on all ranks of torchrun. All ranks."""
+    if "RANK" not in os.environ:
+        return make_run_folder(OUTPUTS)
+    from runner.distributed.store import current_store
+
+    global _folders
+    _folders += 1
+    key = f"from_config/{_folders}"
+    store = current_store()
+    if is_rank_zero():
+        store.set(key, signed(key, make_run_folder(OUTPUTS)))
+    return verified(key, store.get(key))
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,9 @@ def test_every_key_that_ships_is_decided():
     """Whoever adds an argument of the Trainer, a group or a key decides here what a resumed run does with it."""
     trainer = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "trainer" / "default.yaml"), resolve=False)
     refused = (
-        *("iteration_length", "precision", "grad_accum", "microbatch_size", "seed", "deterministic", "compile"),
-        *("scale_schedule_ratio", "scale_warmup", "step_schedulers_every_batch", "load_path", "load_strict"),
+        *("train_subset_num_batches", "iteration_length", "precision", "grad_accum", "microbatch_size", "seed"),
+        *("deterministic", "compile", "scale_schedule_ratio", "scale_warmup", "step_schedulers_every_batch"),
+        *("load_path", "load_strict"),
     )
     assert isinstance(trainer, dict)
     safe = {key for key in trainer if Change(f"trainer.{key}", 0, 1).is_safe}

@@ -25,10 +25,10 @@ _REFUSED = {
 def _replace(cls: type, name: str, adapt: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:
     """Replace a method that a class or one of its mixins defines by its adaptation, once."""
     method = getattr(cls, name)
-    if inspect.isfunction(method) and method is not getattr(ours.Hooks, name) and not hasattr(method, "_is_adapted"):
+    if inspect.isfunction(method) and method is not getattr(ours.Hooks, name) and not hasattr(method, "is_adapted"):
         adapted = functools.wraps(method)(adapt(method, name))
         adapted.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # by which a run checks hooks
-        adapted._is_adapted = True  # type: ignore[attr-defined]
+        adapted.is_adapted = True  # type: ignore[attr-defined]
         setattr(cls, name, adapted)
 
 

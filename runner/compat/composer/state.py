@@ -37,11 +37,11 @@ class State:
         event: the value of the event at which a hook is called.
     """
 
-    __slots__ = ("_event", "unwrapped")
+    __slots__ = ("hook_event", "unwrapped")
 
     def __init__(self, state: OurState, event: str) -> None:
         object.__setattr__(self, "unwrapped", state)
-        object.__setattr__(self, "_event", event)
+        object.__setattr__(self, "hook_event", event)
 
     def __getattr__(self, name: str) -> Any:
         if name in absent.SWITCHED_OFF:
@@ -52,7 +52,7 @@ class State:
             return getattr(self.unwrapped, name)
         except AttributeError:
             reason = "has no value yet" if name in _FIELDS else "is no attribute of the state"
-            raise AttributeError(f"state.{name} {reason} at {self._event.upper()}") from None
+            raise AttributeError(f"state.{name} {reason} at {self.hook_event.upper()}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = getattr(type(self), name, None)
@@ -65,7 +65,7 @@ class State:
             raise AttributeError(f"state.{name} cannot be set here: {remedy}")
 
     def __repr__(self) -> str:
-        return f"{self.unwrapped!r} at {self._event.upper()}"
+        return f"{self.unwrapped!r} at {self.hook_event.upper()}"
 
     @property
     def timestamp(self) -> Timestamp:
@@ -104,11 +104,11 @@ class State:
     @property
     def batch(self) -> Any:
         """The microbatch between BEFORE_FORWARD and AFTER_BACKWARD, otherwise the whole batch."""
-        return self.unwrapped.microbatch if self._event in _IN_MICROBATCH else self.unwrapped.batch
+        return self.unwrapped.microbatch if self.hook_event in _IN_MICROBATCH else self.unwrapped.batch
 
     @batch.setter
     def batch(self, value: Any) -> None:
-        setattr(self.unwrapped, "microbatch" if self._event in _IN_MICROBATCH else "batch", value)
+        setattr(self.unwrapped, "microbatch" if self.hook_event in _IN_MICROBATCH else "batch", value)
 
     def batch_get_item(self, key: Any) -> Any:
         """Return a part of the batch.

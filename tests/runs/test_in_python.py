@@ -1,0 +1,109 @@
+"""Configs and saved runs in Python: `Trainer.from_config` and `runner.load`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from main_runs import run_folders
+
+import runner
+from runner import Trainer
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import read_file
+from runner.config.errors import WrongConfig
+
+SHORT = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return read_file(find_checkpoint(folder), "model.pt")
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, run_here: Any):
+    run_here(*SHORT, "+algorithms=ema", code=0)
+    (by_command,) = run_folders(folder)
+    with Trainer.from_config(*SHORT, "+algorithms=ema") as trainer:
+        result = trainer.fit()
+    assert result.run_dir in run_folders(folder) and result.run_dir != by_command
+    assert trainer.state.run_name.startswith("mlp-digits-")
+    assert_equal(weights_of(by_command), weights_of(result.run_dir))
+    record = [(one / "config.yaml").read_text() for one in (by_command, result.run_dir)]
+    assert record[0] == record[1]
+
+
+def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
+    with Trainer.from_config(*SHORT, "+algorithms=[blurpool,ema]", "model=resnet8") as trainer:
+        trainer.fit()
+    run_here("resume=latest", "trainer.max_duration=8ba", code=0)
+    before = torch.get_rng_state()
+    loaded = runner.load("latest")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert loaded.config["model"]["module"]["_target_"] == "runner.models.ResNet8"
+    assert loaded.checkpoint == find_checkpoint(trainer.state.run_dir) and loaded.checkpoint.name.endswith("ba8")
+    assert not loaded.model.training
+    assert_equal(dict(loaded.model.state_dict()), weights_of(trainer.state.run_dir))  # with BlurPool's layers
+    assert_equal(dict(runner.load(loaded.checkpoint).model.state_dict()), dict(loaded.model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("optimizer.lrr=0.1",), "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'?"),
+        (("model=mpl",), "did you mean 'mlp'"),
+        (("mode=check",), "mode: is for the command line"),
+        (("resume=latest",), "resume: is for the command line"),
+        (("launch.nproc_per_node=2",), "launch.nproc_per_node: a program cannot become several"),
+        (("data.batch_size=0",), "data.batch_size=0"),
+    ],
+)
+def test_a_wrong_config_is_one_message_and_leaves_nothing(folder: Path, overrides: tuple[str, ...], message: str):
+    with pytest.raises(WrongConfig) as raised:
+        Trainer.from_config("callbacks=none", *overrides)
+    assert message in str(raised.value)
+    assert run_folders(folder) == []
+
+
+def test_own_configs_are_found(folder: Path):
+    (folder / "mine" / "model").mkdir(parents=True)
+    small = "_target_: runner.ClassificationModel\nnum_classes: 10\nmodule:\n  _target_: runner.models.MLP\n"
+    small += "  in_features: 64\n  hidden: [4]\n  num_classes: 10\n"
+    (folder / "mine" / "model" / "small.yaml").write_text(small)
+    with Trainer.from_config("model=small", "callbacks=none", config_dir="mine") as trainer:
+        assert "of 310 parameters" in repr(trainer)
+    assert (trainer.state.run_dir / "overrides.yaml").read_text().startswith("- --config-dir=mine")
+
+
+def test_a_run_that_cannot_be_loaded_says_why(folder: Path):
+    with pytest.raises(ValueError, match="run='missing': .*no record"):
+        runner.load("missing")
+    (folder / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        runner.load("empty")
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_make_one_run(folder: Path, run_ranks: Any):
+    def program():
+        from runner import Trainer
+
+        overrides = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
+        with Trainer.from_config(*overrides) as trainer:
+            print(trainer.fit().run_dir)
+
+    done = run_ranks(program, 2)
+    assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
+    assert len(run_folders(folder)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,12 @@ def test_ranks_of_torchrun_make_one_run(folder: Path, run_ranks: Any):
     done = run_ranks(program, 2)
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
     assert len(run_folders(folder)) == 1
+
+
+def test_what_the_page_shows_runs(folder: Path, capsys: Any):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert (folder / "by_hand" / "manifest.json").is_file()
+    assert isinstance(names["model"], runner.Model) and "0.05" in capsys.readouterr().out

@@ -6,8 +6,6 @@ import logging
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from runner.distributed.collectives import get_global_rank
-from runner.metrics import lower_is_better
 from runner.time import Interval
 
 if TYPE_CHECKING:
@@ -44,6 +42,8 @@ class MetricChoice(NamedTuple):
 
     def lower_is_better(self, state: State) -> bool:
         """Return whether lower values are better, judged by the metric's name or by what the metric declares."""
+        from runner.metrics import lower_is_better  # imports torch, which a sweep's leader does without
+
         metrics = state.train_metrics if self.label == "train" else state.eval_metrics.get(self.label, {})
         return lower_is_better(self.name, metrics.get(self.name))
 
@@ -81,6 +81,8 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
 
 
 def _warn_if_never_measured(state: State, choice: MetricChoice, asked_for: str) -> None:
+    from runner.distributed.collectives import get_global_rank  # imports torch, which a sweep's leader does without
+
     intervals = {one.label: one.eval_interval for one in state.evaluators}
     interval = intervals.get(choice.label)
     if isinstance(interval, Interval) and not interval.time.value and get_global_rank() == 0:

@@ -187,3 +187,11 @@ def test_importing_a_package_imports_nothing_slow(package: str):
     program = f"import sys, {package}; print(*sorted({slow!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_callbacks_come_without_torch():
+    """The process that leads a sweep makes destinations from their classes, and waits without torch."""
+    classes = ", ".join(public_class("callbacks", name) for package, name in PLUGINS if package == "callbacks")
+    program = f"import sys\nfrom runner.callbacks import {classes}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

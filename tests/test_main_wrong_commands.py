@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "+explain.width=80": ("explain.width", "nothing reads it"),
     "explain=json": ("explain='json'", "explain.format=..."),
     "predict.format=csv": ("predict.format='csv'", "parquet, pt"),
-    "predict.split=dev": ("predict.split='dev'", "eval, train, test"),
+    "predict.split=dev": ("predict.split='dev'", "eval, test, train"),
     "mode=check model=gpt": ("model=gpt does not fit data=digits",),
     "objective=eval/acuracy": ("objective='eval/acuracy'", "did you mean 'eval/MulticlassAccuracy'"),
     "allow_targets=3": ("allow_targets=3", "a list of classes"),

@@ -180,7 +180,7 @@ def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Ite
             line.update(content(), raw=True)
 
     ended = threading.Event()
-    line = display(content(), raw=True, display_id=True)
+    line: Any = display(content(), raw=True, display_id=True)
     thread = threading.Thread(target=redraw, name="live line", daemon=True)
     thread.start()
     try:

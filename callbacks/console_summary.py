@@ -61,7 +61,8 @@ class ConsoleSummary(LoggerDestination):
                     self._ignored.add(key)
 
     def close(self, state: State, logger: Logger) -> None:
-        if self._state is None:
+        has_begun = state.error is None or state.timestamp.batch > 0
+        if self._state is None or not has_begun:  # a run that its first batch refuses leaves nothing to look at
             return
         rows = [("run", show_path(state.run_dir))]
         if state.error is None:

@@ -202,6 +202,12 @@ def test_one_rank_that_refuses_its_first_batch_is_one_message(folder: Path, run_
     assert run_folders(folder) == []
 
 
+def test_the_summary_of_a_refused_run_names_nothing_that_is_gone(folder: Path, run_here: Any):
+    ended = run_here(*SHORT, "+callbacks=console_summary", "+callbacks.mine._target_=own.Raises", code=2)
+    assert "resume" not in ended.out and "failed" not in ended.out
+    assert ended.out.splitlines()[0].startswith("resnet8-digits-")
+
+
 def test_a_refused_run_leaves_nothing_in_mlflow_even_if_it_logged(folder: Path, run_here: Any):
     run_here(*SHORT, code=0)
     before = [path.name for path in run_folders(folder)]

@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trainer.val_check_interval=0.5": ("trainer.val_check_interval=0.5: ", "trainer.eval_interval=500ba"),
     "eval_strategy=steps": ("eval_strategy=steps: ", "trainer.eval_interval=500ba"),
     "trainer.fast_dev_run=true": ("trainer.fast_dev_run=true: ", "mode=check"),
-    "trainer.limit_train_batches=10": ("trainer.limit_train_batches=10: ", "trainer.max_duration=10ba"),
+    "trainer.limit_train_batches=10": ("trainer.limit_train_batches=10: ", "trainer.train_subset_num_batches=10"),
     "trainer.max_duration=3epochs": ("trainer.max_duration='3epochs'", "Did you mean '3ep'?"),
     # precision and devices
     "trainer.precision=bf16-mixed": ("trainer.precision='bf16-mixed': ", "write trainer.precision=amp_bf16"),
@@ -180,7 +180,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "optimizer.lr =0.1": ("write optimizer.lr=0.1",),
     "fit": ("fit: ", "mode=train"),
     "mode=fit": ("mode='fit': ", "mode=train"),
-    "mode=test": ("mode='test': ", "mode=eval resume=<run>"),
+    "mode=test": ("mode='test': ", "mode=eval resume=<run> test=best"),
+    "scheduler=ReduceLROnPlateau": ("scheduler='ReduceLROnPlateau'", "scheduler=reduce_on_plateau"),
     "init": ("init: ", "write init my_project"),
     # files
     "experiment=no_package": ("experiment.trainer: ", "'# @package _global_'"),

@@ -181,7 +181,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit": ("fit: ", "mode=train"),
     "mode=fit": ("mode='fit': ", "mode=train"),
     "mode=test": ("mode='test': ", "mode=eval resume=<run> test=best"),
-    "scheduler=ReduceLROnPlateau": ("scheduler='ReduceLROnPlateau'", "scheduler=reduce_on_plateau"),
+    "scheduler=ReduceLROnPlateau": ("scheduler=ReduceLROnPlateau: ", "scheduler=reduce_on_plateau"),
     "init": ("init: ", "write init my_project"),
     # files
     "experiment=no_package": ("experiment.trainer: ", "'# @package _global_'"),

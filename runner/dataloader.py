@@ -39,7 +39,7 @@ class BatchStream:
             batch must be unambiguous.
         label: 'train', an evaluator's label, or 'predict'.
         seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
-        subset_num_batches: the batches after which a pass over the loader ends; None: all. An endless loader gets
+        subset_num_batches: the batches of the loader after which a pass over it ends; None: all. An endless loader gets
             passes of this length.
 
     Raises:
@@ -68,14 +68,14 @@ class BatchStream:
             self.length = None
         self.ranks_read: Reading | None = None
         """What the loader says it yields on each of several ranks; None if it does not say."""
+        if subset_num_batches is not None and self.length != 0:
+            self.length = min(self.length or subset_num_batches, subset_num_batches)
         if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:
             self.ranks_read = reading
             self.length = length_of_shares(reading, self.length)
         if self.length == 0:
             name = name_of_loader(label)
             raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
-        if subset_num_batches is not None:
-            self.length = min(self.length or subset_num_batches, subset_num_batches)
         self._limit = subset_num_batches
         self.loader = loader
         self.label = label
@@ -96,14 +96,8 @@ class BatchStream:
         if self._resident:
             loader.to(device)  # type: ignore[attr-defined]
 
-    def start(self, epoch: int = 0, batch: int = 0, limit: int | None = None) -> Iterator[Any]:
-        """Return an iterator over the batches of an epoch, on the device.
-
-        Args:
-            epoch: the number of the epoch.
-            batch: the batch of the epoch to start at.
-            limit: how many batches the loader has to yield at most; None: all.
-        """
+    def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
+        """Return an iterator over the batches of an epoch, starting at a given batch, on the device."""
         loader: Any = self.loader
         read = 0
         if hasattr(loader, "seek"):
@@ -118,12 +112,11 @@ class BatchStream:
                 shuffles.set_epoch(epoch)
         self._started = True
         batches = self._read(epoch, read) if self._draws else iter(loader)
-        if limit is not None:
-            batches = itertools.islice(batches, limit)
+        if self._limit is not None:
+            batches = itertools.islice(batches, max(batch, self._limit) - read)
         if self.ranks_read is not None:
             batches = self._share(batches, self.ranks_read)
-        end = None if self._limit is None else max(batch, self._limit) - read
-        batches = itertools.islice(batches, batch - read, end)
+        batches = itertools.islice(batches, batch - read, None)
         if not self._resident:
             batches = (to_device(one, self._device) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)

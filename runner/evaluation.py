@@ -72,7 +72,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
     state.stream = stream
     state.eval_timestamp = Timestamp()
     on.eval_start()
-    for state.batch in stream.start(limit=evaluator.subset_num_batches):
+    for state.batch in stream.start():
         samples, all_samples = stream.counts(state.eval_timestamp.batch, state.batch)
         on.eval_batch_start()
         on.eval_before_forward()

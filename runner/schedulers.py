@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from runner.time import Progress, Time, Timestamp, TimeUnit, convert, exact_ratio
 
 Length = Callable[[Any], Fraction]
-Curve = Callable[[float], float]
+Shape = Callable[[float], float]
 
 
 def time_axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
@@ -38,11 +38,27 @@ def time_axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[
     return length, position
 
 
-@dataclass(frozen=True)
 class Schedule(ABC):
-    """A multiplier of the learning rate, 0 or more, as a function of time: `schedule(progress)`.
+    """A multiplier of the learning rate, 0 or more, as a function of time: `schedule(progress)`."""
 
-    Schedules are equal when their arguments are, and can be pickled. Times other than `t_warmup` are above 0, numbers
+    def __call__(self, progress: Progress) -> float:
+        """Return the multiplier at this point of training; raise ValueError as `bind` does."""
+        return self.bind(progress.max_duration, progress.batches_per_epoch)(progress.timestamp)
+
+    @abstractmethod
+    def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
+        """Return the multiplier as a function of the timestamp alone, with all conversions done; also a check.
+
+        Raises:
+            ValueError: the schedule does not fit the length of the run.
+        """
+
+
+@dataclass(frozen=True)
+class Curve(Schedule):
+    """A schedule that rises to its curve in a warm-up.
+
+    Curves are equal when their arguments are, and can be pickled. Times other than `t_warmup` are above 0, numbers
     at least 0; anything else is a ValueError, and what is neither time string nor number a TypeError.
     """
 
@@ -70,10 +86,6 @@ class Schedule(ABC):
             elif not minimum <= value < math.inf:
                 raise ValueError(f"{name}={value!r} must be a finite number of at least {minimum}")
 
-    def __call__(self, progress: Progress) -> float:
-        """Return the multiplier at this point of training; raise ValueError as `bind` does."""
-        return self.bind(progress.max_duration, progress.batches_per_epoch)(progress.timestamp)
-
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
         """Return the multiplier as a function of the timestamp alone, with all conversions done; also a check.
 
@@ -99,7 +111,7 @@ class Schedule(ABC):
 
         return multiplier
 
-    def scaled(self, ratio: float, scale_warmup: bool = False) -> Schedule:
+    def scaled(self, ratio: float, scale_warmup: bool = False) -> Curve:
         """Return the schedule with its lengths multiplied by `ratio`, exactly; the warm-up only with `scale_warmup`.
 
         Lengths in `dur` stay, as they follow max_duration.
@@ -114,7 +126,7 @@ class Schedule(ABC):
         return scaled
 
     @abstractmethod
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         """Return the multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
 
 
@@ -123,9 +135,6 @@ class GivenFunction(Schedule):
     """A user's own function from a `Timestamp` to a multiplier; it is called before each batch."""
 
     function: Callable[[Timestamp], float]
-
-    def __post_init__(self) -> None:
-        """Accept any function: only its values can be checked."""
 
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
         """Return the function, with a check of its values."""
@@ -141,63 +150,60 @@ class GivenFunction(Schedule):
 
         return multiplier
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
-        raise NotImplementedError  # `bind` needs no curve
-
 
 @dataclass(frozen=True)
-class constant(Schedule):
+class constant(Curve):
     """`alpha` throughout."""
 
     alpha: float = 1.0
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         return lambda t: self.alpha
 
 
 @dataclass(frozen=True)
-class step(Schedule):
+class step(Curve):
     """gamma ^ floor(t / step_size): steps count from the start of training, warm-up included."""
 
     step_size: str | Time
     gamma: float = 0.1
     _lengths: ClassVar = ("step_size",)
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         # In whole numbers, so that no rounding moves a step to the next batch.
         numerator, denominator = length(self.step_size).as_integer_ratio()
         return lambda t: self.gamma ** (t * denominator // numerator)
 
 
 @dataclass(frozen=True)
-class multi_step(Schedule):
+class multi_step(Curve):
     """gamma ^ (number of milestones at or before t): they count from the start of training, warm-up included."""
 
     milestones: Sequence[str | Time]
     gamma: float = 0.1
     _lengths: ClassVar = ("milestones",)
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         passed = sorted(float(length(milestone)) for milestone in self.milestones)
         return lambda t: self.gamma ** bisect_right(passed, t)
 
 
 @dataclass(frozen=True)
-class exponential(Schedule):
+class exponential(Curve):
     """gamma ^ ((t - t_warmup) / decay_period), continuous: it falls in every batch, not once a period."""
 
     gamma: float
     decay_period: str | Time = "1ep"
     _lengths: ClassVar = ("decay_period",)
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         start = float(warmup)
         period = float(length(self.decay_period))
         return lambda t: self.gamma ** (max(0.0, t - start) / period)
 
 
 @dataclass(frozen=True)
-class cosine_annealing_warm_restarts(Schedule):
+class cosine_annealing_warm_restarts(Curve):
     """alpha_f + (1 - alpha_f) * (1 + cos(pi * y)) / 2, where y rises from 0 to 1 in each cycle.
 
     The first cycle starts at t_warmup and lasts `t_0`, each next one `t_mult` times as long as the one before.
@@ -209,7 +215,7 @@ class cosine_annealing_warm_restarts(Schedule):
     alpha_f: float = 0.0
     _lengths: ClassVar = ("t_0",)
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         start = float(warmup)
         first_cycle = float(length(self.t_0))
 
@@ -227,7 +233,7 @@ class cosine_annealing_warm_restarts(Schedule):
 
 
 @dataclass(frozen=True)
-class _Ending(Schedule):
+class _Ending(Curve):
     """A schedule that reaches its final value at `t_max`."""
 
     t_max: str | Time = field(default="1dur", kw_only=True)
@@ -241,7 +247,7 @@ class _Ending(Schedule):
         """Return the time at which the way to the final value starts."""
         return warmup
 
-    def _curve(self, length: Length, warmup: Fraction) -> Curve:
+    def _curve(self, length: Length, warmup: Fraction) -> Shape:
         start = self._start(length, warmup)
         end = length(self.t_max)
         if not warmup <= start <= end:

@@ -330,7 +330,7 @@ class Trainer:
             if one.dataloader is self.state.train_dataloader and getattr(one.dataloader, "persistent_workers", False):
                 remedy = "its persistent workers read one pass at a time; give a loader of its own"
                 raise ValueError(f"evaluator {one.label!r}: dataloader is the train_dataloader: {remedy}")
-            self._eval_streams[one.label] = self._open(one.dataloader, one.label)
+            self._eval_streams[one.label] = self._open(one.dataloader, one.label, one.subset_num_batches)
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
 

@@ -65,6 +65,7 @@ class Session:
             self.append(*self._held)
         for call in self._held_calls:
             call()
+        self._held_calls.clear()
 
     @property
     def run_id(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What to write in place of the keys of other libraries, which newcomers type; `foreign_keys.yaml` lists them."""
+"""What to write here in place of a key of another library, from the list in `foreign_keys.yaml`."""
 
 from __future__ import annotations
 

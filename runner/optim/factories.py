@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.optim.torch_schedulers import torch_schedulers
-from runner.schedulers import GivenFunction, Schedule
+from runner.schedulers import Curve, GivenFunction, Schedule
 from runner.time import Progress
 
 Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Optimizer] | Sequence[Optimizer] | None
@@ -126,7 +126,7 @@ def make_schedulers(
     stepped: list[Any] = []
     for one in given:
         if isinstance(one, Schedule):
-            schedules.append(one.scaled(ratio, scale_warmup))
+            schedules.append(one.scaled(ratio, scale_warmup) if isinstance(one, Curve) else one)
         elif callable(one) and next(iter(inspect.signature(one).parameters), None) == "timestamp":
             schedules.append(GivenFunction(cast(Any, one)))
         else:

@@ -27,7 +27,7 @@ MLP = ("model=mlp", "algorithms=none", "callbacks=none", "trainer.device=cpu", "
 
 
 def configure_optimizers(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """What nanoGPT has as a method: its own groups, made from the model."""
+    """Parameter groups made from the model, as nanoGPT's method does it."""
     decayed = [one for one in model.parameters() if one.ndim >= 2]
     others = [one for one in model.parameters() if one.ndim < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

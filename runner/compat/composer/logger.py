@@ -70,7 +70,7 @@ class Logger:
             use_table: of no effect.
 
         Raises:
-            ValueError: masks are given.
+            ValueError: masks are given, which no destination here can show.
         """
         if masks is not None or mask_class_labels is not None:
             raise ValueError("masks=...: log_images shows images only; runner.callbacks.ImageVisualizer shows masks")

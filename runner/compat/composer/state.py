@@ -174,7 +174,7 @@ class State:
 
     @property
     def total_loss_dict(self) -> dict[str, Tensor]:
-        """The loss of this rank's batch, in total and by part, detached."""
+        """The detached loss of this rank's batch: its total, and its parts by name."""
         parts = {"total": self.unwrapped.total_loss, **self.unwrapped.loss_parts}
         return {f"loss/train/{name}": value for name, value in parts.items()}
 

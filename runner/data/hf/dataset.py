@@ -149,7 +149,7 @@ def _check(
     targets: str | None,
     image_size: int | None,
 ) -> list[str]:
-    """Check the arguments; return the columns of the inputs, none with text."""
+    """Check the arguments, and return the columns of the inputs; there are none if the data is text to continue."""
     check_windows(sizes)
     if eval_share is not None:
         check_eval_share(eval_share)

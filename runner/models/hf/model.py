@@ -94,7 +94,7 @@ class HFModel(Model):
         update_checked(metric, logits, [labels], {})
 
     def predictions(self, batch: Any, outputs: dict[str, Tensor]) -> dict[str, Any]:
-        """Return `target`, if the batch has labels, `prediction`, and the probabilities of the classes of a sequence.
+        """Return `prediction`, the class probabilities of each sequence, and `target` if the batch has labels.
 
         The prediction is the most probable class or token; for regression it is the estimated number, and with several
         labels a sample it holds a truth value for each.

@@ -1,4 +1,4 @@
-"""A model of Hugging Face's transformers by name, for any task that transformers computes the loss of."""
+"""A model of Hugging Face's transformers, chosen by name, for every task whose loss it computes itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of this project: a function returns a training and an evaluation loader."""
+"""The data of this project: a function that returns a training and an evaluation loader."""
 
 import math
 

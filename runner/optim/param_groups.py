@@ -91,9 +91,8 @@ class ParamGroups:
         known = [one for one in _describe(model) if one.key in held]
         selected = [(rule, rule.select(known)) for rule in self.rules]
         for rule, its in selected:
-            rule.check(type(optimizer).__name__, [
-                group for group in optimizer.param_groups if any(id(one) in its for one in group["params"])
-            ])  # fmt: skip
+            touched = [group for group in optimizer.param_groups if any(id(one) in its for one in group["params"])]
+            rule.check(type(optimizer).__name__, touched)
         groups = []
         for group in optimizer.param_groups:
             parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {(): []}  # what no rule selects is first

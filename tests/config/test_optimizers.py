@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from rank_runs import program_of
 from torch import nn
 from torch.nn.functional import softplus
 
@@ -19,6 +20,7 @@ from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.data import TensorLoader
+from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.runs.optimizer_changes import change_optimizers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -103,6 +105,63 @@ def test_rules_work_with_every_optimizer(name: str, tmp_path: Path):
         assert {*names} == {f"{kind}layerwise-{depth}" for kind in ("", "no_decay+") for depth in (0, 1, 2)}
         assert len(names) == 6
         trainer.fit()
+
+
+def test_rules_see_the_model_after_its_surgery(tmp_path: Path):
+    factorize = "+algorithms.factorize={_target_: runner.algorithms.Factorize, min_features: 8, latent_features: 4}"
+    config = plain("optimizer=adamw", "+optimizer/param_groups=no_decay", factorize, "model.module.hidden=[32]")
+    with made(config, tmp_path) as trainer:
+        trainer.fit()
+        grouped = [one for group in trainer.state.optimizers[0].param_groups for one in group["params"]]
+        names = dict(trainer.state.unwrapped_model.named_parameters())
+    assert len(names) == 6  # two factors and a bias, twice
+    assert {id(one) for one in grouped} == {id(one) for one in names.values()} and len(grouped) == len(names)
+
+
+def test_frozen_layers_stay_in_their_groups_and_stop_moving(tmp_path: Path):
+    freezing = "+algorithms.freezing={_target_: runner.algorithms.LayerFreezing, freeze_start: 0.0}"
+    config = plain("+optimizer/param_groups=[no_decay,layerwise]", freezing, "trainer.max_duration=2ep")
+    with made(config, tmp_path) as trainer:
+        groups = [len(group["params"]) for group in trainer.state.optimizers[0].param_groups]
+        trainer.fit("1ep")
+        first = next(trainer.state.unwrapped_model.parameters())
+        assert not first.requires_grad
+        frozen = first.clone()
+        trainer.fit("1ep")
+        assert torch.equal(first, frozen)
+        assert [len(group["params"]) for group in trainer.state.optimizers[0].param_groups] == groups
+
+
+def train_with_rules() -> None:
+    """Trains digits for some batches with two rules, on the ranks there are, and saves the weights."""
+    config = plain("optimizer=adamw", "+optimizer/param_groups=[no_decay,layerwise]", "trainer.max_duration=5ba")
+    with made(config, Path()) as trainer:
+        trainer.fit()
+        if get_global_rank() == 0:
+            torch.save(trainer.state.unwrapped_model.state_dict(), f"{get_world_size()}.pt")
+
+
+def test_two_ranks_step_the_groups_of_one_process(run_ranks: Any):
+    train_with_rules()
+    run_ranks(program_of("config/test_optimizers", "train_with_rules"), 2)
+    one, two = (torch.load(f"{ranks}.pt", weights_only=True) for ranks in (1, 2))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, msg=name)
+
+
+def test_nanogpts_function_groups_a_gpt(tmp_path: Path):
+    small = ("model.module.d_model=16", "data.eval_bytes=256", "data.batch_size=4", "data.context=16")
+    config = plain("model=gpt", "data=stdlib_text", "scheduler=none", *small)
+    target = {"_target_": f"{OWN}.configure_optimizers", "_partial_": True}
+    config["optimizer"] = target | {"learning_rate": 0.01, "weight_decay": 0.1}
+    with made(config, tmp_path) as trainer:
+        model = trainer.state.unwrapped_model
+        decayed, others = trainer.state.optimizers[0].param_groups
+        before = [one.clone() for one in model.parameters()]
+        trainer.fit()
+        assert any(not torch.equal(one, was) for one, was in zip(model.parameters(), before, strict=True))
+    assert {id(one) for one in decayed["params"]} == {id(one) for one in model.parameters() if one.ndim >= 2}
+    assert all(one.ndim == 1 for one in others["params"]) and others["params"]
 
 
 def test_a_resumed_run_may_have_another_rate_for_all_groups_but_no_other_groups(tmp_path: Path):

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow lint bench clean
+.PHONY: help run test test-slow lint docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
@@ -32,6 +32,9 @@ lint: $(VENV)/.installed-dev ## run ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(VENV)/.installed-docs ## build the site of docs/ into build/site; a wrong link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # Continues when one misses its limit, and fails at the end.
 bench: $(VENV)/.installed-run ## measure what we claim; an hour, most of it for algorithms.py
 	@missed=; for benchmark in benchmarks/[a-z]*.py; do \
@@ -45,6 +48,7 @@ clean: ## remove the environment and caches, keep outputs/
 $(VENV)/.installed-run: EXTRAS :=
 $(VENV)/.installed-test: EXTRAS := [test]
 $(VENV)/.installed-dev: EXTRAS := [dev]
+$(VENV)/.installed-docs: EXTRAS := [docs]
 # Installed without dependencies: the sweeper asks for an old optuna (see pyproject.toml), and the others would replace
 # a torch for CPUs with gigabytes of CUDA.
 $(VENV)/.installed-test: $(VENV)/.installed-alone

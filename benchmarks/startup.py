@@ -5,13 +5,15 @@
 By hand means: import torch, compose the same config, read the same data, train the same network for the same steps,
 and nothing else: no evaluation, metrics, logging, checkpoint or plot. Both are whole processes with cached bytecode,
 run in turn in one folder whose MLflow store exists already; printed are the median wall times and the median ratio,
-pair by pair.
+pair by pair. Of the runner it is also printed how long a user waits for the first line on the terminal, and for the
+first batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pty
 import statistics
 import subprocess
 import sys
@@ -59,6 +61,51 @@ for epoch in range(epochs):
         step += 1
 """
 
+FIRST_BATCH = """
+from runner import Callback
+
+class FirstBatch(Callback):
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 1:
+            print("the first batch", flush=True)
+"""
+
+
+def watch(folder: Path) -> tuple[float, float]:
+    """Run the default command in a terminal for one epoch, and return when the first line and the first batch came.
+
+    Both are seconds since the command was started.
+    """
+    command = [sys.executable, "-m", "runner", "trainer.max_duration=1ep"]
+    ours, theirs = pty.openpty()
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "+callbacks.first_batch._target_=first_batch.FirstBatch"],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    line = batch = 0.0
+    shown = b""
+    try:
+        while not batch:
+            shown += os.read(ours, 4096)
+            line = line or time.perf_counter() - start
+            if b"the first batch" in shown:
+                batch = time.perf_counter() - start
+        while os.read(ours, 4096):
+            pass
+    except OSError as error:  # Linux says so when the command has ended
+        if not batch:
+            raise RuntimeError(f"no batch was trained: {shown.decode(errors='replace')}") from error
+    finally:
+        os.close(ours)
+    process.wait()
+    return line, batch
+
 
 def main() -> int:
     """Print the ratio; exit code 1 when it is over the limit."""
@@ -73,14 +120,20 @@ def main() -> int:
             "by hand": [sys.executable, str(folder / "by_hand.py"), str(CONF)],
         }
         times: dict[str, list[float]] = {key: [] for key in commands}
+        (folder / "first_batch.py").write_text(FIRST_BATCH)
+        waits: list[tuple[float, float]] = []
         for pair in range(arguments.pairs + 1):
             for key, command in commands.items():
                 start = time.perf_counter()
                 subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300, env=dict(os.environ))
                 if pair:
                     times[key].append(time.perf_counter() - start)
+            if pair:
+                waits.append(watch(folder))
     for key, values in times.items():
         print(f"{key:>16}: {statistics.median(values):.2f} s  ({min(values):.2f} to {max(values):.2f})")
+    for name, values in zip(("first line", "first batch"), zip(*waits, strict=True), strict=True):
+        print(f"{name:>16}: {statistics.median(values):.2f} s  ({min(values):.2f} to {max(values):.2f})")
     ratios = [ours / hand for ours, hand in zip(*times.values(), strict=True)]
     ratio = statistics.median(ratios)
     print(f"{'ratio':>16}: {ratio:.2f} times  ({min(ratios):.2f} to {max(ratios):.2f}; limit {LIMIT:.2f})")

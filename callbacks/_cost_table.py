@@ -69,7 +69,7 @@ def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
 def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int]) -> None:
     from rich.table import Table
 
-    from runner.terminal import make_console
+    from runner.terminal.console import Unpadded, make_console
 
     *_, share = numbers
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -80,7 +80,7 @@ def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int
         table.add_row(row[0], row[1], str(row[2] or ""), *cells, f"{row[share]:.1%}")
     console = make_console()
     console.print(title)
-    console.print(table)
+    console.print(Unpadded(table))
     if len(rows) > MAX_PRINTED:
         others = sum(row[share] for row in rows[MAX_PRINTED:])
         console.print(f"and {len(rows) - MAX_PRINTED} more with {others:.1%}, in the table that was logged")

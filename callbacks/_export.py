@@ -53,6 +53,26 @@ def last_or_first_batch(state: State) -> Any:
     raise RuntimeError("no batch was trained here, and the dataloaders give none to export with: set sample_input")
 
 
+def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:
+    """Return a copy of the module to export, with its present weights, and a sample input, both on the CPU.
+
+    Args:
+        state: state of the run, with the model in evaluation mode.
+        sample_input: the input; None takes it from the data, see `last_or_first_batch`.
+    """
+    from runner import LanguageModel, SupervisedModel
+
+    model: Any = state.unwrapped_model
+    key = 0 if isinstance(model, LanguageModel) else model.inputs if isinstance(model, SupervisedModel) else None
+    has_one_input = isinstance(key, int | str)
+    if sample_input is None:
+        batch = last_or_first_batch(state)
+        without_targets = getattr(model, "without_targets", lambda whole: whole)
+        sample_input = batch[key] if has_one_input else without_targets(batch)
+    module = copy.deepcopy(model.module if has_one_input else model).cpu().requires_grad_(False)
+    return module, map_tensors(sample_input, lambda one: one.detach().cpu())
+
+
 def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> bool:
     """Write a file, check that it gives the module's outputs, and return whether those are finite.
 

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-from runner import Event, LoggerDestination
-from runner.terminal import show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
-TRAIN_LOSS = "loss/train/total"  # the key under which each batch's loss is logged
-MAX_EVENTS = 8
-MAX_METRICS = 8  # in a line, for training and for each evaluator
 
-
-def describe_run(state: State) -> Iterator[tuple[str, str]]:
-    """Yield pairs of label and text that describe the model, the data and how it is trained."""
+def describe_run(state: State, width: int) -> list[str]:
+    """Return a line on the model and how it is trained, and a line on the data; they leave out what does not fit."""
     from runner import get_world_size
 
     model = state.unwrapped_model
     parameters = list(model.parameters())
     total = sum(one.numel() for one in parameters)
     trainable = sum(one.numel() for one in parameters if one.requires_grad)
-    inner = getattr(model, "module", None)
-    name = type(model).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
-    of_these = "all trainable" if trainable == total else f"{_count(trainable)} trainable"
-    yield "model", f"{name}, {_count(total)} parameters, {of_these}"
-    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
-    yield "data", "; ".join(f"{label} {_describe_loader(loader)}" for label, loader in loaders)
-    optimizers = ", ".join(type(one).__name__ for one in state.optimizers)
-    where = f"{state.precision} on {state.device}, {get_world_size()} process{'es' * (get_world_size() > 1)}"
-    yield "training", f"{state.max_duration} with {optimizers}; {where}, seed {state.rank_zero_seed}"
-    yield "run", show_path(state.run_dir)
-
-
-def _describe_loader(loader: Any) -> str:
-    order = getattr(loader, "order", None)
-    samples = order.num_samples if order is not None else _length(getattr(loader, "dataset", None))
-    batch_size = getattr(order or loader, "batch_size", None)
-    batches = _length(loader)
-    parts = [
-        f"{samples:,} samples" if samples is not None else "",
-        f"{batches:,} batch{'es' * (batches != 1)}" if batches is not None else "",
+    where = f"{get_world_size()} x {state.device}" if get_world_size() > 1 else f"{state.device}"
+    training = [
+        type(getattr(model, "module", model)).__name__,
+        f"{_count(total)} parameters" + ("" if trainable == total else f" ({_count(trainable)} trainable)"),
+        f"{state.precision} on {where}",
+        ", ".join(type(one).__name__ for one in state.optimizers),
+        f"seed {state.rank_zero_seed}",
     ]
-    shown = " in ".join(part for part in parts if part) or "of unknown length"
-    return f"{shown} of {batch_size}" if batch_size is not None and batches is not None else shown
+    evaluated = [f"{one.label} {_describe_samples(one.dataloader)}".rstrip() for one in state.evaluators]
+    data = [f"{state.max_duration}", f"train {_describe_loader(state.train_dataloader)}", *evaluated]
+    return [_fit(training, ", ", width), _fit(data, "; ", width)]
 
 
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield which algorithms and callbacks run at which events, in order; events with the same list share a line."""
-    from runner import Engine
+    from runner import Engine, Event, LoggerDestination
     from runner.metrics import TrainerLog, TrainMetrics
 
     engine = Engine(state, logger)
@@ -61,11 +42,34 @@ def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         names = tuple(one.config_key for one in users if not isinstance(one, TrainMetrics | TrainerLog))
         if names:
             groups.setdefault(names, []).append(event.value)
-    lines = [f"{', '.join(events)}: {', '.join(names)}" for names, events in groups.items()]
-    if len(lines) > MAX_EVENTS:
-        hidden = len(lines) - MAX_EVENTS + 1
-        lines[-hidden:] = [f"and {hidden} more lines: python -m runner mode=explain shows all"]
-    yield from zip(["events", *[""] * len(lines)], lines, strict=False)
+    for number, (names, events) in enumerate(groups.items()):
+        yield "" if number else "events", f"{', '.join(events)}: {', '.join(names)}"
+
+
+def _describe_loader(loader: Any) -> str:
+    batch_size = getattr(getattr(loader, "order", None) or loader, "batch_size", None)
+    batches = _length(loader)
+    parts = [
+        _describe_samples(loader),
+        f"{batches:,} batch{'es' * (batches != 1)}" if batches is not None else "",
+    ]
+    shown = " in ".join(part for part in parts if part) or "of unknown length"
+    return f"{shown} of {batch_size}" if batch_size is not None and batches is not None else shown
+
+
+def _describe_samples(loader: Any) -> str:
+    order = getattr(loader, "order", None)
+    samples = order.num_samples if order is not None else _length(getattr(loader, "dataset", None))
+    return f"{samples:,} samples" if samples is not None else ""
+
+
+def _fit(parts: Sequence[str], between: str, width: int) -> str:
+    """Return as many of the parts in one line as fit; the first is always there."""
+    line = parts[0]
+    for part in parts[1:]:
+        if part and len(line) + len(between) + len(part) <= width:
+            line += between + part
+    return line
 
 
 def _count(number: int) -> str:
@@ -80,20 +84,3 @@ def _length(value: Any) -> int | None:
         return len(value)
     except TypeError:
         return None
-
-
-def describe_metrics(values: Mapping[str, float]) -> list[str]:
-    """Return metrics as text, one part for training and one per evaluator, such as 'eval loss 0.12 Accuracy 0.98'."""
-    parts: dict[str, list[str]] = {}
-    for key in sorted(values, key=lambda key: key.count("/")):  # metrics before their parts, such as single classes
-        kind, _, rest = key.partition("/")
-        label, _, name = rest.partition("/")
-        if kind == "loss" and name == "total":
-            parts.setdefault(label, []).insert(0, f"loss {values[key]:.4g}")
-        elif kind == "metrics":
-            short = name.removeprefix("Multiclass").removeprefix("Binary")
-            parts.setdefault(label, []).append(f"{short} {values[key]:.4g}")
-    for shown in parts.values():
-        if len(shown) > MAX_METRICS:
-            shown[MAX_METRICS:] = [f"and {len(shown) - MAX_METRICS:,} more"]
-    return [f"{label} {' '.join(parts[label])}" for label in sorted(parts, key=lambda one: one != "train")]

@@ -83,7 +83,7 @@ class CheckpointSaver(Callback):
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = Timestamp(batch=-1)
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._failure: OSError | None = None  # why the newest checkpoint was not written
         self._fault: str | None = None  # what was not finite in it
@@ -164,6 +164,7 @@ class CheckpointSaver(Callback):
         snapshot = capture(state, self.weights_only, copy=self.asynchronous)
         if snapshot is not None:  # rank 0
             trained = {name for name, one in state.unwrapped_model.named_parameters() if one.requires_grad}
+            self._writer = self._writer or _make_writer()
             self._writing = self._writer.submit(self._write, snapshot, name, trained, _last_loss(state))
         if not self.asynchronous:
             self._wait()
@@ -189,6 +190,21 @@ class CheckpointSaver(Callback):
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
+
+
+def _make_writer() -> ThreadPoolExecutor:
+    """Return a thread in which torch computes on one core.
+
+    A second team of OpenMP threads makes libgomp put the first to sleep between any two operations: with the default
+    experiment on two cores, training took twice as long after the first checkpoint.
+    """
+    import torch
+
+    writer = ThreadPoolExecutor(1, "checkpoint")
+    cores = writer.submit(torch.get_num_threads).result()  # asked there, because a thread's first use sets its number
+    writer.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(cores)  # for this thread and those that start later
+    return writer
 
 
 def _last_loss(state: State) -> float:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import shlex
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import LoggerDestination, Record, Timestamp
-from runner.callbacks._metric_table import Series, print_metrics
-from runner.callbacks._run_description import TRAIN_LOSS, describe_events, describe_run
-from runner.metric_choice import MetricChoice
-from runner.terminal import describe_time, epoch_number, print_block, show_path
+from runner import LoggerDestination, Record, Time, Timestamp
+from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._columns import (
+    NUMBER_WIDTH,
+    Column,
+    fit_columns,
+    join_cells,
+    join_titles,
+    show_clock,
+    show_number,
+)
+from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
+from runner.callbacks._run_description import describe_events, describe_run
+from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -21,42 +32,65 @@ log = logging.getLogger("runner")
 LOST = 10
 """Number of consecutive batches without a finite training loss that leads to a warning."""
 
+MAX_METRICS = 8
+"""Number of metrics at the end; the others are in the log of the run."""
+
 
 class ConsoleSummary(LoggerDestination):
     """Prints, on rank 0, what is trained at FIT_START, and the results when the run closes.
 
-    At the start: the model and its size, the data, the device, and what runs at which event in which order. At the end:
-    the final and best value of each loss and metric, the run's folder and how to view the run or, if it failed or was
-    stopped, how to resume it. Metrics from before a resume are included.
+    At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
+    value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
+    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The training loss is the
+    mean of the last epoch. What was before a resume is included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
+
+    Args:
+        events: whether to print at the start which algorithms and callbacks run at which event, as `mode=explain` does
+            in detail.
     """
 
-    def __init__(self) -> None:
-        self._series: dict[str, Series] = {}
+    def __init__(self, events: bool = False) -> None:
+        self.events = events
+        self._final: dict[str, float] = {}
+        self._best = BestValues()
+        self._best_at: dict[str, Timestamp] = {}
+        self._loss = EpochLoss()
         self._ignored: set[str] = set()  # keys that the summary leaves out
         self._lost = 0  # batches in a row whose loss was not finite
         self._lost_at = Timestamp()  # the first of them
         self._state: State | None = None
         self._logger: Logger | None = None
+        self._seconds = 0.0  # in earlier calls of fit
+        self._began: float | None = None
 
     def init(self, state: State, logger: Logger) -> None:
         self._logger = logger
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        self._began = time.perf_counter()
         if self._state is None:
             self._state = state
-            print_block(state.run_name, [*describe_run(state), *describe_events(state, logger)])
+            print_title(state.run_name, state.run_dir)
+            console = make_console()
+            for line in describe_run(state, console.width):
+                console.print(line, soft_wrap=True)
+            if self.events:
+                print_block("", describe_events(state, logger))
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._seconds = self._total_seconds()
+        self._began = None
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
+            self._loss.add(record)
             for key, value in record.metrics.items():
                 if key in self._ignored:
                     continue
                 if key.startswith(("loss/", "metrics/")):
                     self._note(key, value, record.timestamp)
-                    if key == TRAIN_LOSS:
-                        self._watch(value, record.timestamp)
                 else:
                     self._ignored.add(key)
 
@@ -64,42 +98,42 @@ class ConsoleSummary(LoggerDestination):
         has_begun = state.error is None or state.timestamp.batch > 0
         if self._state is None or not has_begun:  # a run that its first batch refuses leaves nothing to look at
             return
-        rows = [("run", show_path(state.run_dir))]
+        console = make_console()
         if state.error is None:
-            print_metrics(self._series)
-        else:
-            rows.insert(0, (_outcome(state.error), describe_time(state.timestamp)))
-            rows.append(("resume", _resume_command(state)))
-        commands = (getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations))
-        rows += [("compare", command) for command in commands if command]
-        print_block("", rows)
+            for line in self._metric_lines(console.width):
+                console.print(line, soft_wrap=True)
+        console.print(_outcome(state, show_clock(self._total_seconds())), soft_wrap=True)
+        console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
+        commands = dict(_commands(state, logger))
+        if commands:
+            console.print(f"to {', '.join(commands)}:", soft_wrap=True)
+        for command in commands.values():
+            console.print(command, soft_wrap=True)  # alone on its line, to be pasted
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
             self._logger.flush()  # the checkpoint includes everything logged before it
         return {
-            key: [one.lower_is_better, one.final, one.best, one.best_at.state_dict()]
-            for key, one in self._series.items()
+            "final": dict(self._final),
+            "best": self._best.state_dict(),
+            "best_at": {key: at.state_dict() for key, at in self._best_at.items()},
+            "loss": self._loss.state_dict(),
+            "seconds": self._total_seconds(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._series = {
-            key: Series(lower, final, best, Timestamp.from_state_dict(at))
-            for key, (lower, final, best, at) in state.items()
-        }
+        self._final = dict(state["final"])
+        self._best.load_state_dict(state["best"])
+        self._best_at = {key: Timestamp.from_state_dict(at) for key, at in state["best_at"].items()}
+        self._loss.load_state_dict(state["loss"])
+        self._seconds = state["seconds"]
 
     def _note(self, key: str, value: float, timestamp: Timestamp) -> None:
-        series = self._series.get(key)
-        if series is None:
-            lower = key.startswith("loss/")
-            if self._state is not None and not lower:
-                lower = _choice(key).lower_is_better(self._state)
-            self._series[key] = Series(lower, value, value, timestamp)
-            return
-        series.final = value
-        if value < series.best if series.lower_is_better else value > series.best:
-            series.best = value
-            series.best_at = timestamp
+        self._final[key] = value
+        if key == TRAIN_LOSS:
+            self._watch(value, timestamp)
+        elif self._state is not None and self._best.add(key, value, self._state):
+            self._best_at[key] = timestamp
 
     def _watch(self, loss: float, timestamp: Timestamp) -> None:
         if math.isfinite(loss):
@@ -117,19 +151,66 @@ class ConsoleSummary(LoggerDestination):
                 self._lost_at.batch,
             )
 
+    def _total_seconds(self) -> float:
+        return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
-def _choice(key: str) -> MetricChoice:
-    _, label, name = key.split("/", 2)
-    return MetricChoice(label, name)
+    def _metric_lines(self, width: int) -> Iterator[str]:
+        """Yield the lines of a table of metrics: those of evaluations first, and totals before single classes."""
+        rows = []
+        for key in sorted(
+            self._final, key=lambda key: (key.count("/"), key not in self._best_at, key.startswith("loss/"))
+        ):
+            value = self._final[key]
+            cells = {"metric": "/".join(filter(None, name_metric(key))), "final": show_number(value)}
+            if (at := self._best_at.get(key)) is not None:
+                cells["best"] = show_number(self._best.values[key])
+                cells["at"] = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
+            elif key == TRAIN_LOSS and self._loss.mean is not None:
+                cells["final"] = show_number(self._loss.mean)
+                cells["at"] = "epoch mean"
+            rows.append(cells)
+        if not rows:
+            return
+        shown = rows[:MAX_METRICS]
+        columns = [
+            Column("metric", "metric", max(len(one["metric"]) for one in shown), 0, justify_left=True),
+            Column("final", "final", NUMBER_WIDTH, 1),
+            Column("best", "best", NUMBER_WIDTH, 2),
+            Column("at", "at", max(len(one.get("at", "")) for one in shown), 3, justify_left=True),
+        ]
+        columns = fit_columns(columns, width)
+        yield join_titles(columns)
+        yield from (join_cells(columns, cells) for cells in shown)
+        if len(rows) > len(shown):
+            yield f"and {len(rows) - len(shown)} more, in the log of the run"
 
 
-def _resume_command(state: State) -> str:
+def _outcome(state: State, seconds: str) -> str:
+    """Return how a run ended, and what it has done by then."""
+    now = state.timestamp
+    if state.error is not None:
+        outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
+        return f"{outcome:<8} {describe_time(now)}, {seconds}"
+    epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
+    batches = f"{now.batch:,} batch{'es' * (now.batch != 1)}"
+    count, unit = (now.token, "tokens") if now.token else (now.sample, "samples")
+    rate = f", {count / now.total_wct:,.0f} {unit}/s" if now.total_wct else ""  # evaluations left out
+    return f"trained  {epochs}{batches} in {seconds}{rate}"
+
+
+def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
+    """Yield what can be done with a run now, and the command that does it."""
     path = show_path(state.run_dir)
     saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
-    if state.config:
-        return f"python -m runner resume={path}" + ("" if saved else "  (from the start: no checkpoint was written)")
-    return f"Trainer(..., resume_path={path!r})" if saved else "not possible: no checkpoint was written"
-
-
-def _outcome(error: BaseException) -> str:
-    return "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+    command = f"python -m runner {shlex.quote(f'resume={path}')}"
+    if state.error is not None:
+        if state.config:
+            yield "resume it" if saved else "start it again (no checkpoint was written)", command
+        elif saved:
+            yield "resume it", f"Trainer(..., resume_path={path!r})"
+    elif state.config and saved:
+        longer = Time(2 * state.max_duration.value, state.max_duration.unit)
+        yield "evaluate it", f"{command} mode=eval"
+        yield "train it for longer", f"{command} trainer.max_duration={longer}"
+    ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
+    yield from (("compare it", one) for one in ui if one)

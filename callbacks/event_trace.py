@@ -52,7 +52,7 @@ class EventTrace(Callback):
         print_table: whether rank 0 prints the costliest rows of the table at the end.
 
     Raises:
-        ValueError: `max_spans` is negative.
+        ValueError: `max_spans` is less than 0.
 
     Logs:
         event_trace: a table with a row per callback and event, which has the number of calls, total milliseconds and

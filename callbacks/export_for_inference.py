@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import tempfile
@@ -130,23 +129,11 @@ class ExportForInference(Callback):
                 temporary.unlink()
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any]:
-        """Return a copy of the module to export and its sample input, both on the CPU."""
-        from runner import LanguageModel, SupervisedModel
-        from runner.batch import map_tensors
-        from runner.callbacks._export import last_or_first_batch
+        from runner.callbacks._export import module_and_inputs
         from runner.callbacks._inference import inference
 
-        model: Any = state.unwrapped_model
-        key = 0 if isinstance(model, LanguageModel) else model.inputs if isinstance(model, SupervisedModel) else None
-        has_one_input = isinstance(key, int | str)
-        module = model.module if has_one_input else model
-        inputs = self.sample_input
-        if inputs is None:
-            batch = last_or_first_batch(state)
-            without_targets = getattr(model, "without_targets", lambda whole: whole)
-            inputs = batch[key] if has_one_input else without_targets(batch)
         with inference(state):
-            module = copy.deepcopy(module).cpu().requires_grad_(False)
+            module, inputs = module_and_inputs(state, self.sample_input)
         for transform in self.transforms:
             module = transform(module)
-        return module, map_tensors(inputs, lambda one: one.detach().cpu())
+        return module, inputs

@@ -1,32 +1,36 @@
-"""Draws a picture of the run: losses, metrics and learning rates against the batch."""
+"""Draws a picture of the run: losses, metrics and learning rates against batches and epochs."""
 
 from __future__ import annotations
 
-import io
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record
+from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
+from runner.callbacks._rates import copy_rates, make_keys
 from runner.files.whole import write_whole
-from runner.terminal import in_notebook, show_in_cell
+from runner.pictures.curves import Curve, write_curves
+from runner.pictures.figure import render
+from runner.terminal.console import in_notebook, show_in_cell
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
-MAX_POINTS = 1024  # more than a screen has columns for
-MAX_CURVES = 12  # in a panel; a longer legend would cover the curves
-PANELS = {"loss": "loss/", "metrics": "metrics/", "learning rate": "lr-"}
+KEPT = ("loss/", "metrics/")
+RATES = "lr-"
 
 
 class LearningCurves(LoggerDestination):
-    """Draws losses, metrics and, if they are logged, learning rates at FIT_END.
+    """Draws losses, metrics and learning rates at FIT_END.
 
-    The picture is written to the run's folder, logged as an artifact in the folder 'plots', and shown in a notebook.
-    For each key it keeps a bounded number of points, each the mean of equally many neighbours, so memory and
-    checkpoints stay small; a resumed run draws the curves from the beginning. The loss of single batches is drawn
-    faintly behind its running mean. A panel shows at most 12 keys.
+    The picture is written to the run's folder with its points, `learning_curves.csv`, from which a sweep draws its
+    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. For each key a bounded number of
+    points is kept, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed run draws
+    the curves from the beginning. The loss of single batches is drawn faintly behind the mean over the batches around
+    each. Learning rates need no other callback; those that are tensors on a GPU are read when the run is saved or ends,
+    so training never waits for them.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -39,12 +43,29 @@ class LearningCurves(LoggerDestination):
         if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
             raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename
-        self._curves: dict[str, _Curve] = {}
+        self._curves: dict[str, Curve] = {}
         self._ignored: set[str] = set()  # keys that are not drawn
+        self._rates: dict[str, Curve] = {}  # learning rates by key
+        self._unread: list[tuple[int, dict[str, Any]]] = []  # batches, and rates that may still be on a GPU
+        self._next_rates = 0  # the next batch whose rates are drawn
         self._logger: Logger | None = None
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """The losses, metrics and learning rates by key, as they were at the last checkpoint or the end."""
+        return self._curves | self._rates
 
     def init(self, state: State, logger: Logger) -> None:
         self._logger = logger
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._next_rates = next_point(state.timestamp.batch)
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        batch = state.timestamp.batch + 1
+        if batch >= self._next_rates:
+            self._next_rates = next_point(batch)
+            self._note_rates(state, batch)
 
     def log_records(self, records: Sequence[Record]) -> None:
         curves = self._curves
@@ -55,116 +76,54 @@ class LearningCurves(LoggerDestination):
                     continue
                 if key in curves:
                     curves[key].add(record.step, value)
-                elif key.startswith(tuple(PANELS.values())):
-                    curves[key] = _Curve()
+                elif key.startswith(KEPT):
+                    curves[key] = Curve()
                     curves[key].add(record.step, value)
                 else:
                     ignored.add(key)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         logger.flush()  # the intended host-device sync, once per fit
-        if not self._curves:
+        if not any(curve.steps for curve in self._curves.values()):
             return
-        picture = io.BytesIO()
+        self._note_rates(state, state.timestamp.batch)
+        self._read_rates()
+        curves = {key: curve for key, curve in self.curves.items() if curve.steps}
         path = state.run_dir / self.filename
-        draw(self._curves).savefig(picture, format=path.suffix[1:])
+        picture = render(draw(curves, state.run_name, state.train_dataloader_len), path.suffix[1:])
         if in_notebook():
-            show_in_cell(picture.getvalue(), path.suffix[1:])
+            show_in_cell(picture, path.suffix[1:])
         with disk_errors_reported(self.config_key):
-            write_whole(path, picture.getvalue())
+            write_curves(state.run_dir, {key: curves[key] for keys in panels(curves).values() for key in keys})
+            write_whole(path, picture)
             logger.log_artifact(path, "plots")
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:
             self._logger.flush()  # the checkpoint includes everything logged before it
-        return {key: curve.state_dict() for key, curve in self._curves.items()}
+        self._read_rates()
+        return {key: curve.state_dict() for key, curve in self.curves.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for key, saved in state.items():
-            self._curves[key] = _Curve()
-            self._curves[key].load_state_dict(saved)
+            curve = (self._rates if key.startswith(RATES) else self._curves)[key] = Curve()
+            curve.load_state_dict(saved)
+
+    def _note_rates(self, state: State, batch: int) -> None:
+        """Keep the learning rates as they are at a batch."""
+        rates = zip(make_keys(state.optimizers), copy_rates(state.optimizers), strict=True)
+        self._unread.append((batch, dict(rates)))
+
+    def _read_rates(self) -> None:
+        for batch, rates in self._unread:
+            for key, rate in rates.items():
+                curve = self._rates.setdefault(key, Curve())
+                if curve.steps[-1:] != array("d", [batch]):
+                    curve.add(batch, float(rate))  # the intended host-device sync, at checkpoints and the end
+        self._unread.clear()
 
 
-class _Curve:
-    """The points of one key; neighbours are averaged whenever there are too many."""
-
-    def __init__(self) -> None:
-        self.steps = array("d")
-        self.values = array("d")
-        self._stride = 1
-        self._pending: list[tuple[float, float]] = []
-
-    def add(self, step: float, value: float) -> None:
-        if self._stride == 1:
-            self.steps.append(step)
-            self.values.append(value)
-        else:
-            self._pending.append((step, value))
-            if len(self._pending) < self._stride:
-                return
-            for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
-                points.append(sum(numbers) / self._stride)
-            self._pending.clear()
-        if len(self.steps) >= 2 * MAX_POINTS:
-            self._stride *= 2
-            self.steps, self.values = (
-                array("d", ((a + b) / 2 for a, b in zip(one[::2], one[1::2], strict=True)))
-                for one in (self.steps, self.values)
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        pending = [list(point) for point in self._pending]
-        return {"steps": list(self.steps), "values": list(self.values), "stride": self._stride, "pending": pending}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = array("d", state["steps"])
-        self.values = array("d", state["values"])
-        self._stride = state["stride"]
-        self._pending = [tuple(point) for point in state["pending"]]
-
-
-def draw(curves: Mapping[str, Any]) -> Any:
-    """Return a matplotlib figure with one panel each for losses, metrics and learning rates that exist.
-
-    Args:
-        curves: curves by key; each has `steps` and `values`, sequences of numbers of equal length.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels = {title: [key for key in curves if key.startswith(prefix)] for title, prefix in PANELS.items()}
-    panels = {title: keys for title, keys in panels.items() if keys}
-    figure = Figure(figsize=(4.5 * len(panels), 3.4), dpi=100)
-    FigureCanvasAgg(figure)
-    figure.subplots_adjust(left=0.16 / len(panels), right=1 - 0.04 / len(panels), bottom=0.14, top=0.9, wspace=0.22)
-    for position, (title, keys) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), position)
-        for key in sorted(keys, key=lambda key: key.count("/"))[:MAX_CURVES]:  # keys of single classes last
-            _plot(axes, key, curves[key].steps, curves[key].values)
-        axes.set_title(title if len(keys) <= MAX_CURVES else f"{title}, {MAX_CURVES} of {len(keys):,}")
-        axes.set_xlabel("batch")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", framealpha=0.6)
-    return figure
-
-
-def _plot(axes: Any, key: str, steps: Any, values: Any) -> None:
-    label = key.removeprefix("loss/").removeprefix("metrics/").removesuffix("/total")
-    if key.startswith("loss/train") and len(values) > 20:
-        (faint,) = axes.plot(steps, values, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _running_mean(values), color=faint.get_color(), label=label)
-    else:
-        axes.plot(steps, values, marker="o" if len(values) < 50 else "", markersize=3, label=label)
-
-
-def _running_mean(values: Any) -> list[float]:
-    """Return the exponential moving average over about 30 points, corrected for its bias at the start."""
-    keep = 1 - 30 / len(values) if len(values) > 60 else 0.5
-    means = []
-    mean = 0.0
-    weight = 0.0
-    for value in values:
-        mean = keep * mean + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        means.append(mean / weight)
-    return means
+def next_point(batch: int) -> int:
+    """Return the first batch after `batch` whose learning rates are drawn: 128 at most while training grows twofold."""
+    stride = 1 << (batch // 256).bit_length()
+    return (batch // stride + 1) * stride

@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._mlflow.description import describe_config, describe_inputs, flatten
+from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._mlflow.description import describe_config, flatten
 from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
 from runner.callbacks._mlflow.target import (
     check_address,
     check_arguments,
+    check_model,
     resolve_uri,
     set_environment,
     ui_command,
@@ -46,13 +48,19 @@ class MLflowLogger(LoggerDestination):
         system_metrics_interval: seconds between two samples of system metrics.
         close_timeout: seconds to wait at the end for data that is not sent yet.
         nested: whether the runs of a sweep's jobs are children of the sweep's run, which the UI then shows collapsed.
+        log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
+            metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
+            `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network.
+        register_model: name of a registered model of which the model becomes a version.
 
     Raises:
-        ValueError: `tracking_uri` is not an address that MLflow knows, `close_timeout` is negative, or
-            `system_metrics_interval` is not above 0.
+        ValueError: `tracking_uri` is not an address that MLflow knows, `close_timeout` is negative,
+            `system_metrics_interval` is not above 0, `log_model` is none of the above, or there is a name to register
+            but no model, or, at FIT_START, no callback chooses a best checkpoint.
         ImportError: the package orjson is missing.
 
     Logs:
+        best/*: best value so far of each loss and metric of an evaluator, in its unit.
         system/*: system metrics with MLflow's names, in the units that they state; steps are samples.
     """
 
@@ -66,8 +74,11 @@ class MLflowLogger(LoggerDestination):
         system_metrics_interval: float = 5.0,
         close_timeout: float = 60.0,
         nested: bool = False,
+        log_model: str | None = None,
+        register_model: str | None = None,
     ) -> None:
         check_arguments(close_timeout, system_metrics_interval)
+        check_model(log_model, register_model)
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
@@ -76,6 +87,10 @@ class MLflowLogger(LoggerDestination):
         self._system_metrics_interval = system_metrics_interval if log_system_metrics else None
         self._close_timeout = close_timeout
         self._nested = nested
+        self._log_model = log_model
+        self._register_model = register_model
+        self._best = BestValues()
+        self._state: State | None = None
         self._session: Session | None = None
 
     @classmethod
@@ -94,19 +109,37 @@ class MLflowLogger(LoggerDestination):
         return ui_command(self.tracking_uri, self._session and self._session.experiment_id, self.run_id)
 
     def init(self, state: State, logger: Logger) -> None:
-        self._inputs_logged = False
+        self._state = state
+        self._described = False
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
         nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
         tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # lets resume=<id> find the folder
-        self._append({"tags": tags}, {"params": describe_config(state.config)})
+        self._append({"tags": tags})
+        self._session.append_params(describe_config(state.config))
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        from runner.callbacks._mlflow.beginning import describe_beginning
+
+        if self._log_model == "best":
+            from runner.callbacks._mlflow.model_file import check_best
+
+            check_best(state)
         if state.timestamp.batch > 0:
             self._begin(state, logger)
-        if not self._inputs_logged:
-            self._inputs_logged = True
-            self._append(*({"input": described} for described in describe_inputs(state)))
+        if not self._described:
+            self._described = True
+            self._append(*describe_beginning(state))
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._log_model is None:
+            return
+        from runner.callbacks._mlflow.model_file import write_model
+
+        logger.flush()  # the model comes after the metrics of its step, which it is linked to
+        entry = write_model(state, Path(state.run_dir).resolve(), self._log_model)
+        if entry is not None:
+            self._append({**entry, "register": self._register_model})
 
     def _open(self, folder: Path, name: str, interval: float | None) -> Session:
         self.tracking_uri = uri_of_run(self.tracking_uri, folder)
@@ -133,7 +166,22 @@ class MLflowLogger(LoggerDestination):
         if self._session is not None:
             if any(record.timestamp.batch > 0 for record in records):
                 self._session.begin()
-            self._session.append_metrics((record.metrics, record.step, record.wall_time) for record in records)
+            values = []
+            for record in records:
+                values.append((record.metrics, record.step, record.wall_time))
+                if best := self._improved(record.metrics):
+                    values.append((best, record.step, record.wall_time))
+            self._session.append_metrics(values)
+
+    def _improved(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the values that are better than all before, by the key for the best value; not those of one class."""
+        found: dict[str, float] = {}
+        for key, value in metrics.items():
+            if self._state is not None and self._best.add(key, value, self._state):
+                label, name = name_metric(key)
+                if "/" not in name:
+                    found[f"best/{label}/{name}"] = value
+        return found
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self._append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
@@ -162,9 +210,10 @@ class MLflowLogger(LoggerDestination):
         return sync(self.tracking_uri, self.experiment_name, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._session is None else self._session.state_dict()
+        return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best.load_state_dict(state.get("best", {}))
         if self._session is not None:
             self._session.load_state_dict(state)
 

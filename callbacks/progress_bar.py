@@ -1,160 +1,230 @@
-"""Shows the progress of training on the console: a bar for the current epoch, a line for each finished one."""
+"""Shows the progress of training: a line for each evaluation and epoch, and how far the run is now."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner import LoggerDestination, Record, TimeUnit
-from runner.callbacks._epoch_line import FinishedEpoch, draw_line, label_epoch
-from runner.callbacks._run_description import TRAIN_LOSS, describe_metrics
-from runner.terminal import is_interactive, live_line
+from runner.callbacks._columns import Column, fit_columns, join_cells, join_titles, show_clock, show_number
+from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
+from runner.callbacks._progress_columns import BATCH, ELAPSED, EPOCH, LEFT, RATE, progress_columns, show_part
+from runner.callbacks._remaining import batches_in_run, known_progress
+from runner.terminal.console import epoch_number, make_console
+from runner.terminal.live_line import is_interactive, live_line, repeated
 
 if TYPE_CHECKING:
     from runner import Logger, State
 
-SHOWN = ("loss/", "metrics/")
+BAR = 30  # the greatest width of the bar
+BAR_AND_GAP = 14  # columns that are kept free for a shorter one
 
 
 class ProgressBar(LoggerDestination):
-    """Shows training on the console of rank 0.
+    """Prints a line for each evaluation and each epoch, and shows how far the run is.
 
-    On a terminal and in a notebook, one line is a bar with the mean loss of the epoch so far, batches per second and
-    the time left in the run. A finished epoch becomes a plain line with its metrics, the only output elsewhere. Nothing
-    is done per batch: a thread reads the state at intervals, and metrics arrive on the logger's thread.
+    The lines are columns under one header: as many as fit into the terminal, the most important ones. The training loss
+    is the mean of the epoch so far, and batches per second leave out evaluations. On a terminal and in a notebook, the
+    next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or with CI=true, it is printed
+    when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a thread reads the state at
+    intervals, and metrics arrive on the logger's thread.
 
     Args:
         refresh_interval: seconds between two updates of the bar.
+        line_interval: seconds without a line, where no bar is drawn, after which one says how far the run is.
 
     Raises:
-        ValueError: `refresh_interval` is not above 0.
+        ValueError: an argument is not above 0.
     """
 
-    def __init__(self, refresh_interval: float = 0.25) -> None:
-        if not refresh_interval > 0:
-            raise ValueError(f"refresh_interval={refresh_interval!r}: must be a number of seconds above 0")
+    def __init__(self, refresh_interval: float = 0.25, line_interval: float = 30.0) -> None:
+        for name, value in (("refresh_interval", refresh_interval), ("line_interval", line_interval)):
+            if not value > 0:
+                raise ValueError(f"{name}={value!r}: must be a number of seconds above 0")
         self.refresh_interval = refresh_interval
+        self.line_interval = line_interval
         self._state: State
         self._logger: Logger | None = None  # while training
         self._console: Any
-        self._live = ExitStack()  # the bar, on a terminal
-        self._values: dict[str, float] = {}
-        self._losses = (0, 0.0)  # the number of losses in this epoch, and their sum
-        self._finished: deque[FinishedEpoch] = deque()
-        self._epoch_began = (1, 0, 0.0)  # number from 1; batches and seconds trained before it
-        self._fit_began = (0.0, 0.0)  # seconds on the clock, fraction of the run done
-        self._paused = self._pause_began = 0.0  # seconds spent in evaluations; when the last began
-        self._resumed_after: float | None = None  # seconds of the epoch trained before a resume
+        self._live = ExitStack()  # what shows how far the run is
+        self._columns: list[Column] = []
+        self._shown: list[Column] = []  # those under the last header
+        self._values: dict[str, float] = {}  # since the last line
+        self._loss = EpochLoss()
+        self._rows: deque[_Row] = deque()
+        self._row_began = (-1, 0.0)  # batches trained at the last line, and the clock
+        self._printed_at = 0.0
+        self._fit_began = 0.0
+        # Seconds and fraction of the run done at the last two lines: the first epoch may be slower than all others.
+        self._marks: deque[tuple[float, float]] = deque(maxlen=2)
+        self._paused = 0.0  # seconds spent in evaluations
+        self._pause_began: float | None = None  # when the evaluation that runs now began
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from rich.console import Console
-
+        now = time.perf_counter()
         self._state = state
         self._logger = logger
-        self._console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
-        self._fit_began = (time.perf_counter(), state.progress.elapsed_in(TimeUnit.DURATION))
-        self.epoch_start(state, logger)
-        if self._resumed_after is not None:
-            number, batch, seconds = self._epoch_began
-            self._epoch_began = (number, batch - state.timestamp.batch_in_epoch, seconds - self._resumed_after)
-            self._resumed_after = None
+        self._console = make_console()
+        self._columns = progress_columns(state)
+        self._shown = []
+        self._values = {}
+        self._fit_began = now
+        self._marks.clear()
+        self._marks.append((now, self._fraction()))
+        self._printed_at = now
+        self._row_began = (state.timestamp.batch, self._clock())
         if is_interactive(self._console):
-            self._live.enter_context(live_line(self._console, self._draw, 1 / self.refresh_interval))
-
-    def epoch_start(self, state: State, logger: Logger) -> None:
-        now = state.timestamp
-        self._epoch_began = (now.epoch + 1, now.batch, self._clock())
+            self._live.enter_context(live_line(self._console, self._draw, self.refresh_interval))
+        else:
+            self._live.enter_context(repeated(self._speak, self.line_interval / 30))
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         self._pause_began = time.perf_counter()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        self._paused += time.perf_counter() - self._pause_began
+        self._paused = time.perf_counter() - self._clock()
+        self._pause_began = None
+        if not self._rows or self._rows[-1].batch < state.timestamp.batch:  # else it is part of that line
+            self._add_row()
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        self._finish_epoch(state)
+        if self._row_began[0] < state.timestamp.batch:
+            self._add_row()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch_in_epoch:
-            self._finish_epoch(state)
+        self.epoch_checkpoint(state, logger)  # an epoch that is cut off has a line too
         logger.flush()  # the intended host-device sync, once per fit
         self._logger = None
         self.close(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        self._print_finished()
         self._live.close()
+        while self._rows:
+            self._print_row()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._logger is None or not self._state.timestamp.batch_in_epoch:
+        if self._logger is None:
             return {}
         self._logger.flush()  # the checkpoint includes everything logged before it
-        shown = {key: value for key, value in self._values.items() if key.startswith(SHOWN)}
-        return {"losses": list(self._losses), "values": shown, "seconds": self._clock() - self._epoch_began[2]}
+        return {"loss": self._loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            self._losses = tuple(state["losses"])
-            self._values = state["values"]
-            self._resumed_after = state["seconds"]
+            self._loss.load_state_dict(state["loss"])
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
-            if self._finished:
-                self._print_finished(before=record.step)
+            while self._rows and self._rows[0].batch < record.step:  # its metrics are complete
+                self._print_row()
             self._values.update(record.metrics)
-            if TRAIN_LOSS in record.metrics:
-                count, total = self._losses
-                self._losses = (count + 1, total + record.metrics[TRAIN_LOSS])
+            self._loss.add(record)
 
-    def _finish_epoch(self, state: State) -> None:
-        number, batch, seconds = self._epoch_began
-        now = state.timestamp
-        self._finished.append(
-            FinishedEpoch(label_epoch(state, number), now.batch, now.batch - batch, self._clock() - seconds)
-        )
+    def _add_row(self) -> None:
+        """Note where the run is; the line is printed when its metrics have arrived."""
+        batch = self._state.timestamp.batch
+        self._rows.append(_Row(batch, self._cells()))
+        self._row_began = (batch, self._clock())
+        self._printed_at = time.perf_counter()  # as it soon is: no later line comes before it
+        self._marks.append((self._printed_at, self._fraction()))
 
-    def _clock(self) -> float:
-        """Return a clock reading in seconds that excludes evaluations."""
-        return time.perf_counter() - self._paused
-
-    def _print_finished(self, before: int | None = None) -> None:
-        """Print finished epochs: all of them, or those whose metrics are complete because a later step has arrived."""
-        while self._finished and (before is None or self._finished[0].last_step < before):
-            epoch = self._finished.popleft()
-            rate = f"{epoch.batches / epoch.seconds:.4g} ba/s"
-            parts = [epoch.label, *describe_metrics(self._take_values()), rate, f"{epoch.seconds:.3g} s"]
-            self._console.print("  |  ".join(parts), markup=False)
-
-    def _take_values(self) -> dict[str, float]:
-        values = self._values
+    def _print_row(self) -> None:
+        row = self._rows.popleft()
+        values = {**self._values, **self._epoch_loss()}
         self._values = {}
-        if self._losses[0]:
-            values[TRAIN_LOSS] = self._losses[1] / self._losses[0]
-        self._losses = (0, 0.0)
-        return values
+        # Metrics of several elements have no place in a line.
+        self._columns = [one for one in self._columns if not _has_parts(one.key, values)]
+        metrics = {one.key: show_number(values[one.key]) for one in self._columns if one.key in values}
+        self._print({**row.cells, **metrics})
+
+    def _print(self, cells: Mapping[str, str], note: str = "") -> None:
+        columns = self._fitting()
+        if columns != self._shown:
+            self._shown = columns
+            self._console.print(join_titles(columns), style="bold", soft_wrap=True)
+        self._console.print(join_cells(columns, cells) + note, soft_wrap=True)
+        self._printed_at = time.perf_counter()
+
+    def _speak(self) -> None:
+        if time.perf_counter() - self._printed_at >= self.line_interval:
+            cells, doing = self._live_cells()
+            self._print(cells, doing and f"  {doing}")
 
     def _draw(self) -> Any:
-        """Return the line for the current epoch. Called on the thread that refreshes it."""
+        """Return the next line as it is so far, with a bar. Called on the thread that refreshes it."""
+        from rich.progress_bar import ProgressBar as Bar
+        from rich.table import Table
+
+        columns = self._fitting()
+        cells, doing = self._live_cells()
+        line = join_cells(columns, cells).ljust(sum(one.width + 2 for one in columns))
+        free = max(1, self._console.width - len(line) - 1)
+        drawn = Table.grid()
+        if columns != self._shown:
+            drawn.add_row(join_titles(columns))
+        bar = Bar(total=1.0, completed=self._fraction(), width=min(BAR, free))
+        drawn.add_row(line, doing[:free] or bar)
+        return drawn
+
+    def _live_cells(self) -> tuple[dict[str, str], str]:
+        """Return the cells of the next line so far, and what is done there if it is not training."""
+        state = self._state
+        label = state.dataloader_label
+        metrics = {key: show_number(value) for key, value in self._epoch_loss().items()}
+        cells = {**self._cells(), **metrics}
+        if label in (None, "train"):
+            return cells, ""
+        return cells, f"{label} {show_part(state.eval_timestamp.batch, state.dataloader_len)}"
+
+    def _cells(self) -> dict[str, str]:
+        """Return the cells that say where the run is and how long it takes."""
         state = self._state
         now = state.timestamp
-        began, fraction_before = self._fit_began
-        fraction = state.progress.elapsed_in(TimeUnit.DURATION)
-        number, batch, seconds = self._epoch_began
-        length = state.train_dataloader_len
-        # Time already counts the epoch that has just ended while its evaluation runs.
-        batches = now.batch_in_epoch if now.epoch < number else length or now.batch - batch
-        texts = []
-        count, total = self._losses
-        if count:
-            texts.append(f"loss {total / count:.4g}")
+        end = state.max_duration
+        epochs = int(end.value) if end.unit is TimeUnit.EPOCH else None
+        batches = None if end.unit is TimeUnit.SECOND else batches_in_run(state)
+        cells = {
+            EPOCH: show_part(epoch_number(now), epochs),
+            BATCH: show_part(now.batch, batches),
+            ELAPSED: show_clock(time.perf_counter() - self._fit_began),
+        }
+        batch, clock = self._row_began
         if now.batch > batch:
-            texts.append(f"{(now.batch - batch) / (self._clock() - seconds):.4g} ba/s")
-        if fraction > fraction_before:
-            left = (time.perf_counter() - began) * max(0.0, 1 - fraction) / (fraction - fraction_before)
-            texts.append(f"{timedelta(seconds=int(left))} left")
-        return draw_line(label_epoch(state, number), batches, length, fraction, texts)
+            rate = (now.batch - batch) / (self._clock() - clock)
+            cells[RATE] = f"{rate:.{1 if rate >= 10 else 2}f}"
+        began, before = self._marks[0]
+        fraction = self._fraction()
+        if fraction > before:
+            left = (time.perf_counter() - began) * (1 - fraction) / (fraction - before)
+            cells[LEFT] = show_clock(left)
+        return cells
+
+    def _epoch_loss(self) -> dict[str, float]:
+        mean = self._loss.mean
+        return {} if mean is None else {TRAIN_LOSS: mean}
+
+    def _fitting(self) -> list[Column]:
+        free = BAR_AND_GAP if is_interactive(self._console) else 0
+        return fit_columns(self._columns, self._console.width - free)
+
+    def _fraction(self) -> float:
+        """Return the fraction of the run that is done."""
+        return min(1.0, known_progress(self._state).elapsed_in(TimeUnit.DURATION))
+
+    def _clock(self) -> float:
+        """Return a clock reading in seconds that stands still in evaluations."""
+        now = time.perf_counter() if self._pause_began is None else self._pause_began
+        return now - self._paused
+
+
+class _Row(NamedTuple):
+    """A line to print once its metrics have arrived."""
+
+    batch: int
+    cells: dict[str, str]
+
+
+def _has_parts(key: str, values: Mapping[str, float]) -> bool:
+    return key not in values and any(one.startswith(f"{key}/") for one in values)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, TimeUnit
 from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
+from runner.callbacks._remaining import TINY, batches_in_run, known_progress
 from runner.checks import check_whole
 from runner.time import Interval, Progress
 
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State
-
-TINY = 1e-6  # tolerance for rounding errors in quotients that should be whole numbers
 
 
 class RuntimeEstimator(Callback):
@@ -65,11 +64,9 @@ class RuntimeEstimator(Callback):
         if now < self._next or not self._batches:
             return
         self._next = now + SAMPLING
-        done = _progress(state).elapsed_in(TimeUnit.DURATION)
-        if done:
-            batch = state.timestamp.batch
-            batches = math.ceil(batch / done - TINY)
-            training = max(0, batches - batch) * self._seconds / self._batches
+        batches = batches_in_run(state)
+        if batches is not None:
+            training = max(0, batches - state.timestamp.batch) * self._seconds / self._batches
             self._log(training + self._evaluations_left(state, batches), logger)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
@@ -111,15 +108,6 @@ class RuntimeEstimator(Callback):
         return seconds
 
 
-def _progress(state: State) -> Progress:
-    """Return the progress of training; if the loader has no length, with the mean length of earlier epochs."""
-    progress = state.progress
-    now = progress.timestamp
-    if progress.batches_per_epoch or not now.epoch:
-        return progress
-    return progress._replace(batches_per_epoch=(now.batch - now.batch_in_epoch) // now.epoch)
-
-
 def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
     """Return how often an evaluator will still run, seen from BATCH_END, in a run of a given number of batches."""
     interval = evaluator.eval_interval
@@ -132,7 +120,7 @@ def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
         period *= state.max_duration.value
         unit = state.max_duration.unit
         counts_whole_epochs = unit is TimeUnit.EPOCH and not state.train_dataloader_len
-    step = _progress(state).elapsed_in(unit) / state.timestamp.batch
+    step = known_progress(state).elapsed_in(unit) / state.timestamp.batch
     end = step * batches
     last_before_end = step * (batches - 1)
     per_epoch = None if counts_whole_epochs else state.train_dataloader_len

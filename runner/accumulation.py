@@ -50,7 +50,8 @@ def whole_batch(run: Run, share: Weight) -> None:
 
 def in_microbatches(run: Run, share: Weight) -> None:
     """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
-    state, model = run.state, run.state.unwrapped_model
+    state = run.state
+    model = state.unwrapped_model
     size = state.samples_per_microbatch
     microbatches = split(state.batch, model.num_samples(state.batch), model.slice_batch, state.grad_accum, size)
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
@@ -104,7 +105,8 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
         index: of the microbatch in its batch.
         scale: what the loss is multiplied by before backward.
     """
-    state, on = run.state, run.on
+    state = run.state
+    on = run.on
     on.before_forward()
     run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
     if run.training_step is not None:

@@ -23,7 +23,7 @@ from runner.model import Model
 from runner.ordering import name_hooks, order_algorithms
 from runner.precision import Precision
 from runner.state import State
-from runner.terminal import in_notebook
+from runner.terminal.console import in_notebook
 from runner.time import Time, TimeUnit, exact_ratio
 
 
@@ -106,8 +106,9 @@ def check_model(model: Any) -> None:
         if is_lazy(tensor):
             raise ValueError(f"model={kind}: {name} has no shape yet; show its lazy module a batch where it is made")
     check_call(model, "forward", ["batch"])
-    if model.training_step is not None:
-        check_call(model, "training_step", ["state"])
+    for name, given in (("training_step", ["state"]), ("slice_batch", ["batch", "start", "end"])):
+        if getattr(model, name) is not None:
+            check_call(model, name, given)
     for name, method in vars(Model).items():
         if inspect.isfunction(method) and not name.startswith("_"):
             check_call(model, name, [*inspect.signature(method).parameters][1:])

@@ -9,6 +9,7 @@ graphs. Its `len()` is its number of samples, and `batch[start:end]` some of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -205,18 +206,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 Cut = Callable[[Any, int, int], Any]
-"""Returns some samples of a batch, given the first and one past the last: `Model.slice_batch`."""
+"""Returns some samples of a batch, given the first and one past the last."""
 
 
 def split(
-    batch: Any, num_samples: int, cut: Cut, parts: int | None = None, size: int | None = None
+    batch: Any, num_samples: int, cut: Cut | None = None, parts: int | None = None, size: int | None = None
 ) -> list[tuple[int, Any]]:
     """Return microbatches as pairs (index of the first sample, part of the batch); a single one is the batch itself.
 
     Args:
         batch: a batch of any kind.
         num_samples: the number of samples in the batch.
-        cut: takes the samples of a microbatch out of the batch.
+        cut: takes the samples of a microbatch out of the batch, `Model.slice_batch`; None: `slice_samples`.
         parts: the number of microbatches, fewer if there are fewer samples. Sizes differ by at most one.
         size: samples per microbatch, in place of `parts`; the last microbatch may be smaller.
     """
@@ -227,18 +228,19 @@ def split(
         bounds = [num_samples * index // parts for index in range(parts + 1)]
     if len(bounds) <= 2:
         return [(0, batch)]
+    cut = cut or partial(slice_samples, num_samples=num_samples)
     return [(start, cut(batch, start, end)) for start, end in pairwise(bounds)]
 
 
-def slice_samples(batch: Any, num_samples: int, start: int, end: int) -> Any:
+def slice_samples(batch: Any, start: int, end: int, num_samples: int) -> Any:
     """Return samples `start` to `end - 1` of a batch, as views of its tensors.
 
     Args:
         batch: a batch of tensors whose dimension 0 is `num_samples`, of lists of as many samples or texts, and of
             objects that can be sliced. Zero-dimensional tensors and plain values stay as they are.
-        num_samples: the number of samples in the batch.
         start: the first sample.
         end: one past the last sample.
+        num_samples: the number of samples in the batch.
 
     Raises:
         ValueError: a tensor of the batch has a different size in dimension 0.

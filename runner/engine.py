@@ -11,7 +11,7 @@ from runner.event import Event
 from runner.failures import add_raiser
 from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
-from runner.terminal import describe_time
+from runner.terminal.console import describe_time
 
 if TYPE_CHECKING:
     from runner.state import State

@@ -63,7 +63,8 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
     Raises:
         ValueError: the evaluator's data yields no batch.
     """
-    state, on, model = run.state, run.on, run.state.unwrapped_model
+    state = run.state
+    on = run.on
     stream = run.eval_streams[evaluator.label]
     metrics = state.eval_metrics[evaluator.label]
     for metric in metrics.values():
@@ -78,12 +79,12 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         on.eval_before_forward()
         state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
-        update_metrics(model, state.batch, state.outputs, metrics, counts=samples > 0)
+        update_metrics(state.unwrapped_model, state.batch, state.outputs, metrics, counts=samples > 0)
         if samples and run.has_loss:
             batch_loss = run.loss(state.outputs, state.batch)
             if not run.loss_is_checked:
                 run.check_loss(batch_loss, "loss", trains=False)
-            loss.add(total_of(batch_loss), model.loss_weight(state.batch))
+            loss.add(total_of(batch_loss), state.unwrapped_model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:
@@ -117,7 +118,8 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
         take: a function called on all ranks for each batch, `state.batch`, with the batch's outputs and its number of
             samples on this rank: 0 if the batch only stands in for an empty share.
     """
-    state, on = run.state, run.on
+    state = run.state
+    on = run.on
     with off_the_clock(run), evaluation(run):
         state.stream = stream
         state.predict_timestamp = Timestamp()
@@ -150,11 +152,11 @@ _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
 @contextmanager
 def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) -> Iterator[None]:
     """Put the model in evaluation mode with the weights to evaluate, then restore the state of training."""
-    state, model = run.state, run.state.unwrapped_model
+    state = run.state
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}
     try:
-        with in_eval_mode(model), torch.no_grad(), weights or evaluation_weights(state):
-            broadcast_buffers(model)
+        with in_eval_mode(state.unwrapped_model), torch.no_grad(), weights or evaluation_weights(state):
+            broadcast_buffers(state.unwrapped_model)
             yield
     finally:
         for name in _IN_FLIGHT:

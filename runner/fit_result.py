@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner.metrics import scalars
 from runner.state import State
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 
 class FitResult:

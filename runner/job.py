@@ -13,6 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.config import build
+from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
 from runner.distributed.endings import ended_by_signals
@@ -32,8 +33,9 @@ from runner.runs.rerun import arguments_to_record, merge_config, saved_name
 from runner.runs.result import is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
-from runner.sweeps.job import attempt, label_of, placed
-from runner.terminal import labelled_lines, lasting_output
+from runner.sweeps.job import attempt, placed
+from runner.terminal.console import announce
+from runner.terminal.output import lasting_output
 
 run_folder.register_resolver()
 sweep.register_resolver()
@@ -67,8 +69,7 @@ class Task:
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> float | None:
         mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
         without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
-        label = label_of(config.run_name, hydra_config)
-        with lasting_output(), labelled_lines(label), given_back():
+        with lasting_output(), given_back():
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
@@ -110,10 +111,13 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
             resume = None
         elif saved is not None and resume is not None and mode.resumes and from_the_start(saved):
             plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
-        check_in_mode(mode, plain, hydra_config)
         if resume is not None:
             run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
+        run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
+        if is_single and (plain.get("callbacks") or {}).get("console_summary"):
+            announce(run_name, run_dir)  # before torch is imported, which takes seconds
+        check_in_mode(mode, plain, hydra_config)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         if restarted is None:
             may_be_over = is_single and resume is not None and is_unfinished(run_dir)
@@ -124,13 +128,14 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     return Job(
         config=plain,
         run_dir=str(run_dir),
-        run_name=name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices),
+        run_name=run_name,
         overrides=overrides,
         tags=tags,
         threads=threads,
         may_be_over=may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
+        choices=chosen_names(hydra_config.runtime.choices, overrides),
     )
 
 
@@ -207,6 +212,14 @@ def name_run(
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
         name = saved_name(saved, config, run_dir) or name
     return f"{mode.name}-{name}" if mode.uses_weights else str(name)
+
+
+def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Return the chosen names by group, for our groups that hold one choice, unless a target was typed in its place."""
+    typed = {key_of(one) for one in overrides}
+    single = (one for one in choices if one not in LISTS and not one.startswith("hydra/"))
+    names = {group: choices[group] for group in single if f"{group}._target_" not in typed}
+    return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
 def run(job: Job) -> float | None:

@@ -17,7 +17,8 @@ from runner.run import Run
 
 def fit(run: Run) -> None:
     """Train from the state's timestamp to `max_duration`. All ranks."""
-    state, stream = run.state, run.train_stream
+    state = run.state
+    stream = run.train_stream
     assert stream is not None  # the Trainer has checked it
     state.unwrapped_model.train()
     state.stream = stream
@@ -38,7 +39,8 @@ def fit(run: Run) -> None:
 
 def train_epoch(run: Run, stream: BatchStream) -> bool:
     """Train the rest of an epoch; return whether its end was reached."""
-    state, on = run.state, run.on
+    state = run.state
+    on = run.on
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
     while True:
@@ -70,7 +72,8 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
         samples: this rank's; 0 where the batch only stands in for an empty share.
         all_samples: those of all ranks.
     """
-    state, on = run.state, run.on
+    state = run.state
+    on = run.on
     on.batch_start()
     for rates in run.rates:  # before the batch, so that its step uses the rate of its own place in training
         rates.step(state.progress)

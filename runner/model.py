@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from runner.batch import count_samples, slice_samples
+from runner.batch import count_samples
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -38,6 +38,9 @@ class Model(nn.Module):
             step per batch. All ranks must make the same steps. `training_step` also zeroes gradients between its
             steps; gradients do not carry over from one batch to the next. A batch advances time by one batch,
             whatever the number of optimizer steps.
+        slice_batch: None, or a method `slice_batch(batch, start, end)` of the subclass, which returns samples `start`
+            to `end - 1` of a batch: a microbatch of `grad_accum` or `microbatch_size`. Without it these are views of
+            its tensors, parts of its lists, and `one[start:end]` of objects with a method `to(device)`.
 
     Raises:
         TypeError: the subclass has no `forward`, or neither `loss` nor `training_step`, or `manual_optimization`
@@ -46,6 +49,7 @@ class Model(nn.Module):
 
     training_step: ClassVar[Callable[..., Any] | None] = None
     manual_optimization: ClassVar[bool] = False
+    slice_batch: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,18 +124,6 @@ class Model(nn.Module):
             TypeError: the batch contains no tensor with a dimension, and no such object with a length.
         """
         return count_samples(batch)
-
-    def slice_batch(self, batch: Any, start: int, end: int) -> Any:
-        """Return samples `start` to `end - 1` of a batch, a microbatch of `grad_accum` or `microbatch_size`.
-
-        By default these are views of its tensors, parts of its lists, and `one[start:end]` of objects with a method
-        `to(device)`.
-
-        Raises:
-            ValueError: a tensor of the batch has a different size in dimension 0.
-            TypeError: an object in the batch cannot be sliced.
-        """
-        return slice_samples(batch, self.num_samples(batch), start, end)
 
     def num_tokens(self, batch: Any) -> int:
         """Return the number of tokens in this rank's batch; 0 by default, for data without tokens.

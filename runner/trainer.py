@@ -35,7 +35,7 @@ from runner.randomness import restore_determinism, set_determinism
 from runner.run import Run
 from runner.state import State
 from runner.steps import Steps, make_steps
-from runner.terminal import in_notebook
+from runner.terminal.console import in_notebook
 from runner.time import Time
 
 
@@ -311,7 +311,7 @@ class Trainer:
         self.state.run_dir = Path("outputs", self.state.run_name) if run_dir is None else Path(run_dir)
 
     def _open_data(self, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
-        state, model = self.state, self.state.unwrapped_model
+        state = self.state
         state.train_dataloader = train_dataloader
         state.evaluators = tuple(evaluators)
         self._train_stream = None
@@ -319,7 +319,7 @@ class Trainer:
             self._train_stream = self._open(train_dataloader, "train", self._train_subset)
             state.train_dataloader_len = self._train_stream.length
             state.max_duration = state.max_duration.scaled(self._scaling[0], state.train_dataloader_len)
-        state.train_metrics = make_metrics(model, train=True, device=state.device)
+        state.train_metrics = make_metrics(state.unwrapped_model, train=True, device=state.device)
         self._eval_streams: dict[str, BatchStream] = {}
         self._open_evaluators(state.evaluators)
         own = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]

@@ -1,4 +1,4 @@
-"""A server of 127.0.0.1 that gives an archive, whole or not, and archives to give."""
+"""A local HTTP server that serves an archive, complete or cut short, and archives to serve."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from python_process import PATIENCE
+
 
 class Server(ThreadingHTTPServer):
     """Answers every request with `body`.
@@ -20,6 +22,7 @@ class Server(ThreadingHTTPServer):
         stops_after: bytes after which it breaks off; None is at the end.
         hangs: whether it then says nothing until `let_go` is set, in place of closing the connection.
         requests: how many came.
+        silent: set once it has broken off and sends nothing more.
     """
 
     daemon_threads = True
@@ -29,11 +32,11 @@ class Server(ThreadingHTTPServer):
         self.body, self.status, self.requests = b"", 200, 0
         self.stops_after: int | None = None
         self.hangs = False
-        self.let_go = threading.Event()
+        self.silent, self.let_go = threading.Event(), threading.Event()
 
     @property
     def url(self) -> str:
-        """Of the archive."""
+        """The address of the archive."""
         return f"http://127.0.0.1:{self.server_address[1]}/archive.tar.gz"
 
 
@@ -48,15 +51,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.body[: self.server.stops_after])
         self.wfile.flush()
         if self.server.hangs:
-            self.server.let_go.wait(60)
+            self.server.silent.set()
+            self.server.let_go.wait(PATIENCE)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """Inside, a server runs."""
+    """Run a server inside the block."""
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import inspect
 import logging
 import os
@@ -15,7 +16,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,19 +29,23 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TERMINAL = pytest.StashKey[int]()
 
 if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # tests import `*_runs` from here; last, for folders in it bear names of packages
+    sys.path.append(str(HERE))  # tests import `*_runs` from here; last, as it has folders named like packages
+
+os.environ["COLUMNS"] = "120"  # what is printed is as wide wherever the tests run
 
 pytest_plugins = ["summary"]
 
+from forked_writer import fork_writers  # noqa: E402
+from made_once import parse_once  # noqa: E402
 from python_process import PATIENCE, Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
 from shares import deal  # noqa: E402
 from stores import query  # noqa: E402
 
 
 def isolate_environment() -> None:
-    """Leaves nothing of the user's configuration to read or to write, here and in child processes.
+    """Keep the user's configuration out of reach of this process and its children.
 
-    Runs before torch is imported: it reads the number of threads once.
+    Call it before torch is imported, which reads the number of threads once.
     """
     for name in list(os.environ):
         if name in LAUNCHED or name.startswith(("MLFLOW_", "HYDRA_", "TORCHELASTIC_", "WANDB_")):
@@ -56,7 +60,7 @@ def isolate_environment() -> None:
         "XDG_CONFIG_HOME": str(ROOT / ".pytest_cache" / "config"),  # where the key that signs records lies
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
-    # A shell has its background ignore Ctrl-C, and nohup SIGHUP; children inherit that.
+    # Background jobs of a shell ignore Ctrl-C, and `nohup` ignores SIGHUP; children inherit both.
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     for number, handler in usual.items():
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -67,6 +71,8 @@ def isolate_environment() -> None:
 
 
 isolate_environment()
+parse_once()
+fork_writers()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:
-    """Prints where all threads are, and ends the process, unless that is called off within `hang_timeout`."""
+    """Print where all threads are and end the process after `hang_timeout`, unless cancelled before."""
     if not config.getoption("usepdb"):
         seconds = float(config.getini("hang_timeout"))
         faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[TERMINAL])
@@ -89,9 +95,9 @@ def watch_for_a_hang(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    """Ends a test that nothing else ends, in place of the whole suite: xdist names it, and goes on in a new worker.
+    """Ends a test that hangs; xdist names it and continues in a new worker.
 
-    The `timeout` of pytest-timeout does not reach what waits in C, nor the fixtures of a test that has failed.
+    pytest-timeout cannot interrupt code that waits in C, nor the fixtures of a test that has failed.
     """
     watch_for_a_hang(item.config)
     try:
@@ -101,16 +107,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Imports torchvision, which torchmetrics does too, in the way in which it loads beside a torch without CUDA."""
-    if find_spec("torchvision") and not session.config.getoption("numprocesses", None):  # xdist's workers collect
-        from runner.libraries.torchvision import import_torchvision
+    """Imports torchmetrics the way the product does: in a third of the time, and with a torchvision that loads."""
+    if not session.config.getoption("numprocesses", None):  # under xdist, only its workers collect
+        from runner.libraries.torchmetrics import import_torchmetrics
 
-        import_torchvision()
+        import_torchmetrics()
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what is loaded by now from garbage collection, where each full pass over it takes most of a second."""
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Watches on after a failure, where pytest itself calls the watch off, for debuggers."""
+    """Keeps watching after a failure, when pytest cancels the watch for the sake of debuggers."""
     if isinstance(node, pytest.Item):
         watch_for_a_hang(node.config)
 
@@ -130,7 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class VirtualClock:
-    """A clock that goes on by what is slept, and by a tick with each reading: how busy the machine is does not show."""
+    """A clock that advances by what is slept, and by a tick with each reading, however busy the machine is."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -150,7 +161,7 @@ class VirtualClock:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Lets time pass in `time.sleep` alone, for who reads `time.perf_counter` or `time.perf_counter_ns`."""
+    """Makes time pass only in `time.sleep`, for readers of `time.perf_counter` and `time.perf_counter_ns`."""
     clock = VirtualClock()
     monkeypatch.setattr(time, "perf_counter_ns", clock.read)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.read() / 1e9)
@@ -160,7 +171,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 
 @pytest.fixture
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
+    """A TCP port on 127.0.0.1 that was free a moment ago."""
     return find_free_port()
 
 
@@ -176,7 +187,7 @@ class RunApp(Protocol):
         folder: Path | None = None,
         real: bool = False,
     ) -> Finished:
-        """What it gave; fails the test when its exit code is another than `exit_code` (None: any will do)."""
+        """Return the finished process; fail the test unless its exit code is `exit_code` (None: any)."""
         ...
 
 
@@ -203,7 +214,7 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
 
 
 class Ended(NamedTuple):
-    """What came of a command: its exit code, and what it wrote."""
+    """A finished command: its exit code and its output."""
 
     code: int
     out: str
@@ -235,8 +246,8 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Ite
     sys.modules.pop("own", None)
 
 
-# Comes after a program that did all it should: an error before it ends the process as ever. It leaves as the command
-# line does, because torch's own teardown now and then aborts a rank ("terminate called without an active exception").
+# Appended to the programs of ranks. It exits as the command line does, because torch's own teardown now and then aborts
+# a rank ("terminate called without an active exception"). An error in the program ends it before.
 LEAVE = """
 import atexit, os, sys, threading
 threading._shutdown()
@@ -259,7 +270,7 @@ class RunRanks(Protocol):
         timeout: float = PATIENCE,
         env: Mapping[str, str | None] = ...,
     ) -> list[Finished]:
-        """What each rank gave, by rank; with `check`, fails the test when one did not exit with 0."""
+        """Return the finished processes by rank; with `check`, fail the test unless all exit with 0."""
         ...
 
 
@@ -311,7 +322,7 @@ def strict() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with its schema, whose making takes seconds: tests that do not ask for a new one have a copy."""
+    """An empty MLflow store; making one takes seconds, so tests copy it."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # xdist's workers share it
     path = folder / "empty_store.db"

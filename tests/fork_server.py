@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "runner.__main__",
+    "runner.command",
     "runner.modes.compare",
     "runner.modes.diagnosis",
     "runner.modes.explain",
@@ -89,6 +90,9 @@ def preload() -> None:
     import sqlalchemy.orm
 
     sqlalchemy.orm.configure_mappers()
+    once = runpy.run_path(str(Path(__file__).with_name("made_once.py")))
+    once["make_stores_once"]()
+    once["parse_once"]()
     warm_up_hydra()
     loaded = [name for name in READS_ENVIRONMENT if name in sys.modules]
     assert not loaded, f"{loaded} read the environment when they are imported: not here"
@@ -99,11 +103,18 @@ def preload() -> None:
 
 
 def warm_up_hydra() -> None:
-    """Compose once: the parser's tables are made with the first."""
+    """Parse all config files and tables, and compose once: the tables of Hydra's own parser are made with the first."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
 
-    with initialize_config_dir(str(Path(__file__).resolve().parents[1] / "conf"), version_base="1.3"):
+    from runner.config import foreign
+
+    conf = Path(__file__).resolve().parents[1] / "conf"
+    for file in conf.rglob("*.yaml"):
+        OmegaConf.load(file)
+    foreign.about_foreign("model")
+    with initialize_config_dir(str(conf), version_base="1.3"):
         compose("config", ["model=mlp", "optimizer.lr=0.1", "callbacks=[checkpoint_saver]", "+callbacks=lr_monitor"])
     GlobalHydra.instance().clear()
 

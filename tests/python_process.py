@@ -26,7 +26,7 @@ TEMPORARY = Path(tempfile.gettempdir())  # now: a test may set another one, and 
 CAN_FORK = sys.platform == "linux"
 # Seconds within which whatever is waited for has come, on a machine of any speed: what takes longer hangs.
 PATIENCE = 240.0
-GRACE = 10.0  # seconds that processes have to notice that another has failed
+GRACE = 30.0  # seconds that processes have to notice that another has failed
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -43,6 +43,7 @@ class PythonProcess:
         env: the environment.
         stdin, stdout, stderr: a file, `subprocess.PIPE` (binary), `subprocess.DEVNULL`, or None for ours.
         start_new_session: whether it leads a session.
+        process_group: the group of processes that it joins; 0: it leads one; None: that of the server.
         forks: whether the Python processes that it starts are forked too.
     """
 
@@ -56,6 +57,7 @@ class PythonProcess:
         stdout: Any = None,
         stderr: Any = None,
         start_new_session: bool = False,
+        process_group: int | None = None,
         forks: bool = True,
     ) -> None:
         self.args = [sys.executable, *map(str, arguments)]
@@ -66,7 +68,7 @@ class PythonProcess:
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
             "session": start_new_session,
-            "group": None,
+            "group": process_group,
             "forks": forks,
         }
         self._channel, theirs = socket.socketpair()

@@ -117,7 +117,7 @@ def evaluate_each_size() -> dict[int, dict[str, Any]]:
 
 
 def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> dict[str, int]:
-    """How many collectives 40 batches in the middle of an epoch made, by kind and shape, as torch's profiler saw them.
+    """How many collectives ten batches in the middle of an epoch made, by kind and shape, as torch's profiler saw them.
 
     The ranks' agreement on time and signals, on three numbers, comes once in a while, and is left out.
     """
@@ -125,11 +125,11 @@ def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> 
 
     class Profile(Callback):
         def batch_start(self, state, logger):
-            if state.timestamp.batch == 10:
+            if state.timestamp.batch == 5:
                 kinds = [torch.profiler.ProfilerActivity.CPU]
                 self.profiler = torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True)
                 self.profiler.start()
-            elif state.timestamp.batch == 50:
+            elif state.timestamp.batch == 15:
                 self.profiler.stop()
                 names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events() or []]
                 seen.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
@@ -138,7 +138,7 @@ def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> 
         model=model,
         train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
         optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        max_duration="60ba",
+        max_duration="20ba",
         callbacks=[Profile()],
         device="cpu",
         **arguments,
@@ -248,7 +248,7 @@ def on_ranks() -> None:
             "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
             "tokens": collectives_of(language_model(), token_data(480)),
         },
-        "clock": end_after_seconds(1.5),
+        "clock": end_after_seconds(0.5),
         "virtual clock": end_after_virtual_seconds(1.5),
         "any": [any_rank(get_global_rank() == 1), any_rank(False)],
         "object": broadcast_object({"rank": get_global_rank()}),

@@ -1,4 +1,4 @@
-"""What the tests cost: wall time, CPU time of all processes, and a loud word where the first tier takes too long."""
+"""What the tests cost: wall time, CPU time of all processes, and a warning where the first tier takes too long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 import time
 
 import pytest
+from forked_writer import end_writers
 from python_process import end_server
 
 FIRST_TIER = "not slow"  # what `make test` selects
@@ -20,7 +21,8 @@ class Summary:
         self.cpu = 0.0
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Ends the fork server, so that its time is counted, and reports this process's total to xdist."""
+        """Ends what was forked, so that its time is counted, and reports the total of this process to xdist."""
+        end_writers()
         end_server()
         used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         own = sum(one.ru_utime + one.ru_stime for one in used)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from runner import batch as batches
-from runner.batch import count_samples, map_tensors, slice_samples, tensors, to_device
+from runner.batch import count_samples, map_tensors, tensors, to_device
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
 N = 6
 
 
 def split(batch: Any, samples: int, **how: Any) -> list[tuple[int, Any]]:
-    return batches.split(batch, samples, lambda one, start, end: slice_samples(one, samples, start, end), **how)
+    return batches.split(batch, samples, **how)
 
 
 def nested() -> dict[str, Any]:

@@ -106,6 +106,25 @@ def test_a_model_that_splits_its_batches_gives_the_same_weights():
     torch.testing.assert_close(*found)
 
 
+class CountingDetector(batch_kinds.Detector):
+    whole_batches = 0
+
+    def num_samples(self, batch: Any) -> int:
+        samples = super().num_samples(batch)
+        self.whole_batches += samples == batch_kinds.BATCH
+        return samples
+
+
+def test_a_batch_is_counted_equally_often_however_many_microbatches_it_has():
+    counts = []
+    for grad_accum in (2, 4):
+        model = CountingDetector()
+        with make_trainer("detection", model=model, grad_accum=grad_accum) as trainer:
+            trainer.fit()
+        counts.append(model.whole_batches)
+    assert counts[0] == counts[1]
+
+
 def test_a_batch_that_nobody_can_count_says_what_to_do():
     with (
         pytest.raises(

@@ -1,4 +1,4 @@
-"""A test that does not end is named, and costs no more than itself."""
+"""A test that hangs is named, and the tests after it still run."""
 
 from __future__ import annotations
 

@@ -364,5 +364,5 @@ def test_a_destination_may_look_at_what_was_logged_while_it_takes_records():
 
     logging_thread = threading.Thread(target=log_twice, daemon=True)  # which may hang
     logging_thread.start()
-    logging_thread.join(timeout=10)
+    logging_thread.join(PATIENCE)
     assert looks_back.seen == [1, 2]

@@ -45,7 +45,7 @@ print("imported", sorted({slow!r} & set(sys.modules)))
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit ")] == ["exit 0", "exit 0", "exit 2", "exit 2", "exit 2"]
     assert lines[-1] == "imported []"
-    assert "callbacks: activation_monitor, checkpoint_saver, console_summary" in done.stdout
+    assert "activation_monitor, checkpoint_saver, console_summary," in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,13 +122,19 @@ def test_a_run_is_in_its_folder(story: Any):
     assert {path.name for path in folder.iterdir()} == {"outputs"}
 
 
-def test_the_last_lines_say_where_it_lies_and_how_to_look_at_it(story: Any):
+def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
     folder, done = story
     (run_dir,) = run_folders(folder)
     assert all(line.startswith("sending to MLflow: ") for line in done.stderr.splitlines())
-    where, how = done.stdout.splitlines()[-2:]
-    assert where.split() == ["run", str(run_dir.relative_to(folder))]
-    assert how.split(maxsplit=1)[1].strip() == "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db"
+    path = str(run_dir.relative_to(folder))
+    where, what, *commands = done.stdout.splitlines()[-5:]
+    assert where.split() == ["run", path]
+    assert what == "to evaluate it, train it for longer, compare it:"
+    assert commands == [
+        f"python -m runner resume={path} mode=eval",
+        f"python -m runner resume={path} trainer.max_duration=4ep",
+        "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db",
+    ]
 
 
 def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, tmp_path: Path, run_app: Any):
@@ -162,11 +168,12 @@ def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, t
 def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     run_app("-m", "seed=0,1", *SHORT, "~callbacks.learning_curves")
     (sweep,) = run_folders(folder, "outputs/sweeps/*/*")
-    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"digits-seed0", "digits-seed1", "mlflow"}
+    jobs = {"seed0-mlp-digits", "seed1-mlp-digits"}
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {*jobs, "mlflow"}
     names = query(folder, "select name, status from runs order by name")
-    assert names == [(name, "FINISHED") for name in ("digits-seed-sweep", "digits-seed0", "digits-seed1")]
+    assert names == [(name, "FINISHED") for name in (*sorted(jobs), "sweep-seed-mlp-digits")]
     assert {value for (value,) in query(folder, "select value from params where key = 'seed'")} == {"0", "1"}
-    seeds = [yaml.safe_load((sweep / f"digits-seed{seed}" / "config.yaml").read_text())["seed"] for seed in (0, 1)]
+    seeds = [yaml.safe_load((sweep / f"seed{seed}-mlp-digits" / "config.yaml").read_text())["seed"] for seed in (0, 1)]
     assert seeds == [0, 1]
     final = query(folder, "select value from metrics where key = 'loss/train/total' and step = 6")
     assert len({value for (value,) in final}) == 2

@@ -68,5 +68,23 @@ def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: 
     env = {"PYTHONPATH": str(Path(__file__).resolve().parent.parent / ".editable")}  # as an editable install has it
     done = run_app(*SHORT, *own, "~callbacks.mlflow_logger", folder=folder, env=env, real=True)
     assert "hello" in done.stdout
-    wrong = run_app("data.batch_size=0", folder=folder, env=env, real=True, exit_code=2)
-    assert wrong.stderr == "error: data.batch_size=0: must be at least 1\n"
+
+
+BROKEN = """
+import signal
+from runner import Callback
+
+class Broken(Callback):
+    def __init__(self):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RecursionError("as an import that was broken off may leave it") from None
+"""
+
+
+def test_what_fails_because_of_ctrl_c_is_no_error(folder: Path, run_here: Any):
+    (folder / "broken.py").write_text(BROKEN)
+    ended = run_here(*SHORT, "callbacks=none", "+callbacks.broken._target_=broken.Broken", code=130)
+    assert ended.err == ""
+    assert run_here("optimizer.lrr=1", code=2).err.startswith("error: optimizer.lrr")  # forgotten by the next command

@@ -116,7 +116,7 @@ def test_a_sweep_is_compared_in_the_browser(page: Page, mlflow_server: Any, run_
     run_app("-m", f"optimizer.lr={','.join(RATES)}", *tiny, env=env)
     [(number,)] = mlflow_server.query("select experiment_id from experiments where name = ?", experiment)
     runs = f"{mlflow_server.uri}/#/experiments/{number}/runs"
-    names = {f"digits-lr{rate}" for rate in RATES}
+    names = {f"lr{rate}-mlp-digits" for rate in RATES}
 
     page.driver.get(f"{runs}?compareRunsMode=CHART")
     for panel in ("mlflow.assistant.chat_panel.close", "mlflow_header.toggle_sidebar_button"):

@@ -1,4 +1,4 @@
-"""The faults of `mutations.py` can still be put in: the script itself takes too long to run with every change."""
+"""Each fault of `mutations.py` still fits the code; the script itself takes too long to run with every change."""
 
 from __future__ import annotations
 

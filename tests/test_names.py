@@ -91,7 +91,7 @@ def stub_of(package: str) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_editors_know_the_class_of_each_file(package: str):
-    """The stub is made from the files; where it is not current, it is made anew, and is to be committed."""
+    """The stub is generated from the files; one that is out of date is rewritten, to be committed."""
     stub = ROOT / package / "__init__.pyi"
     expected = stub_of(package)
     current = stub.read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def test_a_test_has_the_name_of_a_file(package: str, name: str):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_page_of_the_documentation_lists_each(package: str):
-    """A missing row is made from the docstring; it is to be moved where it belongs, and committed."""
+    """A missing row is generated from the docstring; move it where it belongs, and commit it."""
     page = ROOT / "docs" / f"{package}.md"
     lines = page.read_text(encoding="utf-8").splitlines()
     classes = [public_class(package, name) for owner, name in PLUGINS if owner == package]

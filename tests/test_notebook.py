@@ -75,7 +75,7 @@ def test_a_trainer_describes_itself(outputs: list[list[Any]]):
 
 def test_training_shows_a_line_an_epoch_the_curves_and_the_result(outputs: list[list[Any]], tmp_path: Path):
     shown = texts(outputs[1])
-    assert [f"epoch {number}/3" in shown for number in (1, 2, 3)] == [True] * 3
+    assert [f"  {number}/3 " in shown for number in (1, 2, 3)] == [True] * 3
     assert "FitResult(train/MulticlassAccuracy" in shown
     pictures = [one["data"]["image/png"] for one in outputs[1] if "image/png" in one.get("data", {})]
     assert len(pictures) == 1 and base64.b64decode(pictures[0]).startswith(b"\x89PNG")

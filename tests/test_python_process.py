@@ -1,4 +1,4 @@
-"""What tests start as a forked process behaves as the interpreter would that it stands for."""
+"""A forked process behaves like the interpreter that it replaces."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What the README and docs/ show, done as they say: commands, files, links and tables."""
+"""What the README and docs/ show is right: commands, links and tables."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,11 @@ from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.config import build
-from runner.config.command_line import check_options
+from runner.config.command_line import check_options, typed_value
 from runner.config.composed import to_plain
+from runner.modes.quick import own_keys
+from runner.modes.subcommands import spell_out
+from runner.modes.table import MODES
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -24,14 +26,19 @@ PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 README = PAGES["README.md"]
 OF_RUNS = ("resume", "rerun")  # keys that name a run, which the tests of resuming give
-RUN_ELSEWHERE = (
+OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
     "model=two_layers",
     "callbacks=epoch_monitor",
     "callbacks.epoch_monitor",
+    "my_callbacks.",
     "experiment=mine",
+    "experiment=pictures",
+    "experiment=texts",
+    "data=house_prices",
     "optimizer.lrr",
     "_target_=mine.",
-)  # of commands that are run here
+    "trainer.load_path=",
+)
 HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune")
 VISION = ("model=timm", "model=torchvision")
 
@@ -45,7 +52,7 @@ def section(title: str, text: str = README) -> str:
 
 def code(text: str, language: str) -> list[str]:
     """The blocks of code in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return re.findall(rf"```{language}(?: title=\S+)?\n(.*?)```", text, re.DOTALL)
 
 
 def arguments_in(line: str) -> list[str]:
@@ -59,8 +66,12 @@ def commands() -> list[str]:
     lines = []
     for text in PAGES.values():
         lines += [line for block in code(text, "bash") for line in block.splitlines()]
-        lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "text")), re.MULTILINE)
-    return sorted({shlex.join(arguments_in(line)) for line in lines if "-m runner" in line.partition(" # ")[0]})
+        lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "(?:text|console)")), re.MULTILINE)
+    starts = re.compile(r"([A-Z_]+=\S+ )*(.*-m )?runner ")
+    found = [arguments_in(line) for line in lines if starts.match(f"{line.partition(' # ')[0]} ")]
+    alone = re.compile(r"[a-z]+|--help|--version")  # words that compose nothing, such as init and list
+    composed = [words for words in found if not words or not alone.fullmatch(words[0])]
+    return sorted({shlex.join(words) for words in composed if "--cfg" not in words})
 
 
 def anchors(text: str) -> set[str]:
@@ -69,60 +80,28 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_a_project_of_ones_own_runs_and_leaves_the_files_of_the_table(
-    tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
-):
-    shown = section("Your own project").partition("**In Python**")[0]
-    files = ["my_models.py", "callbacks/epoch_monitor.py", "conf/model/two_layers.yaml"]
-    files += ["conf/callbacks/epoch_monitor.yaml", "conf/experiment/mine.yaml"]
-    for file, content in zip(files, code(shown, "python") + code(shown, "yaml"), strict=True):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(content)
-        assert file in shown
-    assert "empty `callbacks/__init__.py`" in shown
-    (tmp_path / "callbacks/__init__.py").touch()
-    for name in ("my_models", "callbacks", "callbacks.epoch_monitor"):  # forgotten afterwards
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-        del sys.modules[name]
-
-    lines = [line for block in code(shown, "bash") for line in block.splitlines()]
-    lines += re.findall(r"`(python -m runner [^`]*experiment=[^`]*)`", shown)
-    check, train, with_config, without_config, experiment = map(arguments_in, lines)
-    assert "ClassificationModel(TwoLayers), 9,610 parameters" in run_here(*check, code=0).out
-    for chosen in (with_config, without_config):
-        listing = run_here("mode=explain", *chosen, code=0).out
-        assert re.search("^epoch_monitor +callback +callbacks.epoch_monitor", listing, re.MULTILINE)
-    composed = run_here(*experiment, "mode=explain", "explain.format=json", code=0).out
-    assert "speed_monitor" in composed and "mlflow_logger" in composed
-    assert "TwoLayers" in run_here(*experiment, "mode=check", code=0).out
-    short = ("trainer.max_duration=1ep", "~callbacks.mlflow_logger")
-    assert "1 epochs, 1200 samples" in run_here(*train, *with_config, *short, code=0).out
-
+def test_a_run_leaves_the_files_of_the_table(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(
+        "from runner import Callback\n\n\nclass Own(Callback):\n    def fit_end(self, state, logger): ...\n"
+    )
+    own = ("+callbacks.own._target_=own.Own", "~callbacks.mlflow_logger")
+    run_here("model=mlp", "trainer.max_duration=1ep", *own, code=0)
     (run,) = tmp_path.glob("outputs/20*/*")
-    listed = re.findall(r"^\| `([\w.]+)", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)
-    found = {path.name for path in run.iterdir() if not path.name.startswith(".")}
-    assert found - {"git.patch"} == {*listed} - {"git.patch", "mlflow"}
+    heads = re.findall(r"^\| (`.+?) \|", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)
+    listed = {Path(name).stem for head in heads for name in re.findall(r"`([\w.]+)", head)}
+    found = {path.stem for path in run.iterdir() if not path.name.startswith(".")}
+    assert found - {"git"} == listed - {"git", "mlflow"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"ep1-ba19", "latest"}
 
 
-def test_the_program_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.chdir(tmp_path)
-    (program,) = code(section("Your own project").partition("**In Python**")[2], "python")
-    assert 'max_duration="8ep"' in program
-    exec(program.replace("8ep", "1ep"), {})
-    assert "'eval/MulticlassAccuracy': 0." in capsys.readouterr().out
-
-
-def test_a_wrong_command_says_what_is_shown(run_here: Any):
-    shown = re.search(r"\$ python -m (runner optimizer.lrr.*)\n(error: .*)\n", README)
-    assert shown
-    assert run_here(*arguments_in(shown[1]), code=2).err == f"{shown[2]}\n"
-
-
-@pytest.mark.parametrize("command", one_in(3, [one for one in commands() if not any(x in one for x in RUN_ELSEWHERE)]))
+@pytest.mark.parametrize("command", one_in(3, [one for one in commands() if not any(x in one for x in OF_A_PAGE)]))
 def test_a_command_that_is_shown_composes_and_binds(command: str):
-    arguments = shlex.split(command)
+    arguments = spell_out(shlex.split(command))
     check_options(arguments)
+    mode = MODES[typed_value(arguments, "mode") or "train"]
+    if not mode.composes:
+        own_keys(mode, arguments)
+        return
     overrides = []
     for one in OverridesParser.create().parse_overrides([word for word in arguments if not word.startswith("-")]):
         assert one.input_line is not None

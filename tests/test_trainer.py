@@ -143,7 +143,11 @@ def test_one_torch_scheduler_for_each_optimizer():
     ("schedulers", "kind", "message"),
     [
         ([linear(), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)], ValueError, "would undo one another"),
-        (lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o), TypeError, "ReduceLROnPlateau cannot see a run"),
+        (
+            lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+            TypeError,
+            "schedulers=ReduceLROnPlateau: torch's own cannot see a run",
+        ),
         ("linear", TypeError, "schedulers='linear': must be a schedule"),
         (lambda o: None, TypeError, r"returned a NoneType, which has no step\(\)"),
         (linear(t_warmup="9ba"), ValueError, "t_warmup='9ba' is longer than t_max='1dur'"),

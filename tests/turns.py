@@ -1,4 +1,4 @@
-"""What ranks of a test tell each other by files, so that none has to be in time; `run_ranks` lays it beside them."""
+"""Lets the ranks of a test wait for each other through files; `run_ranks` copies it beside their program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def say(what: str) -> None:
-    """Let all know, in the working directory that they share."""
+    """Tell all ranks, through a file in the working directory that they share."""
     Path(what).touch()
 
 
 def wait_for(*what: str) -> None:
-    """Wait until all of it was said."""
+    """Wait until all of these were said."""
     deadline = time.monotonic() + 120
     while not all(Path(one).exists() for one in what):
         assert time.monotonic() < deadline, what

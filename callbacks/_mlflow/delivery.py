@@ -40,7 +40,7 @@ SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow
 LAST_ATTEMPTS = 3  # attempts before the spool of a finished run is left to the next run
 LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
 LOCK_PATIENCE = 60.0  # seconds that a finished run waits for the writer of an earlier session, which is still sending
-FILES = {"artifact", "text", "table", "images"}  # entries that go to the artifact store, a separate store
+FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store, a separate store
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -1,4 +1,4 @@
-"""Describes a run for MLflow: its parameters, its data sets, and where it comes from. Standard library only."""
+"""Describes a run for MLflow: its parameters, in a few words, and where it comes from. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,25 +8,56 @@ import json
 import platform
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from runner import State
-
+from typing import Any
 
 # Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
 START_KEYS = (
-    *("run_name", "resume", "rerun", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
-    *("explain", "predict", "prove", "compare"),
+    *("run_name", "experiment_name", "mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses"),
+    *("skip_finished", "allow_divergence", "explain", "predict", "prove", "compare", "init"),
 )
+PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only what differs from the defaults is a parameter
+OWN_CLASSES = ("runner.", "torch.")  # modules whose classes the name of a config's choice stands for
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that define a run, so that a comparison of runs shows only how they differ."""
-    return flatten({key: value for key, value in config.items() if key not in START_KEYS})
+    """Return the parameters that define a run, so that a list of runs can be filtered by what makes them differ.
+
+    Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
+    classes; of everything else, all values but null and empty ones, copies of the seed, and the runner's own classes.
+    """
+    kept = {key: value for key, value in config.items() if key not in START_KEYS}
+    if algorithms := kept.get("algorithms"):
+        kept["algorithms"] = {"": ", ".join(algorithms), **algorithms}
+    for section in PLUMBING:
+        if isinstance(kept.get(section), Mapping):
+            kept[section] = _changed(kept[section])
+    if isinstance(loggers := kept.get("callbacks"), Mapping):
+        kept["callbacks"] = {key: value for key, value in loggers.items() if key != "mlflow_logger"}
+    return {key: value for key, value in flatten(kept).items() if not _says_nothing(key, value, config.get("seed"))}
+
+
+def _changed(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section that differ from the defaults of the class or classes that it names."""
+    nested = {key: _changed(value) for key, value in section.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in section.items() if key not in nested}
+    module, _, name = str(section.get("_target_", "")).rpartition(".")
+    try:
+        known = signature(getattr(sys.modules.get(module), name)).parameters
+    except (AttributeError, TypeError, ValueError):
+        return plain | nested
+    return {key: value for key, value in (plain | nested).items() if key not in known or known[key].default != value}
+
+
+def _says_nothing(key: str, value: str, seed: Any) -> bool:
+    name = key.rpartition(".")[2]
+    is_copy = name == "seed" and key != "seed" and value == str(seed)
+    is_own = name == "_target_" and value.startswith(OWN_CLASSES)
+    return is_copy or is_own or name in ("_partial_", "_convert_", "_recursive_") or value in ("null", "{}", "[]", "")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -36,7 +67,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """
     flat: dict[str, str] = {}
     for key, value in values.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key}" if key != "" else prefix.removesuffix(".")
         if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping) and value:
@@ -44,32 +75,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat
-
-
-def describe_inputs(state: State) -> list[dict[str, Any]]:
-    """Return descriptions of the run's data sets, as MLflow inputs."""
-    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
-    return [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
-
-
-def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
-    """Return a description of a data set as an MLflow input, as far as its loader tells.
-
-    Args:
-        loader: iterable of its batches.
-        label: 'train', or the label of the evaluator.
-        data_config: the part of the run's config that describes the data, or None.
-    """
-    dataset = getattr(loader, "dataset", loader)
-    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    target = data_config.get("_target_") if isinstance(data_config, Mapping) else None
-    sizes = {"num_rows": _length(dataset) if dataset is not loader else None, "num_batches": _length(loader)}
-    return {
-        "name": (target or kind).rpartition(".")[2],
-        "context": label,
-        "source": {"class": kind, **(flatten(data_config) if target else {})},
-        "profile": {name: size for name, size in sizes.items() if size is not None},
-    }
 
 
 def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, str]:
@@ -80,11 +85,9 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
         cwd: folder in which it was typed; the commit is that of the enclosing repository.
         run_dir: the run's folder.
     """
-    command = [Path(command[0]).name, *command[1:]] if command else []
     tags = {
-        "mlflow.source.name": shlex.join(command[1:]) or "python",
-        "mlflow.source.type": "LOCAL",
-        "command": shlex.join(command),
+        "mlflow.source.name": show_command(command),
+        "mlflow.source.type": "JOB",  # of a LOCAL one, the UI shows what follows the last slash
         "host": platform.node(),
         "python": platform.python_version(),
     }
@@ -93,6 +96,12 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
     with contextlib.suppress(PackageNotFoundError):  # a build from source may have no metadata
         tags["torch"] = version("torch")
     return tags | git_tags(cwd, run_dir)
+
+
+def show_command(command: Sequence[str]) -> str:
+    """Return a command as it was typed, without the folders of the interpreter and of the `runner` script."""
+    program = command[1:] if command[1:] and Path(command[1]).name == "runner" else command
+    return shlex.join([Path(one).name if index == 0 else one for index, one in enumerate(program)]) or "python"
 
 
 def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
@@ -118,10 +127,3 @@ def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
         "mlflow.source.git.branch": heads["branch.head"],
         "mlflow.source.git.dirty": str(is_dirty).lower(),
     }
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None

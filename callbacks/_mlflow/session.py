@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.addresses import hidden_everywhere
+from runner.callbacks._mlflow.description import show_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import known_before, make_target, write_target
+from runner.callbacks._mlflow.target import known_before, make_target, typed_command, typed_overrides, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.files.whole import write_whole
 
@@ -40,11 +41,10 @@ class Session:
 
     def __init__(self, run_dir: Path, **fields: Any) -> None:
         self._run_dir = run_dir.resolve()
-        self._fields = fields
-        self._held: list[dict[str, Any]] = []
-        self._held_calls: list[Callable[[], None]] = []
+        self._fields = {**fields, "start_time": now_ms()}
+        self._held: list[Callable[[], None]] = []
         self._begun = False
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()  # metrics arrive on another thread
         self._warned = False
         self._known_id: str | None = None
         self._target: dict[str, Any] = {}
@@ -54,7 +54,7 @@ class Session:
 
     def begin(self) -> None:
         """Open the spool, add what was appended so far, and start its delivery. Later calls do nothing."""
-        with self._beginning:  # metrics arrive on another thread
+        with self._beginning:
             if self._begun:
                 return
             try:
@@ -62,10 +62,9 @@ class Session:
             except OSError as error:
                 self._warn(f"this run is not recorded, because {self._run_dir / 'mlflow'} cannot be written ({error})")
             self._begun = True
-            self.append(*self._held)
-        for call in self._held_calls:
-            call()
-        self._held_calls.clear()
+            for call in self._held:
+                call()
+            self._held.clear()
 
     @property
     def run_id(self) -> str | None:
@@ -96,14 +95,17 @@ class Session:
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Record entries of any kind, with credentials removed."""
-        entries = tuple(map(hidden_everywhere, entries))
-        if not self._begun:
-            self._held += entries
-        elif self._spool is not None:
-            try:
-                self._spool.append(*entries)
-            except OSError as error:
-                self._warn(f"values are lost ({error})")
+        if self._holds(partial(self.append, *entries)) or self._spool is None:
+            return
+        try:
+            self._spool.append(*map(hidden_everywhere, entries))
+        except OSError as error:
+            self._warn(f"values are lost ({error})")
+
+    def append_params(self, params: dict[str, str]) -> None:
+        """Record parameters; in a resumed run, those that earlier sessions did not have are changes."""
+        if not self._holds(partial(self.append_params, params)) and self._spool is not None:
+            self.append({"params": params} | ({"resumed": True} if self._spool.resumed else {}))
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
         """Record metrics, each with its step and its time in seconds."""
@@ -139,10 +141,10 @@ class Session:
             self.append({"images": name, "file": file.name, "captions": texts, "s": step, "t": now_ms()})
 
     def _holds(self, call: Callable[[], None]) -> bool:
-        """Keep a call until the run begins; return whether it has not begun yet."""
+        """Keep a call until the run begins, and return whether it has not begun yet."""
         with self._beginning:
             if not self._begun:
-                self._held_calls.append(call)
+                self._held.append(call)
             return not self._begun
 
     def append_artifact(self, path: Path, folder: str | None) -> None:
@@ -243,7 +245,8 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
     session.begin()
     tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
     tags |= {f"best.{key}": value for key, value in summary.best.items()}
-    session.append({"tags": tags})
+    session.append({"tags": tags}, {"params": typed_overrides()})
+    session.append({"note": f"```\n{show_command(typed_command())}\n```"})
     for name, (columns, rows) in summary.tables.items():
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
     for path in summary.files:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import mlflow.exceptions
 import requests
@@ -20,7 +21,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
 from runner.callbacks._mlflow.delivery import run_deleted
-from runner.callbacks._mlflow.spool import FILES, IMAGES
+from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
+from runner.callbacks._mlflow.view import add_to_view
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +33,8 @@ KEY_LENGTH = 250
 PARAM_LENGTH = 6000
 TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
+NOTE = "mlflow.note.content"  # tag with the description that the UI shows
+PICTURES = ("plots", "sweep")  # folders of artifacts whose pictures the description shows
 PREVIEW = 256  # pixels of the longer side of the preview that the UI shows first
 CAPTION_WIDTH = 160  # pixels; about the width in MLflow's grid, and a dozen words fit
 LINE_HEIGHT = 14
@@ -107,6 +111,9 @@ class RunSink:
             "start": self._start,
             "params": self._log_params,
             "tags": self._log_tags,
+            "note": self._log_note,
+            "view": lambda entry: add_to_view(client, run.info.experiment_id, entry["view"]),
+            "model": self._log_model,
             "artifact": self._log_artifact,
             "text": lambda entry: client.log_text(self.run_id, entry["text"], checked_path(entry["file"])),
             "table": self._log_table,
@@ -185,9 +192,10 @@ class RunSink:
         for key, value in entry["params"].items():
             key = self._key(key)
             value = shorten(value, PARAM_LENGTH)
-            if self._params.setdefault(key, value) == value:
+            is_late = entry.get("resumed") and key not in self._params
+            if self._params.setdefault(key, value) == value and not is_late:
                 new[key] = value
-            else:  # parameters are immutable in MLflow
+            else:  # parameters are immutable in MLflow, and one that is added later was not true from the beginning
                 changed[f"param_changed.{key}"] = value
         pairs = [Param(key, value) for key, value in new.items()]
         for start in range(0, len(pairs), PAIRS_PER_CALL):
@@ -199,6 +207,29 @@ class RunSink:
         tags = [RunTag(self._key(key), shorten(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
         for start in range(0, len(tags), PAIRS_PER_CALL):
             self._client.log_batch(self.run_id, tags=tags[start : start + PAIRS_PER_CALL])
+
+    def _log_note(self, entry: dict[str, Any]) -> None:
+        """Describe the run, unless it has a description: someone may have edited it in the UI."""
+        if NOTE not in self.run.data.tags:
+            self._log_tags({"tags": {NOTE: entry["note"]}})
+
+    def _show_in_note(self, path: str) -> None:
+        """Show an artifact of the run, a picture, in its description."""
+        note = self._client.get_run(self.run_id).data.tags.get(NOTE, "")
+        picture = f"![{Path(path).stem}](get-artifact?{urlencode({'path': path, 'run_uuid': self.run_id})})"
+        if picture not in note and len(note) + len(picture) < TAG_LENGTH:
+            self._client.set_tag(self.run_id, NOTE, f"{note}\n\n{picture}".lstrip())
+
+    def _log_model(self, entry: dict[str, Any]) -> None:
+        from runner.callbacks._mlflow.logged_model import log_model, register
+
+        if not is_id(entry["model"]):
+            raise ValueError(f"model={entry['model']!r}: must be the name of a folder in {FILES}")
+        folder = self._own_file(f"mlflow/{FILES}/{entry['model']}")
+        model = log_model(self._client, self.run, entry, folder)
+        if entry.get("register"):
+            register(self._client, str(entry["register"]), model)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _log_table(self, entry: dict[str, Any]) -> None:
         file = f"tables/{self._key(entry['table'], clean_path)}.json"
@@ -212,6 +243,8 @@ class RunSink:
     def _log_artifact(self, entry: dict[str, Any]) -> None:
         path = self._own_file(entry["artifact"])
         self._client.log_artifact(self.run_id, str(path), entry["folder"] and checked_path(entry["folder"]))
+        if entry["folder"] in PICTURES and path.suffix == ".png":
+            self._show_in_note(f"{entry['folder']}/{path.name}")
         if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 
@@ -242,12 +275,12 @@ class RunSink:
 
     def _log_input(self, entry: dict[str, Any]) -> None:
         described = entry["input"]
-        digest = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=4).hexdigest()
         dataset = Dataset(
             name=shorten(described["name"], DATASET_NAME_LENGTH),
-            digest=digest,
+            digest=described["digest"],
             source_type="code",
             source=json.dumps({"tags": described["source"]}),
+            schema=json.dumps(described["schema"]) if "schema" in described else None,
             profile=json.dumps(described["profile"]),
         )
         context = InputTag("mlflow.data.context", described["context"])

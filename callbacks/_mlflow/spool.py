@@ -25,7 +25,9 @@ from runner.files.whole import read_object, write_whole
 
 SPOOL = "spool.jsonl"
 IMAGES = "images"  # folder of images that are removed once they are sent
-FILES = "files"  # folder of copied artifacts, which are removed likewise
+FILES = "files"  # folder of copied artifacts and models, which are removed likewise
+MODEL = "model.pt2"  # name of an exported model
+EXAMPLE = "example.npy"  # name of its input example
 CHUNK = 1 << 20  # bytes of the spool to read, send and mark as sent at a time
 LOSS = "loss/train/total"  # metric by which a batch that is trained again is compared
 SAME_LOSS = 1e-3  # relative tolerance; on a GPU or on other ranks, rounding differs

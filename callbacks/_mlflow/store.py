@@ -106,12 +106,12 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
         Deleted: the experiment was deleted.
     """
     name = target["experiment_name"]
+    kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI then opens the view for training
     with store_lock(target["tracking_uri"]):
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                tags = {"mlflow.experimentKind": "custom_model_development"}  # the UI then opens the view for training
-                return client.create_experiment(name, target["artifact_location"], tags)
+                return client.create_experiment(name, target["artifact_location"], kind)
             except mlflow.exceptions.MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -119,6 +119,9 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
                 if experiment is None:
                     raise
     refuse_deleted(experiment)
+    for key, value in kind.items():
+        if key not in experiment.tags:  # made by other means; one that the user chose stays
+            client.set_experiment_tag(experiment.experiment_id, key, value)
     return experiment.experiment_id
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.spool import SPOOL, open_log
+from runner.callbacks._mlflow.spool import SPOOL, now_ms, open_log
 from runner.callbacks._mlflow.target import (
     FILE,
     known_before,
@@ -22,7 +22,7 @@ from runner.callbacks._mlflow.target import (
 )
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 INTERVAL = 10.0  # seconds between two progress messages for a long run
 
@@ -77,7 +77,8 @@ def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[s
                 f"{asked!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={asked}'"
             )
         fields = {"tracking_uri": tracking_uri, "experiment_name": experiment_name, "run_name": run_dir.name}
-        return make_target(run_dir.resolve(), known_before(folder), **fields, system_metrics_interval=None)
+        times = {"system_metrics_interval": None, "start_time": now_ms()}
+        return make_target(run_dir.resolve(), known_before(folder), **fields, **times)
     whole = with_credentials(target, [tracking_uri])
     if whole is None:
         raise ValueError(

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from runner.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.callbacks._extra import require
-from runner.callbacks._mlflow.spool import SPOOL, is_id, now_ms, read_entries
+from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
 from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
 
@@ -86,6 +86,20 @@ def check_arguments(close_timeout: float, system_metrics_interval: float) -> Non
         raise ValueError(f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0")
 
 
+def check_model(log_model: str | None, register_model: str | None) -> None:
+    """Check which model to log, and under which name to register it.
+
+    Raises:
+        ValueError: there is no such choice, the name is not one that MLflow takes, or there is no model to register.
+    """
+    if log_model not in (None, "last", "best"):
+        raise ValueError(f"log_model={log_model!r}: must be 'last', 'best' or None")
+    if register_model is not None and log_model is None:
+        raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
+    if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):
+        raise ValueError(f"register_model={register_model!r}: must be a name without '/' and ':'")
+
+
 def uri_of_run(uri: str, run_dir: Path) -> str:
     """Return the address of a run's store: if `uri` is the default, a resumed run stays in the store it is in."""
     target = read_target(run_dir / "mlflow")  # only one that this user wrote
@@ -122,6 +136,13 @@ def typed_command() -> list[str]:
     return [sys.orig_argv[0], *program, *sys.argv[1:]]
 
 
+def typed_overrides() -> dict[str, str]:
+    """Return the values that the user typed, by key, without those that only say how the command runs."""
+    matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
+    ways = ("hydra", "callbacks", "run_name", "resume", "rerun", "allow_", "launch", "experiment_name", "mode")
+    return {one[1]: one[2] for one in matches if one and not one[1].startswith(ways)}
+
+
 def register_of(tracking_uri: str) -> Path:
     """Return the folder that has an entry for each run that is not sent completely to the store."""
     if tracking_uri.startswith(SQLITE):
@@ -137,6 +158,7 @@ def make_target(
     experiment_name: str,
     run_name: str,
     system_metrics_interval: float | None,
+    start_time: int,
 ) -> dict[str, Any]:
     """Return what a writer needs to know to send a run's spool, even without the trainer.
 
@@ -147,11 +169,12 @@ def make_target(
         experiment_name: name of the experiment.
         run_name: name for a new run.
         system_metrics_interval: seconds between two samples of system metrics; None takes no samples.
+        start_time: when a new run started, in milliseconds since 1970.
     """
     database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
     return {
         "spool": before.get("spool", uuid.uuid4().hex),
-        "start_time": before.get("start_time", now_ms()),
+        "start_time": before.get("start_time", start_time),
         "run_name": before.get("run_name", run_name),
         "tracking_uri": tracking_uri,
         "experiment_name": experiment_name,

@@ -94,7 +94,7 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:
-    """Return the entries of a file of digests, one for each batch; a line that was cut off is left out.
+    """Return the entries of a file of digests, one for each batch; a line that was cut off or is no entry is left out.
 
     Raises:
         FileNotFoundError: `path` is neither a file of digests nor the folder of a run that has one.
@@ -106,9 +106,11 @@ def read_digests(path: str | Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text().splitlines():
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(entry, dict) and isinstance(entry.get("batch"), int):
+            found.append(entry)
     return found
 
 

@@ -217,11 +217,13 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         cause = error
         failed = path
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
-            cause, inner = error.__cause__, _full_key(error)
+            cause = error.__cause__
+            inner = _full_key(error)
             failed = f"{path}.{inner}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
-            raised, cause = cause, ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
-            cause.__cause__ = raised
+            failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+            failure.__cause__ = cause
+            cause = failure
         if not _add_section_of_hook(cause, config):
             _add_section(cause, path, section, config, failed)
         raise cause from cause.__cause__

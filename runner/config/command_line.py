@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 from runner.config.foreign import about_foreign
 
 LISTS = ("callbacks", "algorithms")
@@ -16,23 +14,7 @@ LISTS = ("callbacks", "algorithms")
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
 
 
-def spell_out_init(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `init my_project` or `init=my_project` as the keys of `mode=init`; others as they are.
-
-    Raises:
-        ValueError: `init` is not followed by one name.
-    """
-    spelled = list(arguments)
-    if spelled[:1] == ["init"]:
-        if len(spelled) != 2 or "=" in spelled[1] or spelled[1].startswith("-"):
-            raise ValueError(f"{' '.join(spelled)}: takes the folder of a new project alone; write init my_project")
-        spelled = [f"init={_quoted(spelled[1])}"]
-    if typed_value(spelled, "init") is not None and typed_value(spelled, "mode") is None:
-        spelled.append("mode=init")
-    return spelled
-
-
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Return text as a quoted value of an override."""
     return "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"
 
@@ -84,12 +66,12 @@ OPTIONS = (
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
 """Hydra's command-line options, of which Hydra has no public list."""
-SHORT = ("h", "c", "p", "r", "m", "sc", "i")
+SHORT = ("h", "c", "p", "r", "m", "i")
 """Its short options; those of conf/ begin with c too."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and options that would replace `conf/`.
+    """Refuse options that Hydra does not have, and those of which we have our own.
 
     Raises:
         ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
@@ -100,6 +82,8 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(
                 f"{argument}: conf/ of this project is always read; --config-dir=<folder> adds your own to it"
             )
+        if name in ("--shell-completion", "-sc"):
+            raise ValueError(f"{argument}: completion is set up with the command `runner completion bash`, zsh or fish")
         meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
         is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
         if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
@@ -145,6 +129,8 @@ def check_spaces(arguments: Sequence[str]) -> None:
 
 def keys_first(arguments: Sequence[str]) -> list[str]:
     """Return arguments with keys moved before options, because Hydra rejects keys that are separated by an option."""
+    from hydra._internal.utils import get_args_parser
+
     options = list(arguments)
     parsed, _ = get_args_parser().parse_known_intermixed_args(options)
     for key in parsed.overrides:
@@ -154,6 +140,8 @@ def keys_first(arguments: Sequence[str]) -> list[str]:
 
 def config_dir(arguments: Sequence[str]) -> Path | None:
     """Return the folder given by `--config-dir` among the arguments, or None if it is not given."""
+    from hydra._internal.utils import get_args_parser
+
     parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
     return None if parsed.config_dir is None else Path(parsed.config_dir).absolute()
 
@@ -161,4 +149,4 @@ def config_dir(arguments: Sequence[str]) -> Path | None:
 def search_path(arguments: Sequence[str]) -> list[str]:
     """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
     folder = config_dir(arguments)
-    return [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"]
+    return [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]

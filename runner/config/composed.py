@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.foreign import about_foreign
-from runner.config.signatures import nearest
+from runner.config.nearest import nearest
 from runner.failures import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
 
@@ -161,7 +161,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
 
 
 def _check_choices(config: Mapping[str, Any]) -> None:
-    for group, known in ((mode.name, mode.keys) for mode in MODES.values() if mode.keys):
+    for group, known in ((mode.name, mode.keys) for mode in MODES.values() if mode.keys and mode.composes):
         section = config[group]
         if not isinstance(section, Mapping):
             raise WrongKey(group, f"set its keys: {', '.join(f'{group}.{key}=...' for key in known)}", repr(section))

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from runner.config.command_line import key_of, typed_value
+from runner.config.catalogue import CONF
+from runner.config.command_line import key_of
 from runner.config.signatures import NoSuchArgument
+from runner.config.sources import files_with
 from runner.config.suggestions import about_composing, is_empty_choice
 from runner.event import Event
 from runner.failures import WrongKey, argument_of, facts_of
 from runner.tracebacks import VARIABLE, is_of_user
-
-CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""
@@ -81,6 +81,13 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
         if file is None:
             raise
         raise WrongConfig(f"{file}: in its defaults an override stands before a list; put overrides last") from error
+    except RecursionError as error:
+        file = _in_a_circle(error)
+        if file is None:
+            raise
+        raise WrongConfig(
+            f"{file}: its defaults include itself, perhaps through another file; remove the entry"
+        ) from None
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanation:
@@ -97,12 +104,13 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
     if isinstance(error, OmegaConfBaseException):
         return Explanation(f"{error.full_key or 'config'}: {_reason_of_omegaconf(error)}")
     if isinstance(error, NoSuchArgument):
-        return Explanation(text, remedy=_how_to_remove(error.keys, overrides))
+        return Explanation(text, remedy=_how_to_remove(error.keys, overrides, conf))
     if isinstance(error, WrongKey):
-        return Explanation(text, error.key if error.value is not None else "")
+        files = files_with(error.key, overrides, conf)
+        return Explanation(text, error.key if error.value is not None else "", place=" and ".join(files) or None)
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
-    return _with_place(error, text)
+    return _with_place(error, text, overrides)
 
 
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
@@ -114,6 +122,8 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
+    if isinstance(error, InterpolationKeyError) and (found := re.search(r"'([^']+)'", first)):
+        return f"uses ${{{found[1]}}}, and there is no such key; values of your own are set with +vars.<name>=..."
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
@@ -128,18 +138,26 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
     return next((frame.f_locals["pcp"] for frame in reversed(frames) if "pcp" in frame.f_locals), None)
 
 
-def _how_to_remove(keys: Sequence[str], overrides: Sequence[str]) -> str:
+def _in_a_circle(error: RecursionError) -> str | None:
+    """Return a file whose defaults lead back to it, as Hydra's frames show it, or None if something else recurses."""
+    reader = "hydra._internal.defaults_list"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == reader]
+    files = [frame.f_locals["path"] for frame in frames if "path" in frame.f_locals]
+    return next((file for file in files if files.count(file) > 1), None)
+
+
+def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
     """Return advice on removing keys that come from config files; empty if all of the keys were typed."""
     typed = {key_of(one) for one in overrides}
-    removed = " ".join(f"~{key}" for key in keys if key not in typed)
-    experiment = typed_value(overrides, "experiment")
+    whole = tuple(f"{key_of(one)}." for one in overrides if "={" in one)  # sections typed with all of their keys
+    removed = " ".join(f"~{key}" for key in keys if key not in typed and not key.startswith(whole))
     if not removed:
         return ""
-    where = f"experiment={experiment} or another file" if experiment else "a file"
-    return f". It is set by {where}: remove it with {removed}"
+    files = dict.fromkeys(file for key in keys for file in files_with(key, overrides, conf))
+    return f". It is set in {' and '.join(files) or 'a file'}: remove it with {removed}"
 
 
-def _with_place(error: Exception, text: str) -> Explanation:
+def _with_place(error: Exception, text: str, overrides: Sequence[str]) -> Explanation:
     """Return an explanation that begins with the full config key, or else names the section and the user's line.
 
     Section and argument come from the facts that `runner.config.build` added.
@@ -148,7 +166,9 @@ def _with_place(error: Exception, text: str) -> Explanation:
     if facts.key:
         return Explanation(f"{facts.key}{text.removeprefix(facts.argument)}", facts.key)
     if facts.section and facts.section != "trainer":
-        text, key = f"{facts.section}: {text} ({facts.target})", ""
+        at_fault = _told_value(facts.section, text, overrides)
+        text = f"{at_fault or facts.section}: {text} ({facts.target})"
+        key = key_of(at_fault)
     else:
         key = argument_of(error)
     place = line_of_user(error)
@@ -158,6 +178,14 @@ def _with_place(error: Exception, text: str) -> Explanation:
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
     return Explanation(text, key, place, trace)
+
+
+def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:
+    """Return the one typed override of a section whose value a library's message repeats; empty if there is none."""
+    typed = [one.lstrip("+") for one in overrides if key_of(one).startswith(f"{section}.") and "=" in one]
+    values = {one: re.escape(one.partition("=")[2]) for one in typed}
+    found = [one for one, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
+    return found[0] if len(found) == 1 else ""
 
 
 def line_of_user(error: BaseException) -> str | None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from runner.config.catalogue import OWN
 from runner.config.command_line import config_dir
 
-NAME = "conf"
 HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}
 """Sections of Hydra's own config that are used when jobs run, not when they are composed."""
 
@@ -32,7 +32,7 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
         arguments: the arguments of the command line.
         conf: our own folder of config groups.
     """
-    own = Path(NAME).absolute()
+    own = Path(OWN).absolute()
     groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]
     found = [group for group in sorted(groups) if (own / group).is_dir()]
     if not found or own.resolve() == conf or config_dir(arguments) is not None:
@@ -40,13 +40,13 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     for file in sorted(own.rglob("*.yaml")):
         if _configures_hydra(file, own):
             reason = f"{file.relative_to(own.parent)} configures Hydra itself, which can run code"
-            print(f"WARNING: {NAME}/ is not read: {reason}; --config-dir {NAME} allows it", file=sys.stderr)
+            print(f"WARNING: {OWN}/ is not read: {reason}; --config-dir {OWN} allows it", file=sys.stderr)
             return []
     names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
     unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
     advice = "; the keys of config.yaml can stand in conf/experiment/<name>.yaml" if "config.yaml" in same else ""
-    print(f"INFO: {NAME}/ of this folder is read as well{unread}{advice}", file=sys.stderr)
+    print(f"INFO: {OWN}/ of this folder is read as well{unread}{advice}", file=sys.stderr)
     return [f"--config-dir={own}"]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra.utils
 
 from runner.config.foreign import about_foreign
+from runner.config.nearest import nearest
 from runner.failures import WrongKey
 from runner.libraries.targets import prepare_import
 
@@ -24,7 +24,15 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
 # What a section holds beside arguments: keys of Hydra, and the rules of an optimizer, `runner.optim.ParamGroups`.
 _NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
-
+_WORDS: dict[Any, str] = {
+    NoneType: "null",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    **dict.fromkeys((list, tuple, Sequence), "a list"),
+    **dict.fromkeys((dict, Mapping), "a section of keys and values"),
+}
 
 _GIVEN_IN_TRAINING = ("params", "model", "optimizer", "timestamp")
 
@@ -55,7 +63,8 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         ValueError: the target cannot be imported, a key is not one of its arguments, a required argument is missing, or
             a value does not have the type of its annotation.
     """
-    target, name = locate(path, section["_target_"]), section["_target_"]
+    name = section["_target_"]
+    target = locate(path, name)
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
@@ -118,18 +127,6 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     return found
 
 
-def nearest(name: str, allowed: Iterable[Any]) -> str:
-    """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many."""
-    names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
-    longer = [one for one in names if name and one.startswith(name)]
-    swapped = [one for one in names if sorted(one) == sorted(str(name))]
-    near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    if len(names) > 40:
-        return f"did you mean {near[0]!r}?" if near else "it has many others"
-    listed = ", ".join(names) or "none"
-    return f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
-
-
 def _why_not_found(target: str, cause: BaseException) -> str:
     """Return why a target could not be imported: the missing module, package or name, or the exception raised."""
     parts = target.split(".")
@@ -170,8 +167,21 @@ def _check_types(
         made = isinstance(value, Mapping) and "_target_" in value
         if key in hints and not made and value != parameter.default and not _fits(value, hints[key]):
             hint = parameter.annotation
-            shown = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+            shown = " or ".join(dict.fromkeys(_in_words(hints[key])))
+            shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
             raise WrongKey(f"{path}.{key}", f"{section['_target_']} takes {shown}", repr(value))
+
+
+def _in_words(hint: Any) -> Iterator[str]:
+    """Yield what a config can hold for an annotation; nothing for types of which it can hold no value."""
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _in_words(one)
+    elif origin is Literal:
+        yield from map(repr, get_args(hint))
+    elif origin in _WORDS:
+        yield _WORDS[origin]
 
 
 def _fits(value: Any, hint: Any) -> bool:

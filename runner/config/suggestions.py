@@ -13,10 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
+from runner.config.catalogue import choices, default_choices
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
 from runner.config.foreign import about_foreign, about_foreign_value
-from runner.config.signatures import nearest
+from runner.config.nearest import nearest
 from runner.modes.table import MODES
 
 EXTRAS = {
@@ -26,6 +27,16 @@ EXTRAS = {
     "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
 }
 """The packages to install for choices that are provided by Hydra plugins."""
+
+
+MOST_MEANT = 3  # keys that one message suggests
+
+# Hydra 1.3 raises the same class without attributes in all of these cases; only the beginning of its message differs.
+NO_SUCH_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
+KEY_EXISTS = re.compile(r"Could not append to config\. An item is already at '([^']+)'")
+NO_SUCH_GROUP = re.compile(r"In '([^']+)': Could not override '([^']+)'")  # the file, and the group
+CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
+SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 
 
 def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
@@ -38,66 +49,28 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     """
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return _about_choice(group, name, error.options or (), overrides, conf)
+        return _about_choice(group, name, error.options or (), overrides)
+    if isinstance(error, MissingConfigException):
+        return f"--config-name={error.missing_cfg_file}: conf/ has no such file; experiment=<name> chooses a whole run"
     if isinstance(error, OverrideParseException):
-        return _about_grammar(error.override or str(error).splitlines()[0], overrides, conf)
-    if key := _missing_key(error):
-        typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
-        if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
-            return f"{typed[0]}: no such key; {foreign}"
-        config, inner = _compose_without(key, overrides, conf), getattr(error.__cause__, "full_key", None)
-        if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
-            return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
-        return _about_key(key, config, conf)
-    if key := _key_already_there(error):
-        return f"+{key}: is there already; write {key}=... without the +"
-    if found := _wrong_override_in_file(error):
-        return _about_override_in_file(*found, conf)
-    if group := _group_chosen_twice(error):
-        if group in LISTS:
-            return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
-        if any(one.startswith(f"+{group}=") for one in overrides):
-            return f"+{group}: there is one already; write {group}=... without the +"
-        return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
+        return _about_grammar(error.override or str(error).splitlines()[0], overrides)
+    text = str(error).strip()
+    if found := NO_SUCH_KEY.match(text):
+        return _about_missing_key(found[1], error, overrides, conf)
+    if found := KEY_EXISTS.match(text):
+        return f"+{found[1]}: is there already; write {found[1]}=... without the +"
+    if found := NO_SUCH_GROUP.match(text):
+        return _about_override_in_file(found[1], found[2], conf)
+    if found := CHOSEN_TWICE.match(text):
+        return _about_second_choice(found[1], overrides)
     if is_empty_choice(error):
         return _about_empty(overrides, conf)
-    if override := _ambiguous_override(error):
-        key, _, value = override.partition("=")
-        return f"{override}: several values; write '{key}=[{value}]' for a list, or add -m to run each"
-    return str(error).strip().partition("\n\n")[0]
-
-
-# Hydra 1.3 raises the same class without attributes in all of the following cases; only the message differs.
-
-
-def _missing_key(error: Exception) -> str | None:
-    """Return the typed key that is not in the composed config, or None if Hydra's message is about something else."""
-    match = re.match(r"Could not (?:override|delete from config\.) '([^']+)'", str(error).strip())
-    return None if match is None else match[1]
-
-
-def _key_already_there(error: Exception) -> str | None:
-    """Return the existing key that was typed with a +, or None if Hydra's message is about something else."""
-    match = re.match(r"Could not append to config\. An item is already at '([^']+)'", str(error).strip())
-    return None if match is None else match[1]
-
-
-def _wrong_override_in_file(error: Exception) -> tuple[str, str] | None:
-    """Return the file and the group that it overrides in vain, or None if Hydra's message is about something else."""
-    match = re.match(r"In '([^']+)': Could not override '([^']+)'", str(error).strip())
-    return None if match is None else (match[1], match[2])
-
-
-def _group_chosen_twice(error: Exception) -> str | None:
-    """Return the group of which two files were chosen, or None if Hydra's message is about something else."""
-    match = re.match(r"Multiple values for ([\w/]+)", str(error).strip())
-    return None if match is None else match[1]
-
-
-def _ambiguous_override(error: Exception) -> str | None:
-    """Return the override with several values outside a sweep, or None if Hydra's message is about something else."""
-    match = re.match(r"Ambiguous value for argument '([^=]+=[^']*)'", str(error).strip())
-    return None if match is None else match[1]
+    if found := SEVERAL_VALUES.match(text):
+        key, _, value = found[1].partition("=")
+        takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
+        listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
+        return f"{found[1]}: several values; {listed}add -m to run each"
+    return text.partition("\n\n")[0]
 
 
 def is_empty_choice(error: Exception) -> bool:
@@ -113,7 +86,7 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
     for group in LISTS:
         typed = [one for one in overrides if one.startswith(f"{group}=")]
         names = {name for one in typed for name in re.findall(r"\w+", one.partition("=")[2])}
-        if names and names <= {*_choices(overrides, conf)}:  # unknown names are reported as errors
+        if names and names <= {*_groups_by_choice(overrides)}:  # unknown names are reported as errors
             usual = _usual(group, overrides, conf)
             if usual and names.isdisjoint(usual):
                 yield f"{typed[-1]} replaces {', '.join(usual)}; +{typed[-1]} adds to them"
@@ -123,42 +96,61 @@ def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the default names in a list; composes a config only if more than config.yaml decides them."""
     if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
         return list(_compose_without(group, overrides, conf).get(group) or {})
-    defaults: Any = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"), resolve=False)
-    return next(entry[group] for entry in defaults["defaults"] if isinstance(entry, dict) and group in entry)
+    return default_choices()[group]
 
 
-def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
+def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Sequence[str]) -> str:
     """Return a message about a name that is not a choice of its group, but may be one of another group."""
     typed = f"{group}={name}"
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
-    choices = _choices(overrides, conf)
-    if name in choices and group not in choices[name]:
-        return f"{typed}: no such choice; did you mean {_typed(name, choices[name])}?"
+    groups = _groups_by_choice(overrides)
+    if name in groups and group not in groups[name]:
+        return f"{typed}: no such choice; did you mean {_typed(name, groups[name])}?"
     if (foreign := about_foreign(typed)) is not None:
         return f"{typed}: no such choice; {foreign}"
-    own = listed or [one for one, groups in choices.items() if group in groups]
+    own = listed or [one for one, having in groups.items() if group in having]
     return f"{typed}: no such choice; {nearest(name, own)}"
 
 
-def _about_grammar(typed: str, overrides: Sequence[str], conf: Path) -> str:
+def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     """Return a message about text that is not an override; a single word may be a choice of some group, or a mode."""
-    choices = _choices(overrides, conf) | {mode: ["mode"] for mode in MODES}
-    if near := difflib.get_close_matches(typed, choices, n=1, cutoff=0.8):
-        return f"{typed}: has no key; did you mean {_typed(near[0], choices[near[0]])}?"
+    groups = _groups_by_choice(overrides) | {mode: ["mode"] for mode in MODES}
+    if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
+        return f"{typed}: has no key; did you mean {_typed(near[0], groups[near[0]])}?"
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
         return f"{typed}: has no key; {foreign}"
     return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
 
 
-def _choices(overrides: Sequence[str], conf: Path) -> dict[str, list[str]]:
+def _groups_by_choice(overrides: Sequence[str]) -> dict[str, list[str]]:
     """Return a dict from each choice to the groups that have it, including those in a typed `--config-dir`."""
-    choices: dict[str, list[str]] = {}
-    for folder in filter(None, (conf, config_dir(overrides))):
-        for file in sorted(folder.glob("*/*.yaml")):
-            if file.stem not in ("none", "default"):
-                choices.setdefault(file.stem, []).append(file.parent.name)
-    return choices
+    found: dict[str, list[str]] = {}
+    for one in choices(config_dir(overrides)):
+        if one.name not in ("none", "default"):
+            found.setdefault(one.name, []).append(one.group)
+    return found
+
+
+def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], conf: Path) -> str:
+    """Return a message about a typed key that is not in the composed config."""
+    typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
+    if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
+        return f"{typed[0]}: no such key; {foreign}"
+    config = _compose_without(key, overrides, conf)
+    inner = getattr(error.__cause__, "full_key", None)
+    if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
+        return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
+    return _about_key(key, config, conf)
+
+
+def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
+    """Return a message about a group for which two files were chosen."""
+    if group in LISTS:
+        return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
+    if any(one.startswith(f"+{group}=") for one in overrides):
+        return f"+{group}: there is one already; write {group}=... without the +"
+    return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
 
 
 def _about_override_in_file(file: str, group: str, conf: Path) -> str:
@@ -196,8 +188,8 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             return f"{key}: {above} is a single value, it has no keys"
         if part not in node:
             group = parts[0]
-            if depth == 1 and (conf / group / f"{part}.yaml").exists():
-                return f"{key}: {part!r} is not part of this run; it is added with +{group}={part}"
+            if depth == 1 and (found := _about_absent(group, part, conf)):
+                return f"{key}: {found}"
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
@@ -206,15 +198,38 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
-            deeper = [one for one in _keys(node, above) if one.endswith(f".{'.'.join(parts[depth:])}")]
-            if deeper:
-                return f"{key}: {where}; did you mean {' or '.join(deeper)}?"
+            if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], config):
+                return f"{key}: {where}; did you mean {' or '.join(meant)}?"
             known = [*node, *(one for one in groups if one not in node)]
             return f"{key}: {where}; {nearest(part, known) if above else about_unknown(key, known)}"
         node = node[part]
     if node is None:
         return f"{key}: is null, there is nothing to remove"
     return f"{key}: is not there beside what else was typed; add it with +{key}=..."
+
+
+def _about_absent(group: str, name: str, conf: Path) -> str | None:
+    """Return what to do about a callback or algorithm that is not in a run; None if its name is known nowhere."""
+    files = [path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"]
+    if name in files:
+        return f"{name!r} is not part of this run; it is added with +{group}={name}"
+    if group not in LISTS:
+        return None
+    if (foreign := about_foreign(f"{group}={name}")) is not None:
+        return f"there is no {name!r}; {foreign}"
+    near = difflib.get_close_matches(name, files, n=1)
+    return f"there is no {name!r}; did you mean {near[0]!r}? It is added with +{group}={near[0]}" if near else None
+
+
+def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return the keys in a section that end like a missing key, by the longest end that a few keys have."""
+    known = [one for one in _keys(section, path) if not one.startswith("vars.")]
+    for start in range(len(parts)):
+        end = ".".join(parts[start:])
+        found = [one for one in known if f".{one}".endswith(f".{end}")]
+        if 0 < len(found) <= MOST_MEANT:
+            return found
+    return []
 
 
 def _keys(section: Mapping[str, Any], path: str) -> Iterator[str]:

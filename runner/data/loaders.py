@@ -200,8 +200,8 @@ class DatasetLoader(OrderedLoader):
             # Torch would warn for each loader on each rank, and again at each epoch; ours above comes once.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = DataLoader(
-                _SeededBatches(dataset, collate_fn or default_collate, seed),
-                batch_size=None,  # one item of _SeededBatches is a whole batch
+                SeededBatches(dataset, collate_fn or default_collate, seed),
+                batch_size=None,  # one item of SeededBatches is a whole batch
                 sampler=self._keys,
                 num_workers=num_workers,
                 collate_fn=_unchanged,
@@ -223,7 +223,7 @@ class DatasetLoader(OrderedLoader):
         return (self._loader.dataset[key] for key in keys)
 
 
-class _SeededBatches(Dataset[Any]):
+class SeededBatches(Dataset[Any]):
     """Reads whole batches of a data set, each sample with generators seeded for it."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:

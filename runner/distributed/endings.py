@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from runner.distributed.signals import asking_to_end, end
 
@@ -76,3 +77,50 @@ def _watch_deadline(reader: int, grace: float) -> None:
     reason = "the job did not stop in time; progress since its last checkpoint is lost"
     print(f"ended by {signal.Signals(last).name}: {reason}", file=sys.stderr, flush=True)
     os._exit(128 + last)
+
+
+RETRY = 0.1  # seconds
+_noted = False
+
+
+@contextmanager
+def noting_interrupts() -> Iterator[None]:
+    """Remember each Ctrl-C within the context that no other handler takes, and spare the import of torch.
+
+    In the middle of that import torch swallows an exception, or aborts the process, so Ctrl-C takes effect after it.
+    """
+    global _noted
+    _noted = False
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def was_interrupted() -> bool:
+    """Return whether Ctrl-C was pressed: an import that it breaks may fail in any way, now or later."""
+    return _noted
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _noted
+    _noted = True
+    if not _imports_torch(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(RETRY, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    """Return whether a frame, or one that called it, is the module `torch` itself."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False

@@ -19,8 +19,9 @@ class Job:
         threads: CPU threads of each process; None leaves the number as it is.
         may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
         arguments: the overrides and options that the record keeps, from which the run can be composed again.
-        label: what every printed line begins with, where several jobs print at the same time; otherwise empty.
+        log: the file that takes what is printed, for a job of a sweep; empty: the terminal.
         code: modules of a saved run that are imported in place of the current ones, by path.
+        choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
     """
 
     config: dict[str, Any]
@@ -31,5 +32,6 @@ class Job:
     threads: int | None = None
     may_be_over: bool = False
     arguments: list[str] = field(default_factory=list)
-    label: str = ""
+    log: str = ""
     code: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)

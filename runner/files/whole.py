@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +49,26 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a regular file, whatever somebody may have put in its place.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+
+    Raises:
+        OSError: there is no such file, or it is a pipe or a device.
+        ValueError: the file is larger.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path}: not a regular file")
+        if status.st_size > most:
+            raise ValueError(f"{path}: {status.st_size:,} bytes, at most {most:,} are read")
+        return file.read(most)
 
 
 def read_object(path: Path) -> dict[str, Any]:

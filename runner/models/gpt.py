@@ -75,7 +75,8 @@ class Attention(nn.Module):
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
         q, k, v = (one.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for one in (q, k, v))
-        q, k = self.rotary(self.q_norm(q)), self.rotary(self.k_norm(k))
+        q = self.rotary(self.q_norm(q))
+        k = self.rotary(self.k_norm(k))
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(start_dim=2))
 
 

@@ -27,19 +27,23 @@ def describe_batch(batch: Any, with_ranges: bool = False) -> str:
 
 
 def _describe(part: Any, with_range: bool) -> str:
+    if isinstance(part, tuple | list):
+        return f"{type(part).__name__} of {len(part)} {type(part[0]).__name__}"
     if not isinstance(part, Tensor):
         return f"{type(part).__name__} of {len(part)}" if hasattr(part, "__len__") else type(part).__name__
     return f"{str(part.dtype).removeprefix('torch.')} {_shape(part)}{_range(part) if with_range else ''}"
 
 
 def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and objects of a batch in order, each with the keys of mappings around it: 'inputs.image '."""
+    """Yield the tensors, lists and objects of a batch in order, each with the keys around it: 'inputs.image '."""
     is_object = hasattr(batch, "to") and not isinstance(batch, Mapping | tuple | list)
     if is_object or isinstance(batch, Tensor):
         yield name and f"{name} ", batch
     elif isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _with_keys(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(batch, tuple | list) and batch and all(isinstance(one, str | int | float) for one in batch):
+        yield name and f"{name} ", batch
     elif isinstance(batch, tuple | list):
         for value in batch:
             yield from _with_keys(value, name)

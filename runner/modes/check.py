@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.composed import targets
 from runner.distributed.job import Job
-from runner.terminal import print_block
+from runner.terminal.console import print_block
 
 if TYPE_CHECKING:
     from runner.modes.dry_run import Findings
@@ -26,7 +26,7 @@ def check(job: Job) -> None:
     """
     from runner.modes.dry_run import try_out
 
-    findings = try_out(job.config)
+    findings = try_out(job.config, job.choices)
     print_block(title_of(job), report(job.config, findings))
 
 

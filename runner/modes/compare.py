@@ -1,32 +1,26 @@
-"""`mode=compare`: whether two runs are equal to the bit; if not, where and in what they begin to differ, and why.
+"""`mode=compare`: runs side by side, and where they have digests, the first batch at which two of them part.
 
-The runs are compared by the digests that the callback `StateDigest` writes. This needs no torch, so the answer comes at
-once.
+The callback `StateDigest` writes the digests. Comparing needs no torch, so the answer comes at once.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from runner.checkpoints.digest import PARTS, first_difference, read_digests
+from runner.checkpoints.digest import FILE as DIGESTS
+from runner.checkpoints.digest import first_difference, read_digests
 from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
-from runner.runs.changes import find_changes
-from runner.runs.kept_code import read_code
-from runner.runs.result import read_result
-from runner.terminal import print_block, show_path
-
-ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
-"""Facts about where a run was made that may change its numbers, the most likely one first."""
+from runner.modes.side_by_side import short_names, side_by_side
+from runner.runs.listing import CONFIG
+from runner.runs.result import FILE, read_result
+from runner.runs.saved_run import is_id
+from runner.terminal.text import heading, in_columns, printable
 
 
 @dataclass(frozen=True)
@@ -93,56 +87,51 @@ def difference(a: Path, b: Path) -> Difference:
 
 
 def compare(job: Job) -> None:
-    """Print how two runs compare, and how their records differ. Rank 0 alone.
+    """Print runs side by side: status, time, metrics, what differs in their configs and where they were made, digests.
+
+    Where the callback `state_digest` has left digests, each run is compared with the first one that has them.
 
     Raises:
-        SystemExit: the runs differ; the exit code is 1.
-        WrongConfig: one of the runs does not exist, or they have no digests that could be compared.
+        SystemExit: digests differ; the exit code is 1.
+        WrongConfig: one of the runs does not exist.
     """
     with config_errors():
         check_keys(job.config)
-        a, b = (_folder_of(str(one), job.config) for one in _read_pair(job.config["compare"]))
-        found = difference(a, b)
-    rows = [("ok equal" if found.agree else "different", str(found))]
-    if found.batch is not None and "samples" not in found.parts and first_difference(a, b, ["samples"]).batch is None:
-        rows.append(("samples", "the same in all batches"))
-    print_block(f"{show_path(a)} -> {show_path(b)}", [*rows, *_differences_of_records(a, b)])
-    if not found.agree:
+        folders = [_folder_of(str(one), job.config) for one in _read_names(job.config["compare"])]
+    lines = side_by_side(folders)
+    rows, agree = _compare_digests(folders)
+    print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))
+    if not agree:
         raise SystemExit(1)
 
 
-def _differences_of_records(a: Path, b: Path) -> Iterator[tuple[str, str]]:
-    """Yield the differences between the records of two runs, as labels and texts; nothing if one has no record."""
-    before, after = (_read(run / "config.yaml") for run in (a, b))
-    if before and after:
-        for change in find_changes(before, after):
-            yield "config", str(change)
-    before, after = (_read(run / "environment.json") for run in (a, b))
-    if before and after:
-        before, after = ({key: one.get(key) for key in ENVIRONMENT} for one in (before, after))
-        for change in find_changes(before, after):
-            yield "environment", str(change)
-        patches = [(run / "git.patch").read_bytes() if (run / "git.patch").exists() else b"" for run in (a, b)]
-        if patches[0] != patches[1]:
-            yield "environment", "git.patch: uncommitted changes of the code differ"
-        if read_code(a) != read_code(b):
-            yield "environment", "code/: modules that no commit holds differ"
+def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bool]:
+    """Return a row for each run with digests but the first, compared with the first, and whether all are equal."""
+    names = [printable(name) for name in short_names(folders)]
+    digested = [place for place, folder in enumerate(folders) if _has_digests(folder)]
+    if len(digested) < 2:
+        return [("none to compare", "+callbacks=state_digest writes them, to find the batch at which two part")], True
+    rows = []
+    agree = True
+    first = folders[digested[0]]
+    for place in digested[1:]:
+        try:
+            found = difference(first, folders[place])
+        except ValueError:
+            text = "no batch has digests in both: give both the same callbacks.state_digest.interval"
+        else:
+            text = f"{'ok' if found.agree else 'different'}: {found}{_about_samples(found, first, folders[place])}"
+            agree &= found.agree
+        rows.append((f"{names[digested[0]]} -> {names[place]}", printable(text)))
+    return rows, agree
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a file of a record; an empty dict if it cannot be read."""
-    try:
-        text = path.read_text()
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_pair(given: Any) -> list[Any]:
-    """Return the two runs that the key `compare` names."""
-    if not isinstance(given, list) or len(given) != 2:
-        raise ValueError(f"compare={given!r}: give two runs, by folder or MLflow id: 'compare=[RUN_A,RUN_B]'")
+def _read_names(given: Any) -> list[Any]:
+    """Return the runs that the key `compare` names."""
+    if not isinstance(given, list) or len(given) < 2:
+        raise ValueError(
+            f"compare={given!r}: give two runs or more, by folder or MLflow id: runner compare RUN_A RUN_B"
+        )
     return given
 
 
@@ -150,22 +139,28 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
     """Return the folder of a run, asking destinations for one that is named by an id.
 
     Raises:
-        ValueError: there is no such run, or it has no digests.
+        ValueError: there is no such run.
     """
     path = Path(given)
-    if not path.exists() and re.fullmatch(r"[0-9a-f]{32}", given):
+    if not path.exists() and is_id(given):
         found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
         path = found[0] if found else path
     if not path.exists():
-        raise ValueError(f"compare={given!r}: no such folder; give two runs: 'compare=[RUN_A,RUN_B]'")
-    try:
-        digests = read_digests(path)
-    except OSError:
-        digests = []
-    if not digests:
-        raise ValueError(
-            f"compare={given!r}: no digests there; a run writes them with +callbacks=state_digest: every 1000 batches "
-            "and after the last one, or after each with callbacks.state_digest.interval=1ba. "
-            f"{', '.join(PARTS)} are compared"
-        )
+        raise ValueError(f"compare={given!r}: no such folder; runner runs lists those in outputs/")
+    if not any((path / name).exists() for name in (FILE, CONFIG, DIGESTS)):
+        raise ValueError(f"compare={given!r}: has no {FILE}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()
+
+
+def _about_samples(found: Difference, a: Path, b: Path) -> str:
+    """Return a remark if two runs part although all their samples are the same."""
+    if found.batch is None or "samples" in found.parts or first_difference(a, b, ["samples"]).batch is not None:
+        return ""
+    return "; samples are the same in all batches"
+
+
+def _has_digests(folder: Path) -> bool:
+    try:
+        return bool(read_digests(folder))
+    except (OSError, ValueError):
+        return False

@@ -6,19 +6,25 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 
 from runner.config import build
-from runner.config.errors import CONF, CONFIG_ERRORS, WrongConfig, explain, line_of_user
+from runner.config.catalogue import CONF
+from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.event import Event
 from runner.failures import RankFailed, annotate, argument_of, facts_of
 from runner.modes.batch_text import describe_batch
 
 if TYPE_CHECKING:
+    from runner.distributed.job import Job
     from runner.state import State
+
+Choices = Mapping[str, str]
+"""`Job.choices`: the chosen name by config group."""
+NO_CHOICES: Choices = MappingProxyType({})
 
 OF_THE_ENVIRONMENT = (OSError, MemoryError, RankFailed)
 """The exceptions of a first batch that may not occur again, unlike those of a batch that does not fit the model."""
@@ -78,35 +84,35 @@ def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFaul
 
 
 @contextmanager
-def naming_fault(config: Mapping[str, Any]) -> Iterator[None]:
+def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
     """Turn exceptions into a WrongConfig that says what is at fault, and in which line of the user's code."""
     try:
         yield
     except WrongConfig:
         raise
     except Exception as error:
-        raise WrongConfig(_describe(error, config)) from error
+        raise WrongConfig(_describe(error, config, choices)) from error
 
 
 @contextmanager
-def noting_faults(config: Mapping[str, Any]) -> Iterator[None]:
+def noting_faults(config: Mapping[str, Any], choices: Choices) -> Iterator[None]:
     """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
-    with build.naming_hooks(config), noting_batch(config):
+    with build.naming_hooks(config), noting_batch(config, choices):
         yield
 
 
 @contextmanager
-def noting_first_batch(config: Mapping[str, Any], state: State) -> Iterator[None]:
+def noting_first_batch(job: Job, state: State) -> Iterator[None]:
     """Add the notes of `noting_faults`, and to failures of a new run's first batch a refusal of the config.
 
     The refusal is one of the facts of the exception, which reach all ranks.
     """
     try:
-        with noting_faults(config):
+        with noting_faults(job.config, job.choices):
             yield
     except Exception as error:
         if state.timestamp.batch == 0 and not isinstance(error, OF_THE_ENVIRONMENT):
-            annotate(error, refusal=_describe(error, config))
+            annotate(error, refusal=_describe(error, job.config, job.choices))
         raise
 
 
@@ -122,7 +128,7 @@ def refusing_first_batch() -> Iterator[None]:
 
 
 @contextmanager
-def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
+def noting_batch(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
     """Add a note with the current batch to errors raised by the model, or by a hook between loading and backward."""
     try:
         yield
@@ -130,18 +136,18 @@ def noting_batch(config: Mapping[str, Any]) -> Iterator[None]:
         raise
     except Exception as error:
         with suppress(Exception):  # a batch that cannot be described must not hide the error itself
-            _note_batch(error, config)
+            _note_batch(error, config, choices)
         raise
 
 
-def _note_batch(error: Exception, config: Mapping[str, Any]) -> None:
+def _note_batch(error: Exception, config: Mapping[str, Any], choices: Choices) -> None:
     hook = hook_at_fault(error, config)
     step = _step(error)
     if hook is not None and hook.event in _OF_BATCH:
         error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
     elif hook is None and step is not None:
         place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
-        error.add_note(f"{place}: {chosen(config, 'model')}, {chosen(config, 'data')}")
+        error.add_note(f"{place}: {_chosen('model', config, choices)}, {_chosen('data', config, choices)}")
     if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
 
@@ -154,11 +160,12 @@ def _is_device_assert(error: Exception) -> bool:
     return "device-side assert" in str(error)
 
 
-def _describe(error: Exception, config: Mapping[str, Any]) -> str:
+def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> str:
     hook = hook_at_fault(error, config)
     step = _step(error)
     place = line_of_user(error)
-    model, data = chosen(config, "model"), chosen(config, "data")
+    model = _chosen("model", config, choices)
+    data = _chosen("data", config, choices)
     if hook is not None:
         section = config[hook.group][hook.key] if hook.group else config[hook.key]
         text = _in_section(hook.path, section, error)
@@ -185,13 +192,9 @@ def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
     return f"{path}.{error}" if argument_of(error) in section else f"{path}: {_what(error)}"
 
 
-def chosen(config: Mapping[str, Any], group: str) -> str:
-    """Return the choice for a group as it would be typed: 'model=mlp'."""
-    target = f"{group}._target_={config[group]['_target_']}"
-    if not HydraConfig.initialized() or {target, f"+{target}"} & {*HydraConfig.get().overrides.task}:
-        return target
-    choice = HydraConfig.get().runtime.choices.get(group)
-    return target if choice is None else f"{group}={choice}"
+def _chosen(group: str, config: Mapping[str, Any], choices: Choices) -> str:
+    """Return the choice for a group as it would be typed: 'model=mlp', or 'model._target_=...'."""
+    return f"{group}={choices[group]}" if group in choices else f"{group}._target_={config[group]['_target_']}"
 
 
 def _step(error: Exception) -> str | None:

@@ -30,7 +30,7 @@ from runner.event import Event
 from runner.failures import annotate
 from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
-from runner.modes.diagnosis import hook_at_fault, naming_fault
+from runner.modes.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault
 from runner.modes.final_test import check_test
 from runner.modes.lint import find_mistakes
 from runner.modes.sizes import Sizes, describe_groups, measure, size_of
@@ -156,19 +156,20 @@ class EventRecorder(Callback):
             state.stop_training()
 
 
-def try_out(config: Mapping[str, Any]) -> Findings:
+def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Findings:
     """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
     Destinations are made but not called: they would write, print or connect.
 
     Args:
         config: checked by `runner.config.build.check`.
+        choices: `Job.choices`.
 
     Raises:
         WrongConfig: the run would fail; the message says which part is at fault, and in a user's own code the line.
     """
     findings = Findings()
-    with collecting_warnings(findings.warnings), naming_fault(config):
+    with collecting_warnings(findings.warnings), naming_fault(config, choices):
         build.make_parts(config)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)

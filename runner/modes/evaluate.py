@@ -16,9 +16,9 @@ from runner.failures import WrongKey
 from runner.modes.final_test import check_test_data
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
-from runner.runs.result import check_objective, recording
+from runner.runs.recording import check_objective, recording
 from runner.runs.saved_run import SavedRun
-from runner.terminal import print_block, show_path
+from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
     from runner.evaluator import Evaluator
@@ -89,11 +89,7 @@ def evaluate(job: Job) -> float | None:
                 evaluators = _to_evaluate(trainer.state, job.config["test"])
             values = trainer.eval(evaluators)
         result.measure(trainer.state, job.config["objective"])
-    rows = []
-    for label, metrics in values.items():
-        for name, value in metrics.items():
-            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"  # as training logs it
-            rows.append((key, value))
+    rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
     _print(trainer, rows)
     return result.objective
 
@@ -125,10 +121,10 @@ def predict(job: Job) -> None:
         if split == "train":
             loaders = {"train": state.train_dataloader}
         if not loaders:
+            held = {"train": True, "eval": split == "test" and state.evaluators, "test": split == "eval"}
+            others = " or ".join(name for name, there in held.items() if there)
             with config_errors():
-                raise WrongKey(
-                    "predict.split", "this run has no such data; give the name of another split", repr(split)
-                )
+                raise WrongKey("predict.split", f"this run has no such data; give {others}", repr(split))
         written = []
         for label, loader in loaders.items():
             stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
@@ -152,7 +148,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
         trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(job.config["trainer"]["load_path"])
         with config_errors():
             log_record(trainer.logger, job)
-        trainer.noting = partial(noting_faults, job.config)
+        trainer.noting = partial(noting_faults, job.config, job.choices)
         yield trainer
 
 

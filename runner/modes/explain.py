@@ -28,7 +28,7 @@ from runner.distributed.job import Job
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.modes.check import title_of
-from runner.terminal import make_console, print_block
+from runner.terminal.console import Unpadded, make_console, print_block
 
 if TYPE_CHECKING:
     from runner.engine import Engine
@@ -77,7 +77,7 @@ def explain(job: Job) -> None:
 
     wanted = job.config["explain"]["format"]
     # Constructors may print, which must not get between the JSON on standard output.
-    with naming_fault(job.config), redirect_stdout(sys.stderr):
+    with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):
         explained = timeline(job.config)
     if wanted == "json":
         print(json.dumps(explained, indent=1))
@@ -228,7 +228,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
             cells = ("", "")
     console = make_console()
     console.print(Text(title, "bold"))
-    console.print(hooks, "", events, "", sep="\n")
+    console.print(Unpadded(hooks), "", Unpadded(events), "", sep="\n")
     without_hooks = len(explained["events"]) - len(with_hooks)
     rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
     for key in explained["unchecked"]:

@@ -59,7 +59,8 @@ def check_test_data(state: State, test: str) -> None:
     if not _tests(state):
         raise ValueError(
             f"test={test!r}: this run has no test data; let data return (train_loader, eval_loader, test_loader), or "
-            "an Evaluator with eval_interval=0; data=digits and data=synthetic_images have data.test_samples=<number>"
+            "an Evaluator with eval_interval=0; most choices of data have a "
+            "key for it, such as data.test_samples, data.test_split or data.test_path"
         )
 
 
@@ -106,13 +107,12 @@ def _monitor(state: State) -> str | None:
 def _print(values: Mapping[str, Mapping[str, Any]], tested: str) -> None:
     from runner.distributed.collectives import get_global_rank
     from runner.metrics import scalars
-    from runner.terminal import print_block
+    from runner.terminal.console import print_block
 
     if get_global_rank() != 0:
         return
     lines = [("weights", tested)]
     for label, metrics in values.items():
         for name, value in metrics.items():
-            key = f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}"
-            lines += [(one, f"{float(number):.6g}") for one, number in scalars(key, value).items()]
+            lines += [(one, f"{float(number):.6g}") for one, number in scalars(f"{label}/{name}", value).items()]
     print_block("test", lines)

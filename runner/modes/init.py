@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.failures import WrongKey
-from runner.terminal import print_block, show_path
+from runner.terminal.console import print_block, show_path
 
 TEMPLATE = Path(__file__).parent / "project"
 
@@ -27,7 +28,8 @@ def write_project(job: Job) -> None:
         shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         readme = folder / "README.md"
         readme.write_text(Template(readme.read_text(encoding="utf-8")).safe_substitute(name=folder.name), "utf-8")
-    rows = [("read", show_path(readme)), ("train", f"cd {show_path(folder)}; python -m runner experiment=two_moons")]
+    train = f"cd {shlex.quote(show_path(folder))}; python -m runner experiment=two_moons"
+    rows = [("read", show_path(readme)), ("train", train)]
     print_block("a project that runs", rows)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, distributed
 
+from runner.config.errors import WrongConfig
 from runner.dataloader import BatchStream
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.evaluation import predict_each
@@ -35,6 +36,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     Raises:
         ValueError: the model's predictions are not tensors with a row for each sample.
         OSError: the file cannot be written.
+        WrongConfig: the file is `.pt`, and samples have predictions of different shapes.
     """
     state = trainer.state
     model = state.unwrapped_model
@@ -51,11 +53,10 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     def take(outputs: Any, samples: int) -> None:
         nonlocal rows
         mine = _columns(model.predictions(state.batch, outputs), model.num_samples(state.batch), samples)
-        shares = _gather(mine)
-        if file is not None:
-            columns = {name: torch.cat([one[name] for one in shares]) for name in mine}
+        for columns in _gather(mine):
             count = len(next(iter(columns.values())))
-            file.write({"index": torch.arange(rows, rows + count), **columns})
+            if file is not None and count:
+                file.write({"index": torch.arange(rows, rows + count), **columns})
             rows += count
 
     try:
@@ -115,7 +116,7 @@ class _File(Protocol):
 
 
 class _ParquetFile:
-    """A Parquet file with a row group for each batch; values with more than one dimension are stored as lists."""
+    """A Parquet file with a row group for each rank's part of a batch; values of more dimensions are lists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -142,6 +143,12 @@ class _TensorFile:
         self._batches: list[Columns] = []
 
     def write(self, columns: Columns) -> None:
+        before = self._batches[-1] if self._batches else columns
+        for name, value in columns.items():
+            if value.shape[1:] != before[name].shape[1:]:
+                shapes = f"{tuple(before[name].shape[1:])} and {tuple(value.shape[1:])}"
+                reason = f"samples of {name} have different shapes, {shapes}; give predict.format=parquet"
+                raise WrongConfig(f"predict.format='pt': {reason}")
         self._batches.append(columns)
 
     def close(self) -> None:

@@ -23,8 +23,9 @@ import yaml
 
 from runner.checkpoints.digest import read_digests
 from runner.config import build
-from runner.config.errors import CONF, WrongConfig
-from runner.config.signatures import nearest
+from runner.config.catalogue import CONF
+from runner.config.errors import WrongConfig
+from runner.config.nearest import nearest
 from runner.distributed.job import Job
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
@@ -32,7 +33,7 @@ from runner.modes.compare import difference
 from runner.modes.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
 from runner.runs.record import write_record
 from runner.runs.result import read_result
-from runner.terminal import print_block, show_path
+from runner.terminal.console import print_block, show_path
 
 FILE = "prove.json"
 """Name of the file that holds the verdict."""
@@ -247,10 +248,10 @@ class Proof:
         code = session.process.returncode
         log = self._log(name)
         printed = log.read_text().rpartition("\n$ ")[2]
+        tail = "\n".join(printed.splitlines()[-SHOWN_LINES:])
         if code == 2 and name == WHOLE:
-            raise WrongConfig(printed.rpartition("\nerror: ")[2].strip())
+            raise WrongConfig(f"the experiment is refused:\n{tail}")
         if code:
-            tail = "\n".join(printed.splitlines()[-SHOWN_LINES:])
             raise SessionFailed(f"it ended with exit code {code}; see {show_path(log)}, which ends in\n{tail}")
 
     def _log(self, name: str) -> Path:

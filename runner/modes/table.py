@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.config.foreign import about_foreign
-from runner.config.signatures import nearest
+from runner.config.nearest import nearest
 from runner.failures import WrongKey
 
 if TYPE_CHECKING:
@@ -24,9 +24,17 @@ class Mode:
 
     Attributes:
         name: what is typed after `mode=`. A mode that has keys of its own has them in the config under this name.
-        runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any.
+        says: what it does, for lists of modes; one line.
+        example: a command, as it is typed.
+        runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. Of a
+            mode that composes nothing, it takes the typed values of its own keys.
         check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
         keys: its own keys in the config, and for each the values or the type that it may have.
+        words: the least and most words that may follow its name, as in `runner init my_project`; None if it is not
+            typed like this.
+        first_key: its key whose value these words are; empty if they are the value under its name.
+        composes: whether it needs a config. One that needs none is done at once, before Hydra is imported, and its
+            keys are not in the config.
         has_value: whether the config has a single value under its name, instead of keys; the mode checks it itself.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             mode removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
@@ -41,9 +49,14 @@ class Mode:
     """
 
     name: str
+    says: str
+    example: str
     runs: str
     check: str | None = None
     keys: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[int, int] | None = None
+    first_key: str = ""
+    composes: bool = True
     has_value: bool = False
     folder: Literal["run", "work", "temporary"] = "temporary"
     on_all_ranks: bool = False
@@ -60,10 +73,13 @@ class Mode:
         """Whether it leaves the folder of a run."""
         return self.folder == "run"
 
+    def resolve(self) -> Callable[[Any], float | None]:
+        """Return the function that does what the mode is for, imported now."""
+        return resolve_name(self.runs)
+
     def run(self, job: Job) -> float | None:
         """Do a job in this mode and return its objective, None if it has none."""
-        function: Callable[[Job], float | None] = resolve_name(self.runs)
-        return function(job)
+        return self.resolve()(job)
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise an error if a config cannot be used in this mode.
@@ -81,6 +97,8 @@ class Mode:
 _ROWS = (
     Mode(
         "train",
+        says="trains; the default",
+        example="runner model=mlp optimizer.lr=0.05",
         runs="runner.modes.train:train",
         folder="run",
         on_all_ranks=True,
@@ -88,15 +106,25 @@ _ROWS = (
         resumes=True,
         has_objective=True,
     ),
-    Mode("check", runs="runner.modes.check:check", resumes=True),
+    Mode(
+        "check",
+        says="tries out an experiment without its data, and trains nothing",
+        example="runner mode=check experiment=stdlib_lm_plain",
+        runs="runner.modes.check:check",
+        resumes=True,
+    ),
     Mode(
         "explain",
+        says="lists who runs at which event, in which order and why",
+        example="runner mode=explain '+algorithms=[mixup,ema]'",
         runs="runner.modes.explain:explain",
         keys={"format": ("table", "json")},
         resumes=True,
     ),
     Mode(
         "eval",
+        says="evaluates a run's weights",
+        example="runner mode=eval resume=latest",
         runs="runner.modes.evaluate:evaluate",
         folder="run",
         on_all_ranks=True,
@@ -105,6 +133,8 @@ _ROWS = (
     ),
     Mode(
         "predict",
+        says="writes a run's predictions to a file",
+        example="runner mode=predict resume=latest",
         runs="runner.modes.evaluate:predict",
         keys={"format": ("parquet", "pt"), "split": ("eval", "train", "test")},
         folder="run",
@@ -113,6 +143,8 @@ _ROWS = (
     ),
     Mode(
         "prove",
+        says="kills an experiment at random moments, and compares it bit by bit",
+        example="runner mode=prove prove.kills=3",
         runs="runner.modes.prove:prove",
         check="runner.modes.prove:check_provable",
         keys={
@@ -127,16 +159,103 @@ _ROWS = (
         folder="work",
         can_be_swept=False,
     ),
-    Mode("compare", runs="runner.modes.compare:compare", has_value=True, needs_experiment=False),
+    Mode(
+        "compare",
+        says="sets runs side by side, and finds the batch at which they part",
+        example="runner compare RUN_A RUN_B",
+        runs="runner.modes.compare:compare",
+        words=(2, 1000),
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
+        "verdict",
+        says="says whether B is better than A, and what is missing",
+        example="runner verdict experiment=digits_plain experiment=digits_fast",
+        runs="runner.modes.verdict:show_verdict",
+        keys={"metric": str, "budget": ("same", "any"), "format": ("table", "json")},
+        words=(2, 1000),
+        composes=False,
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
+        "table",
+        says="writes a table of means over seeds, for a paper",
+        example="runner table data=digits table.rows=experiment",
+        runs="runner.modes.means:show_means",
+        keys={
+            "where": str,
+            "rows": str,
+            "columns": str,
+            "metric": str,
+            "format": ("markdown", "latex", "csv"),
+        },
+        words=(0, 1000),
+        first_key="where",
+        composes=False,
+        needs_experiment=False,
+    ),
     Mode(
         "init",
+        says="writes a new project that runs",
+        example="runner init my_project",
         runs="runner.modes.init:write_project",
         check="runner.modes.init:check_folder",
+        words=(1, 1),
         has_value=True,
         needs_experiment=False,
         can_be_swept=False,
     ),
-    Mode("sync", runs="runner.modes.sync:sync", accepts_any_run=True, needs_experiment=False),
+    Mode(
+        "runs",
+        says="lists the runs in outputs/, filtered and sorted",
+        example="runner runs 'eval/loss<0.2 model=resnet8'",
+        runs="runner.modes.runs:show_runs",
+        keys={"where": str, "sort": str, "format": ("table", "json", "csv"), "limit": int},
+        words=(0, 1000),
+        first_key="where",
+        composes=False,
+        needs_experiment=False,
+    ),
+    Mode(
+        "list",
+        says="lists the choices of config groups",
+        example="runner list callbacks",
+        runs="runner.modes.list:show_list",
+        words=(0, 1),
+        composes=False,
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
+        "help",
+        says="explains a choice, a key, a class or a mode",
+        example="runner help early_stopper",
+        runs="runner.modes.help:show_help",
+        words=(0, 1),
+        composes=False,
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
+        "completion",
+        says="writes what lets a shell complete commands",
+        example="runner completion bash >> ~/.bashrc",
+        runs="runner.modes.completion:show_completion",
+        words=(1, 1),
+        composes=False,
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
+        "sync",
+        says="sends MLflow what it missed while it was away",
+        example="runner mode=sync",
+        runs="runner.modes.sync:sync",
+        accepts_any_run=True,
+        needs_experiment=False,
+    ),
 )
 
 MODES: dict[str, Mode] = {row.name: row for row in _ROWS}
@@ -151,7 +270,7 @@ ACCEPTING_ANY_RUN = tuple(row.name for row in _ROWS if row.accepts_any_run)
 WITHOUT_OUTPUT = tuple(row.name for row in _ROWS if row.folder == "temporary")
 """Names of the modes that write nothing into outputs/."""
 
-MODE_KEYS = tuple(row.name for row in _ROWS if row.keys or row.has_value)
+MODE_KEYS = tuple(row.name for row in _ROWS if row.composes and (row.keys or row.has_value))
 """Keys of the config that belong to one mode each."""
 
 

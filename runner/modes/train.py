@@ -13,7 +13,7 @@ from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
-from runner.runs.result import check_converged, check_objective, recording
+from runner.runs.recording import check_converged, check_objective, recording
 
 if TYPE_CHECKING:
     from runner.trainer import Trainer
@@ -36,7 +36,7 @@ def train(job: Job) -> float | None:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            trainer.noting = partial(noting_first_batch, job.config, trainer.state)
+            trainer.noting = partial(noting_first_batch, job, trainer.state)
             with config_errors(Event.FIT_START), refusing_first_batch():
                 trainer.fit(may_be_over=job.may_be_over)
             result.tested = evaluate_test_data(trainer, job.config["test"])

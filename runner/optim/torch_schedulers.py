@@ -44,7 +44,7 @@ def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
             raise TypeError(f"schedulers={one!r} returned a {type(scheduler).__name__}, which has no step()")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                f"schedulers={one!r}: torch's ReduceLROnPlateau cannot see a run's metrics; use "
+                "schedulers=ReduceLROnPlateau: torch's own cannot see a run's metrics; use "
                 "runner.algorithms.ReduceOnPlateau in its place, from a config scheduler=reduce_on_plateau"
             )
     return made

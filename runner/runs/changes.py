@@ -14,8 +14,8 @@ import yaml
 from runner.addresses import hidden_everywhere
 from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
-from runner.config.signatures import nearest
-from runner.terminal import show_path
+from runner.config.nearest import nearest
+from runner.terminal.console import show_path
 
 # Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the
 # model, the data, the optimizer, schedules, algorithms, seeds, and a user's own keys.

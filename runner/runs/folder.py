@@ -19,13 +19,12 @@ from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
+from runner.runs.listing import LOCK, OUTPUTS, RUNS
 
-LOCK = ".lock"  # in a run's folder, locked while the run trains
+LOG = "console.log"  # in the folder of a sweep's job: what it printed
 SWEEP = "sweep.json"  # in a sweep's folder, describes the sweep
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
-OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
-RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
 
 _made: list[Path] = []  # folders that this process has made since the last clean-up

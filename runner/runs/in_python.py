@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,13 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
 from runner.failures import WrongKey
-from runner.job import name_run
+from runner.job import chosen_names, name_run
 from runner.modes.table import find_mode
 from runner.modes.train import record
-from runner.runs.folder import OUTPUTS, make_run_folder, removed_when_refused
+from runner.runs.folder import make_run_folder, removed_when_refused
+from runner.runs.listing import OUTPUTS
 from runner.runs.recompose import CONFIG_DIR, composing
+from runner.runs.recording import recording
 from runner.runs.saved_run import find_saved_run, with_latest
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ _folders = 0  # the number of folders that the ranks of this process have agreed
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
-    """Return the Trainer of `Trainer.from_config`, and write the run's record.
+    """Return the Trainer of `Trainer.from_config`, and write the run's record; what it does ends in `result.json`.
 
     Raises:
         WrongConfig: the config is wrong; the message names the key.
@@ -56,11 +60,29 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
             raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
     run_dir = Path(_agree_on_folder())
     name = name_run(find_mode("train"), config, run_dir, None, choices)
-    job = Job(config=config, run_dir=str(run_dir), run_name=name, overrides=arguments, arguments=[*options, *arguments])
+    job = Job(
+        config=config,
+        run_dir=str(run_dir),
+        run_name=name,
+        overrides=arguments,
+        arguments=[*options, *arguments],
+        choices=chosen_names(choices, arguments),
+    )
     with removed_when_refused(run_dir), config_errors():
         trainer = build.build(config, run_dir, name)
         record(trainer, job)
+    trainer.noting = partial(_recorded, trainer, job)
     return trainer
+
+
+@contextmanager
+def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
+    """Write to `result.json` how `fit`, `eval` or `predict` ended, and add notes to errors. All ranks."""
+    from runner.modes.diagnosis import noting_faults
+
+    with recording(job) as result, noting_faults(job.config, job.choices):
+        yield
+        result.measure(trainer.state, job.config["objective"])
 
 
 def _agree_on_folder() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runner.runs.uncommitted import OURS
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 CODE = "code"
 """The subfolder of a run's folder that holds them, laid out like an entry of `sys.path`."""

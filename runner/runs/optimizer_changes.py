@@ -7,7 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from runner.runs.changes import ABSENT, find_changes
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 if TYPE_CHECKING:
     from runner.state import State

@@ -13,10 +13,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
-from runner.config.errors import CONF
 from runner.runs.changes import find_changes
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 CONFIG_DIR = "--config-dir"
 _SHOWN = 4  # differences to list; the rest are counted

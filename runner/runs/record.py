@@ -31,7 +31,7 @@ from runner.runs.kept_code import CODE, write_code
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 log = logging.getLogger("runner")
 
@@ -102,6 +102,8 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     if get_global_rank() == 0:
         if job.tags:
             logger.log_tags(job.tags)
+        if job.choices:
+            logger.log_hyperparameters(job.choices)
         run_dir = Path(job.run_dir)
         files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.

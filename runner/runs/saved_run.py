@@ -22,8 +22,9 @@ from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.modes.table import ACCEPTING_ANY_RUN, TRAINING
-from runner.runs.folder import MANIFEST, OUTPUTS, checkpoints_in, latest_run, run_folder_of
+from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
 from runner.runs.kept_code import code_to_import, import_from
+from runner.runs.listing import OUTPUTS
 from runner.runs.recompose import (
     CONFIG_DIR,
     changes_since,
@@ -36,7 +37,7 @@ from runner.runs.recompose import (
 from runner.runs.record import differences
 from runner.runs.result import read_result
 from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
-from runner.terminal import show_path
+from runner.terminal.console import show_path
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.addresses import has_hidden
+from runner.config.catalogue import CONF
 from runner.config.composed import targets
-from runner.config.errors import CONF
 from runner.files.signing import is_signed
 from runner.runs.kept_code import read_code
 

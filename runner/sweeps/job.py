@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import re
 import shutil
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
-from runner.config.composed import GROUPS, OF_THE_COMMAND
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
 from runner.distributed.signals import end
-from runner.distributed.threads import parallel_jobs
 from runner.files.lock import lock_file
-from runner.runs.folder import LOCK
-from runner.runs.result import Diverged, Result, identify, identity_in, read_result
-from runner.sweeps.plan import short_names
+from runner.runs.folder import LOG
+from runner.runs.listing import LOCK
+from runner.runs.recording import Diverged, identify, identity_in
+from runner.runs.result import Result, read_result
+from runner.sweeps.names import name_job
 from runner.sweeps.sweep import STOP, Sweep
-from runner.terminal import print_failure
+from runner.terminal.console import print_failure
+from runner.terminal.output import output_to
 
-LONGEST = 100  # characters in a name
+
+class JobFailed(Exception):
+    """A job failed in its own folder: its result says so, and its log has the trace."""
 
 
 def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None) -> float | None:
@@ -62,14 +60,12 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         folder = sweep.folder / f".refused-{hydra_config.job.num}"
         folder.mkdir(exist_ok=True)
         refused.write(folder)
-    except Diverged as error:
-        if sweep.shares_terminal:
-            own = own_overrides(list(hydra_config.overrides.task), sweep.fixed)
-            print(f"WARNING: {' '.join(own)}: {error}", file=sys.stderr)
+    except Diverged:
         return _finite(math.nan, sweep.direction)
+    except JobFailed:
+        pass
     except Exception as error:
-        if sweep.shares_terminal:
-            print_failure(error)
+        print_failure(error)
     except (KeyboardInterrupt, SystemExit):
         if leads:
             raise
@@ -78,19 +74,6 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     return None
-
-
-def label_of(run_name: Any, hydra_config: Any) -> str:
-    """Return the prefix for the lines that a job prints: its name if jobs print at the same time, else nothing.
-
-    Args:
-        run_name: the configured `run_name`, or None.
-        hydra_config: Hydra's config of the job.
-    """
-    sweep = Sweep.read(hydra_config.sweep.dir)
-    if not sweep.shares_terminal or parallel_jobs(hydra_config) == 1:
-        return ""
-    return name_job(list(hydra_config.overrides.task), run_name, sweep.fixed, hydra_config.runtime.choices)
 
 
 def _finite(objective: float | None, direction: str) -> float | None:
@@ -105,7 +88,8 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     """Yield a sweep's job in its own folder, with its result if there is nothing to do.
 
     The result is given if the job has finished, or if another process is training it; otherwise it is None. Within the
-    context this process has the folder to itself. A new folder is removed again if the job is refused.
+    context this process has the folder to itself, and what it prints goes to the log in the folder. A new folder is
+    removed again if the job is refused.
 
     Args:
         job: the job as composed.
@@ -116,11 +100,10 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     choices = hydra_config.runtime.choices
     identity = identify(job.config)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
-    name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices)
-    label = label_of(job.config["run_name"], hydra_config)
-    job = replace(job, run_name=name, label=label, tags={**job.tags, **tags})
-    folder, is_new = _claim(sweep.folder, Result("RUNNING", job.run_name, identity, job.overrides))
-    job = replace(job, run_dir=str(folder))
+    name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices, sweep.number)
+    folder, is_new = _claim(sweep.folder, Result("RUNNING", name, identity, job.overrides))
+    log = str(folder / LOG)
+    job = replace(job, run_name=folder.name, run_dir=str(folder), log=log, tags={**job.tags, **tags})
     lock = lock_file(folder / LOCK)
     result = read_result(folder)
     try:
@@ -128,8 +111,6 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
             print(f"skipped {folder.name}: another process is training it", flush=True)
             yield job, result
         elif result is not None and result.status in ("FINISHED", "DIVERGED"):
-            before = f"it has already {result.status.lower()}"
-            print(f"skipped {folder.name}: {before} (skip_finished=false starts a new sweep)", flush=True)
             yield job, result
         else:
             if result is not None and not is_new:  # so that a signal to the sweep reaches this process
@@ -139,15 +120,15 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
-            yield job if is_new else _resumed(job), None
+            with output_to(log), _failures_logged():
+                yield job if is_new else _resumed(job), None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except Exception as error:
+    except JobFailed as failed:
         if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before training
-            result.status = "FAILED"
-            result.error = "".join(traceback.format_exception(error))
+            result.fail(failed.__cause__ or failed)
             result.write(folder)
         raise
     finally:
@@ -155,12 +136,24 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
             lock.close()
 
 
+@contextmanager
+def _failures_logged() -> Iterator[None]:
+    """Print the trace of a failure to the job's log, and raise `JobFailed` in its place."""
+    try:
+        yield
+    except (WrongConfig, Diverged):
+        raise
+    except Exception as error:
+        print_failure(error)
+        raise JobFailed from error
+
+
 def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
     """Return the folder of a job, and whether it is new; if another job has the same name, a number is appended."""
     number = 1
     while True:
         folder = sweep_folder / (result.name if number == 1 else f"{result.name}-{number}")
-        if not folder.exists() and _make(folder, result):
+        if not folder.exists() and _make(folder, replace(result, name=folder.name)):
             return folder, True
         if identity_in(folder) == result.identity:
             return folder, False
@@ -192,52 +185,3 @@ def _resumed(job: Job) -> Job:
         shutil.rmtree(Path(job.run_dir) / "checkpoints", ignore_errors=True)
         return job
     return replace(job, config={**job.config, "resume": job.run_dir}, may_be_over=True)
-
-
-def name_job(overrides: list[str], run_name: Any, fixed: list[str], choices: Mapping[str, Any]) -> str:
-    """Return the name of a job, such as `digits-lr0.01-seed1`: the run's name or its data, then the swept values.
-
-    Args:
-        overrides: overrides of the job.
-        run_name: the configured `run_name`, or None.
-        fixed: keys that are the same for all jobs.
-        choices: names chosen in config groups.
-    """
-    values = swept_values(overrides, fixed)
-    prefix = "run_name" if run_name else "data"
-    shorts = short_names([*values])
-    parts = [str(run_name or choices.get("data") or "own-data")]
-    for key in sorted(values):
-        if key != prefix:
-            parts.append(_labelled("" if key in GROUPS else shorts[key], values[key]))
-    name = re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.") or "job"
-    if len(name) > LONGEST:
-        name = f"{name[: LONGEST - 7]}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
-    return name
-
-
-def swept_values(overrides: list[str], fixed: list[str]) -> dict[str, Any]:
-    """Return the values that are specific to a job, by key without + and ~."""
-    parsed = OverridesParser.create().parse_overrides(own_overrides(overrides, fixed))
-    return {one.get_key_element().lstrip("+~"): one.value() for one in parsed}
-
-
-def own_overrides(overrides: list[str], fixed: list[str]) -> list[str]:
-    """Return the overrides that are specific to a job."""
-    return [one for one in overrides if one.partition("=")[0] not in (*fixed, *OF_THE_COMMAND)]
-
-
-def show_value(value: Any) -> str:
-    """Return a value as text for names and tables: 0.01, true, null, a+b."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return "+".join(show_value(one) for one in value) or "none"
-    return str(value)
-
-
-def _labelled(label: str, value: Any) -> str:
-    text = show_value(value)
-    return f"{label}_{text}" if label and not re.match(r"[-+.\d]", text) else f"{label}{text}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from runner.config import build
 from runner.config.command_line import key_of
 from runner.config.composed import to_plain
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
-from runner.runs.result import fingerprint
+from runner.runs.recording import fingerprint
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
 """Launchers that run jobs on the machine that leads the sweep."""
@@ -44,7 +43,7 @@ def typed_overrides(config: DictConfig) -> list[Override]:
 def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
     """Return all jobs; if the sweeper chooses jobs one by one, return one possible job."""
     loader = GlobalHydra.instance().config_loader()
-    if "basic_sweeper" in config.hydra.sweeper._target_:
+    if is_grid(config):
         (jobs,) = BasicSweeper.split_arguments(typed, None)
     else:
         jobs = [[_example(one) for one in typed]]
@@ -60,6 +59,11 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
         planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
     HydraConfig.instance().cfg = None
     return planned
+
+
+def is_grid(config: DictConfig) -> bool:
+    """Return whether all jobs of a sweep are known before it starts, because it trains every combination."""
+    return "basic_sweeper" in config.hydra.sweeper._target_
 
 
 def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
@@ -143,19 +147,3 @@ def quieten_optuna() -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")
-
-
-def short_names(keys: list[str]) -> dict[str, str]:
-    """Return for each dotted key its last part, preceded by as many parts as needed to tell it from the others."""
-    plain = {key: key.lstrip("+~") for key in keys}
-    parts = {key: name.split(".") for key, name in plain.items()}
-
-    def name(key: str) -> str:
-        for depth in itertools.count(1):
-            short = ".".join(parts[key][-depth:])
-            others = (plain[other] for other in keys if plain[other] != plain[key])
-            if depth == len(parts[key]) or not any(f".{other}".endswith(f".{short}") for other in others):
-                return short
-        raise AssertionError
-
-    return {key: name(key) for key in keys}

@@ -1,129 +1,284 @@
-"""The plot of a sweep: the objective of its jobs against the swept values."""
+"""The picture of a sweep: curves, parallel coordinates, and the effect of each swept key on the objective."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from runner.sweeps.job import show_value
+from runner.pictures.curves import Curve
+from runner.pictures.figure import COLORS, GREY, add_legend, is_logarithmic, make_figure, scale, shorten, style
+from runner.sweeps.names import short_names, show_value
+from runner.sweeps.settings import SEED, Setting, SweepJob
 
-if TYPE_CHECKING:
-    from runner.sweeps.summary import SweepJob
-
-MAX_PANELS = 6
-MAX_LINES = 8  # lines in a panel
-MAX_TICKS = 8  # up to this number of values, each gets a tick
-BEST = "#d1495b"
+COLUMNS = 3  # panels of effects side by side
+MAX_EFFECTS = 9
+MAX_AXES = 8  # of parallel coordinates, besides the objective
+MAX_MEANS = 15  # up to this number of values of a key, each gets its mean
+MAX_TICKS = 8  # of an axis of texts
+GRID = 200  # points of a mean curve
 POINT = "#33658a"
+BEST = "#d1495b"
 
 
-def draw(jobs: Sequence[SweepJob], objective: str, path: Path) -> None:
-    """Write a plot with a panel for each swept key; the seed gets a panel only if nothing else is swept.
-
-    Points are jobs, and the best one has a ring. If there are few other values, lines connect the means over seeds,
-    with error bars of one sample standard deviation.
+def draw(settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> Any:
+    """Return a figure of a sweep.
 
     Args:
-        jobs: jobs with an objective, best first.
+        settings: the settings, best first; the first has an objective.
         objective: name of the objective.
-        path: the file to write; its suffix determines the format.
+        curves: the objective over batches, by the name of the job; jobs may be missing.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    done = [setting for setting in settings if setting.objectives]
+    keys = _keys(done)
+    varied = [key for key in keys if key != SEED]
+    effects = (varied or [SEED])[:MAX_EFFECTS]
+    panels: list[Callable[[Any], None]] = []
+    if curves:
+        panels.append(partial(_draw_curves, settings=done, objective=objective, curves=curves))
+    if len(varied) > 1:
+        panels.append(partial(_draw_parallel, settings=done, keys=varied[:MAX_AXES], objective=objective))
+    for key in effects:
+        panels.append(partial(_draw_effect, settings=done, key=key, objective=objective, has_legend=key == effects[0]))
+    rows = [panels[:2], *(panels[place : place + COLUMNS] for place in range(2, len(panels), COLUMNS))]
+    heights = [4.4, *(3.3 for _ in rows[1:])]
+    with style():
+        figure = make_figure(12.0, sum(heights) + 0.4)
+        parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, row in zip(parts, rows, strict=True):
+            columns = 2 if row is rows[0] else COLUMNS
+            for place, draw_panel in enumerate(row, start=1):
+                draw_panel(part.add_subplot(1, columns, place))
+    return figure
 
-    done = [job for job in jobs if math.isfinite(job.loss)]
-    keys = [key for key in sorted({key for job in done for key in job.values}) if len(_values(done, key)) > 1]
-    panels = ([key for key in keys if key != "seed"] or keys or ["seed"])[:MAX_PANELS]
-    figure = Figure(figsize=(max(5.0, 3.4 * len(panels) + 0.8), 3.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    shared: Any = None
-    for position, key in enumerate(panels, start=1):
-        axes = shared = figure.add_subplot(1, len(panels), position, sharey=shared)
-        places = _place(axes, _values(done, key))
-        _fill(axes, done, key, [one for one in panels if one != key], places)
-        best = places[show_value(done[0].values.get(key))]
-        axes.plot([best], _objectives(done[:1]), "o", markersize=12, fillstyle="none", color=BEST, zorder=4)
-        axes.set_xlabel(key)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if position == 1:
-            axes.set_ylabel(objective)
+
+def color_of(place: int) -> str:
+    """Return the color of a setting by its rank, counted from 0: those after the first few are grey."""
+    return COLORS[place] if place < len(COLORS) else GREY
+
+
+def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> None:
+    """Draw the objective over batches: for each setting the mean over seeds, in a band of one standard deviation."""
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
+    named: list[tuple[str, Any]] = []
+    ends: list[float] = []
+    has_band = False
+    for place in reversed(range(len(settings))):  # the best on top
+        found = [curves[job.result.name] for job in settings[place].done if job.result.name in curves]
+        if not found:
+            continue
+        steps, values = _on_grid(found)
+        mean = values.mean(axis=0)
+        ends += [*mean]
+        marker = "o" if len(steps) <= 20 else ""
+        style = {"color": color_of(place), "linewidth": 0.8 if place >= len(COLORS) else 1.6, "zorder": 3 - place / 1e4}
+        (line,) = axes.plot(steps, mean, marker=marker, markersize=3, **style)
+        if place < len(COLORS):
+            named.insert(0, (shorten(settings[place].name, 36), line))
+            if len(values) > 1:
+                has_band = True
+                spread = np.std(values, axis=0, ddof=1)
+                axes.fill_between(steps, mean - spread, mean + spread, color=color_of(place), alpha=0.15, linewidth=0)
+    if len(settings) > len(COLORS):
+        named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GREY)[0]))
+    labels, handles = zip(*named, strict=True)
+    add_legend(axes, handles, labels, title="best first" if len(named) > 1 else None)
+    axes.set_title("curves" + (": mean over seeds, band of one standard deviation" if has_band else ""))
+    axes.set_xlabel("batch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel(shorten(objective))
+    scale(axes, "y", ends)
+
+
+def _on_grid(curves: Sequence[Curve]) -> tuple[Any, Any]:
+    """Return the batches `(P,)` that curves have in common, and the values of each curve there, `(C, P)`."""
+    import numpy as np
+
+    first = max(curve.steps[0] for curve in curves)
+    last = min(curve.steps[-1] for curve in curves)
+    steps = np.unique(np.concatenate([np.asarray(curve.steps) for curve in curves]))
+    steps = steps[(first <= steps) & (steps <= max(first, last))]
+    if len(steps) > GRID:
+        steps = np.linspace(steps[0], steps[-1], GRID)
+    return steps, np.stack([np.interp(steps, np.asarray(curve.steps), np.asarray(curve.values)) for curve in curves])
+
+
+def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], objective: str) -> None:
+    """Draw a line for each setting, through its values on the vertical axis of each key to its mean objective."""
+    means = [setting.mean or 0.0 for setting in settings]
+    scales = [_Scale([setting.values.get(key) for setting in settings]) for key in keys]
+    scales.append(_Scale(means))
+    for place in reversed(range(len(settings))):
+        values = [*(settings[place].values.get(key) for key in keys), means[place]]
+        heights = [one.place(value) for one, value in zip(scales, values, strict=True)]
+        is_named = place < len(COLORS)
+        axes.plot(
+            range(len(scales)),
+            heights,
+            color=color_of(place),
+            linewidth=1.8 if is_named else 0.7,
+            zorder=3 - place / 1e4,
+        )
+    for position, one in enumerate(scales):
+        axes.axvline(position, color="#444444", linewidth=0.8, zorder=4)
+        for height, text in one.ticks():
+            label = axes.annotate(shorten(text, 16), (position, height), (3, 0), textcoords="offset points", zorder=5)
+            label.set(fontsize="small", va="center", bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.6})
+    names = [*short_names(keys).values(), objective]
+    axes.set_xticks(range(len(scales)), [shorten(name, 96 // len(names)) for name in names])
+    axes.set(yticks=[], xlim=(-0.15, len(scales) - 0.6), ylim=(-0.05, 1.05))
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.set_title("each setting: from its values to its mean objective")
+
+
+class _Scale:
+    """Where values lie on a vertical axis from 0 to 1: numbers to scale, other values side by side.
+
+    Args:
+        values: all values on the axis.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._found = sort_values(values)
+        self._texts = [show_value(one) for one in self._found]
+        self._is_numeric = all(_is_number(one) for one in self._found)
+        self._is_log = self._is_numeric and is_logarithmic(self._found, decades=1.0)
+        self._low = self._number(self._found[0])
+        self._high = self._number(self._found[-1])
+
+    def place(self, value: Any) -> float:
+        """Return the height of a value."""
+        return 0.5 if self._high == self._low else (self._number(value) - self._low) / (self._high - self._low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return heights and texts: each value if there are few, else round numbers, or some of the texts."""
+        if self._is_numeric and len(self._found) > MAX_TICKS:
+            from matplotlib.ticker import LogLocator, MaxNLocator
+
+            locator = LogLocator() if self._is_log else MaxNLocator(6)
+            first = self._found[0]
+            last = self._found[-1]
+            shown = [value for value in locator.tick_values(first, last) if first <= value <= last]
         else:
-            axes.tick_params(labelleft=False)
-    figure.savefig(path)
+            shown = self._found[:: math.ceil(len(self._found) / (2 * MAX_TICKS))]
+        return [(self.place(value), show_value(value)) for value in shown]
+
+    def _number(self, value: Any) -> float:
+        if not self._is_numeric:
+            return float(self._texts.index(show_value(value)))
+        return math.log10(value) if self._is_log else float(value)
 
 
-def _place(axes: Any, values: Sequence[Any]) -> dict[str, float]:
+def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: str, has_legend: bool) -> None:
+    """Draw the objective of each run against a swept key, with the mean and standard deviation at each value."""
+    values = sort_values([job.values.get(key) for setting in settings for job in setting.done])
+    places = _set_up(axes, values)
+    is_numeric = all(map(_is_number, values))
+    groups: dict[float, list[float]] = {place: [] for place in places.values()}
+    points: list[tuple[float, float]] = []
+    for setting in settings:
+        for job in setting.done:
+            place = places[show_value(job.values.get(key))]
+            # The first run at a text stands over it, the others beside it, so that fewer hide others.
+            aside = 0.0 if is_numeric else 0.2 * ((len(groups[place]) * 0.618034 + 0.5) % 1.0 - 0.5)
+            groups[place].append(_objective(job))
+            points.append((place + aside, _objective(job)))
+    circle = {"marker": "o", "linestyle": "none", "fillstyle": "none"}
+    legend = {"circle: one run": _plot(axes, points, color=POINT, markersize=4.5, alpha=0.7, zorder=3, **circle)}
+    if key == SEED:
+        legend |= _draw_mean(axes, settings[0])
+    else:
+        legend |= _draw_means(axes, groups, is_numeric)
+        best = points[: len(settings[0].done)]
+        legend["ring: best setting"] = _plot(axes, best, color=BEST, markersize=9, zorder=4, **circle)
+    if has_legend:
+        add_legend(axes, [*legend.values()], [*legend])
+    axes.set_xlabel(shorten(key, 40))
+    axes.set_ylabel(shorten(objective))
+    scale(axes, "y", [value for _, value in points])
+
+
+def _plot(axes: Any, points: Sequence[tuple[float, float]], **options: Any) -> Any:
+    (line,) = axes.plot(*zip(*points, strict=True), **options)
+    return line
+
+
+def _draw_means(axes: Any, groups: Mapping[float, Sequence[float]], is_numeric: bool) -> dict[str, Any]:
+    """Draw the mean of each group of runs, with its standard deviation; only a line where each group is one run."""
+    means = [(place, statistics.fmean(values)) for place, values in groups.items()]
+    if len(groups) > MAX_MEANS:
+        return {}
+    if all(len(values) == 1 for values in groups.values()):
+        if is_numeric:
+            _plot(axes, means, color="black", linewidth=0.8)
+        return {}
+    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in groups.values()]
+    kind = {"fmt": "-s" if is_numeric else "s", "color": "black", "markersize": 4, "capsize": 4, "linewidth": 1}
+    return {"square: mean; bar: 1 standard deviation": axes.errorbar(*zip(*means, strict=True), spreads, **kind)}
+
+
+def _draw_mean(axes: Any, setting: Setting) -> dict[str, Any]:
+    """Draw the mean over seeds, with a band of one sample standard deviation on either side."""
+    mean = setting.mean or 0.0
+    spread = setting.spread
+    if spread is None:
+        return {}
+    axes.set_title(f"mean {mean:.4g}, standard deviation {spread:.2g}, n = {len(setting.objectives)}")
+    band = axes.axhspan(mean - spread, mean + spread, color=POINT, alpha=0.12, linewidth=0)
+    return {"line: mean": axes.axhline(mean, color=POINT, linewidth=1.2), "band: 1 standard deviation": band}
+
+
+def _set_up(axes: Any, values: Sequence[Any]) -> dict[str, float]:
     """Set up the horizontal axis for values, and return their positions: numbers to scale, others side by side."""
     texts = [show_value(one) for one in values]
-    numeric = all(_is_number(one) for one in values)
-    places = [float(one) for one in values] if numeric else [float(place) for place in range(len(values))]
-    steps = [after / before for before, after in itertools.pairwise(places)] if min(places) > 0 else [1.0]
-    if numeric and math.prod(steps) >= 10:  # learning rates, for example
-        from matplotlib.ticker import FormatStrFormatter, NullFormatter
-
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        if min(steps) < 1.5:
-            return dict(zip(texts, places, strict=True))
-    if len(places) <= MAX_TICKS:
-        axes.set_xticks(places, texts, rotation=30 if sum(map(len, texts)) > 40 else 0)
-        axes.margins(x=0.1)
+    is_numeric = all(_is_number(one) for one in values)
+    places = [float(one) for one in values] if is_numeric else [float(place) for place in range(len(values))]
+    if is_numeric:
+        scale(axes, "x", places, decades=1.0)  # learning rates, for example
+    crowded = is_numeric and (len(places) > MAX_TICKS or not _lie_apart(axes, places))
+    if not crowded:
+        step = math.ceil(len(places) / 12)
+        shown = [shorten(text, 16) for text in texts][::step]
+        axes.set_xticks(places[::step], shown)
+        if sum(map(len, shown)) > 36:
+            axes.tick_params(axis="x", labelrotation=30)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+        axes.set_xticks([], minor=True)
+    axes.margins(x=0.12)
     return dict(zip(texts, places, strict=True))
 
 
-def _fill(axes: Any, jobs: Sequence[SweepJob], key: str, others: Sequence[str], places: Mapping[str, float]) -> None:
-    """Draw the jobs of a panel, connected by lines if each line has points at several positions."""
-    other = others[0] if len(others) == 1 else None
-    lines = [[job for job in jobs if job.values.get(other or "") == value] for value in _values(jobs, other or "")]
-    joined = len(others) < 2 and len(lines) <= MAX_LINES and all(len(_values(line, key)) > 1 for line in lines)
-    if key == "seed" or not joined:
-        axes.plot([places[show_value(job.values.get(key))] for job in jobs], _objectives(jobs), "o", color=POINT)
-        if key == "seed":
-            _band(axes, _objectives(jobs))
-        return
-    style = {"marker": "o", "capsize": 3, "linestyle": "-" if all(map(_is_number, _values(jobs, key))) else "none"}
-    for line in lines:
-        groups = {places[show_value(value)]: _objectives(line, key, value) for value in _values(line, key)}
-        means = [statistics.fmean(group) for group in groups.values()]
-        spreads = [statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups.values()]
-        label = None if other is None else show_value(line[0].values.get(other))
-        bars = axes.errorbar([*groups], means, yerr=spreads if any(spreads) else None, label=label, **style)
-        if any(spreads):
-            where = [place for place, group in groups.items() for _ in group]
-            points = [value for group in groups.values() for value in group]
-            axes.plot(where, points, ".", alpha=0.5, color=bars.lines[0].get_color(), zorder=1)
-    if other is not None:
-        axes.legend(title=other, fontsize="small", framealpha=0.6)
+def _lie_apart(axes: Any, places: Sequence[float]) -> bool:
+    """Return whether a tick at each place leaves room for its text."""
+    heights = [math.log10(one) for one in places] if axes.get_xscale() == "log" else [*places]
+    gaps = [after - before for before, after in itertools.pairwise(heights)]
+    return not gaps or min(gaps) > 0.08 * (heights[-1] - heights[0])
 
 
-def _band(axes: Any, objectives: Sequence[float]) -> None:
-    """Draw the mean over seeds, with a band of one sample standard deviation on either side."""
-    if len(objectives) > 1:
-        mean = statistics.fmean(objectives)
-        spread = statistics.stdev(objectives)
-        axes.axhline(mean, color=POINT, linewidth=1.2)
-        axes.axhspan(mean - spread, mean + spread, color=POINT, alpha=0.12, linewidth=0)
-        axes.set_title(f"mean {mean:.4g}, spread {spread:.2g}", fontsize="medium")
-
-
-def _objectives(jobs: Sequence[SweepJob], key: str = "", value: Any = None) -> list[float]:
-    """Return the objectives of the jobs in which a key has a given value; by default, of all jobs."""
-    same = [job for job in jobs if show_value(job.values.get(key)) == show_value(value)]
-    return [job.result.objective for job in same if job.result.objective is not None]
-
-
-def _values(jobs: Sequence[SweepJob], key: str) -> list[Any]:
-    """Return the values of a key over all jobs: sorted numbers, then other values sorted as text."""
-    found = {show_value(job.values.get(key)): job.values.get(key) for job in jobs}
+def sort_values(values: Sequence[Any]) -> list[Any]:
+    """Return the distinct values: sorted numbers, then other values sorted as text."""
+    found = {show_value(one): one for one in values}
     numbers = [one for one in found.values() if _is_number(one)]
     return [*sorted(numbers), *(found[text] for text in sorted(found) if not _is_number(found[text]))]
 
 
+def _keys(settings: Sequence[Setting]) -> list[str]:
+    """Return the swept keys that have several values."""
+    jobs = [job for setting in settings for job in setting.done]
+    keys = sorted({key for job in jobs for key in job.values})
+    return [key for key in keys if len({show_value(job.values.get(key)) for job in jobs}) > 1]
+
+
+def _objective(job: SweepJob) -> float:
+    return math.nan if job.result.objective is None else job.result.objective
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -1,4 +1,4 @@
-"""The summary of a sweep: a table on the terminal and in files, a plot, and a summary for destinations."""
+"""The summary of a sweep: tables and a report in its folder, a summary for destinations, and the end of its output."""
 
 from __future__ import annotations
 
@@ -8,43 +8,40 @@ import json
 import logging
 import math
 import signal
-import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runner.addresses import without_credentials
 from runner.destination import SweepSummary
 from runner.files.whole import write_whole
+from runner.runs.folder import LOG
 from runner.runs.result import Result
 from runner.sweeps import sweep
-from runner.sweeps.job import own_overrides, show_value, swept_values
-from runner.sweeps.plan import name_job_in, short_names
+from runner.sweeps.names import own_overrides, show_value
+from runner.sweeps.plan import name_job_in
+from runner.sweeps.settings import (
+    Setting,
+    SweepJob,
+    compare,
+    group,
+    lower_is_better,
+    metrics_of,
+    objective_name,
+    tabulate_jobs,
+    tabulate_settings,
+    without_empty,
+)
 from runner.sweeps.sweep import Sweep
-from runner.terminal import make_console, print_block, show_path
+from runner.terminal.console import make_console, print_block, show_path
+from runner.terminal.text import Column, draw_table
 
 log = logging.getLogger("runner")
 
-SHOWN = 25  # jobs in the table on the terminal
-SHOWN_METRICS = 3  # besides the objective
-Table = tuple[list[str], list[list[Any]]]
-
-
-@dataclass(frozen=True)
-class SweepJob:
-    """A job of a sweep, for comparison.
-
-    Attributes:
-        result: its result.
-        values: the swept values of this job, by key.
-        loss: the lower, the better; infinite if the job has no objective.
-    """
-
-    result: Result
-    values: dict[str, Any]
-    loss: float
+SHOWN = 25  # settings in the table on the terminal
+SHOWN_TIES = 3
+SHOWN_METRICS = 3  # besides the objective, where they fit
 
 
 def end_sweep() -> int:
@@ -53,22 +50,18 @@ def end_sweep() -> int:
     sweep.led = None
     if led is None:
         return 0
+    if led.progress is not None:
+        led.progress.stop()
     results = led.results()
     led.clear_notes()
     refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
-    for job in jobs:
-        if job.result.status == "FAILED" and not led.shares_terminal:
-            print(f"{job.result.name}: {job.result.error}", file=sys.stderr)
     try:
         if jobs:
             _summarize(led, jobs, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
-    for message in dict.fromkeys(one.error or "" for one in refused):
-        first, *others = (one for one in refused if one.error == message)
-        own = own_overrides(first.overrides, led.fixed)
-        print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
+    _print_errors(led, jobs, refused)
     statuses = {one.status for one in results}
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
@@ -77,116 +70,95 @@ def end_sweep() -> int:
     return 2 if "REFUSED" in statuses else int(not statuses.isdisjoint(("FAILED", "KILLED")))
 
 
-def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
-    """Return the jobs that results belong to, best first."""
-    jobs = []
-    for result in results:
-        lower = led.direction == "minimize" if led.direction else result.lower_is_better
-        value = result.objective
-        known = value is not None and not math.isnan(value) and result.status == "FINISHED"
-        loss = (value if lower else -value) if known and value is not None else math.inf
-        jobs.append(SweepJob(result, swept_values(result.overrides, led.fixed), loss))
-    return sorted(jobs, key=lambda job: (job.loss, job.result.name))
-
-
-def tabulate(jobs: Sequence[SweepJob], most: int | None = None) -> Table:
-    """Return columns and rows: for each job its swept values, its metrics, its time in seconds and its status.
-
-    Args:
-        jobs: the jobs, best first.
-        most: number of metrics to include, those of evaluators first; None includes all.
-    """
-    keys = _keys(jobs)
-    shorts = short_names(keys)
-    objective = objective_name(jobs)
-    metrics = dict.fromkeys([objective] if objective else [])
-    metrics |= dict.fromkeys(sorted((name for job in jobs for name in job.result.metrics), key=_is_of_training))
-    metrics = [*metrics][:most]
-    columns = ["job", *shorts.values(), *metrics, "seconds", "status"]
-    rows = [
-        [
-            job.result.name,
-            *(_cell(job.values.get(key)) for key in keys),
-            *(job.result.metrics.get(name) for name in metrics),
-            round(job.result.seconds, 2),
-            job.result.status,
-        ]
-        for job in jobs
-    ]
-    return columns, rows
-
-
-def average(jobs: Sequence[SweepJob]) -> Table | None:
-    """Return mean and sample standard deviation of the objective over seeds; None if no jobs differ only in seed."""
-    keys = [key for key in _keys(jobs) if key != "seed"]
-    groups: dict[str, list[SweepJob]] = {}
+def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result]) -> None:
+    """Print each error once, with the jobs that it ended."""
+    ended: dict[tuple[str, str], list[Result]] = {}
     for job in jobs:
-        if math.isfinite(job.loss):
-            groups.setdefault(json.dumps([_cell(job.values.get(key)) for key in keys]), []).append(job)
-    if not any("seed" in job.values for job in jobs) or all(len(group) < 2 for group in groups.values()):
-        return None
-    rows = []
-    for group in sorted(groups.values(), key=lambda group: statistics.fmean(job.loss for job in group)):
-        objectives = [job.result.objective or 0.0 for job in group]
-        spread = statistics.stdev(objectives) if len(group) > 1 else None
-        values = [_cell(group[0].values.get(key)) for key in keys]
-        rows.append([*values, statistics.fmean(objectives), spread, len(group)])
-    return [*short_names(keys).values(), f"mean {objective_name(jobs)}", "spread", "seeds"], rows
-
-
-def objective_name(jobs: Sequence[SweepJob]) -> str:
-    """Return the metric that jobs are compared by; empty if no job has one."""
-    return next((job.result.objective_name for job in jobs if job.result.objective_name), "")
-
-
-def _is_of_training(name: str) -> bool:
-    return name.startswith("train/")
-
-
-def _keys(jobs: Sequence[SweepJob]) -> list[str]:
-    return sorted({key for job in jobs for key in job.values})
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)
+        if job.result.status in ("FAILED", "DIVERGED"):
+            ended.setdefault((job.result.status, job.result.cause), []).append(job.result)
+    for (status, _), results in ended.items():
+        first, *others = results
+        more = f" and {len(others)} more" if others else ""
+        where = show_path(led.folder / first.name / LOG)
+        print(f"{first.name}{more}: {status}, see {where}\n{(first.error or '').rstrip()}", file=sys.stderr)
+    for message in dict.fromkeys(one.error or "" for one in refused):
+        first, *others = (one for one in refused if one.error == message)
+        own = own_overrides(first.overrides, led.fixed)
+        print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
 
 
 def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
-    """Print the table, write it to the sweep's folder, and pass it to destinations.
+    """Write the tables and the report to the sweep's folder, pass them to destinations, and print the settings.
 
     Args:
         led: the sweep.
         jobs: the jobs, best first.
         refused: number of jobs that could not start, and left nothing behind.
     """
-    from runner.sweeps.plot import draw
-
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
         log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", led.direction, objective_name(jobs))
-    table = tabulate(jobs)
-    means = average(jobs)
-    tables = {"jobs": table} | ({"means": means} if means is not None else {})
-    files = [led.folder / "jobs.csv", led.folder / "jobs.json", led.folder / "comparison.png"]
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([table[0], *table[1]])
-    write_whole(files[0], text.getvalue())
-    rows = [dict(zip(table[0], row, strict=True)) for row in table[1]]
-    write_whole(files[1], json.dumps({"sweep": led.id, "name": led.name, "jobs": rows}, indent=1))
-    if math.isfinite(jobs[0].loss):
-        draw(jobs, objective_name(jobs), files[2])
+    settings = group(jobs)
+    tables = {"settings": tabulate_settings(settings, metrics_of(jobs)), "jobs": tabulate_jobs(jobs)}
+    files = []
+    for name, (columns, rows) in tables.items():
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([columns, *rows])
+        files.append(led.folder / f"{name}.csv")
+        write_whole(files[-1], text.getvalue())
+    files.append(led.folder / "results.json")
+    write_whole(files[-1], json.dumps(_as_json(led, settings), indent=1))
+    if settings[0].objectives:
+        from runner.sweeps.report import write_report
+
+        files += write_report(led, settings, tables)
     summary = SweepSummary(
         folder=led.folder,
         sweep=led.id,
         name=led.name,
         status=_status(led, jobs),
         tables=tables,
-        best=_describe_best(jobs),
-        metrics=_metrics(jobs),
-        files=[file for file in files if file.exists()],
+        best=_describe_best(settings),
+        metrics=_metrics(settings),
+        files=files,
     )
     for destination in led.destinations:
         destination.log_sweep(summary)
-    _print(led, jobs, refused, tables, summary)
+    _print(led, settings, refused, summary)
+
+
+def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the results for programs: the settings, best first, each with its jobs in the order of their seeds."""
+    jobs = [job for setting in settings for job in setting.jobs]
+    return {
+        "sweep": led.id,
+        "name": led.name,
+        "objective": objective_name(jobs),
+        "lower_is_better": lower_is_better(jobs, led),
+        "settings": [
+            {
+                "values": {key: _plain(value) for key, value in setting.values.items()},
+                "mean": setting.mean,
+                "spread": setting.spread,
+                "n": len(setting.objectives),
+                "verdict": setting.verdict,
+                "jobs": [
+                    {
+                        "name": job.result.name,
+                        "seed": job.values.get("seed"),
+                        "objective": job.result.objective if job in setting.done else None,
+                        "status": job.result.status,
+                        "seconds": round(job.result.seconds, 3),
+                    }
+                    for job in setting.jobs
+                ],
+            }
+            for setting in settings
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else show_value(value)
 
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
@@ -196,50 +168,79 @@ def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 
 
-def _describe_best(jobs: Sequence[SweepJob]) -> dict[str, str]:
-    if not math.isfinite(jobs[0].loss):
+def _describe_best(settings: Sequence[Setting]) -> dict[str, str]:
+    best = settings[0]
+    if best.mean is None:
         return {}
-    best = jobs[0]
-    return {"job": best.result.name, **{key: show_value(value) for key, value in best.values.items()}}
+    facts = {"setting": best.name, "mean": f"{best.mean:.6g}", "n": str(len(best.objectives))}
+    if best.spread is not None:
+        facts["spread"] = f"{best.spread:.4g}"
+    if tied := [one.name for one in settings if one.verdict == "tied"]:
+        facts["tied"] = ", ".join(tied)
+    return facts | {key: show_value(value) for key, value in best.values.items()}
 
 
-def _metrics(jobs: Sequence[SweepJob]) -> dict[str, float]:
-    metrics = {"sweep/jobs": float(len(jobs))}
+def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
+    jobs = [job for setting in settings for job in setting.jobs]
+    metrics = {"sweep/jobs": float(len(jobs)), "sweep/settings": float(len(settings))}
     metrics["sweep/finished"] = float(sum(job.result.status == "FINISHED" for job in jobs))
-    if math.isfinite(jobs[0].loss) and jobs[0].result.objective is not None:
-        metrics[f"best/{objective_name(jobs)}"] = jobs[0].result.objective
+    best = settings[0]
+    if best.mean is not None:
+        metrics[f"best/{objective_name(jobs)}"] = best.mean
+    if best.spread is not None:
+        metrics["sweep/spread"] = best.spread
     return metrics
 
 
-def _print(led: Sweep, jobs: Sequence[SweepJob], refused: int, tables: dict[str, Table], summary: SweepSummary) -> None:
-    """Print the sweep's name, its tables, and where they are stored."""
-    from rich.text import Text
-
-    console = make_console(200)
+def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary) -> None:
+    """Print how the jobs ended, the settings, the best of them, and where everything is."""
+    jobs = [job for setting in settings for job in setting.jobs]
     statuses = Counter(job.result.status.lower() for job in jobs) + Counter(refused=refused)
-    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    console.print(Text(f"\n{led.name}: {counts}", "bold"))
-    _print_table(console, *tabulate(jobs[:SHOWN], SHOWN_METRICS))
-    if len(jobs) > SHOWN:
-        console.print(f"and {len(jobs) - SHOWN} more, in {show_path(led.folder / 'jobs.csv')}")
-    if "means" in tables:
-        console.print()
-        _print_table(console, *tables["means"])
-    lines = [("best", summary.best["job"])] if summary.best else []
-    lines.append(("sweep", show_path(led.folder)))
+    print(f"\n{led.name}: {', '.join(f'{count} {status}' for status, count in statuses.items())}")
+    width = make_console(200).width
+    for shown in range(SHOWN_METRICS, -1, -1):
+        lines = align(*tabulate_settings(settings[:SHOWN], metrics_of(jobs)[:shown]))
+        if len(lines[0]) <= width:
+            break
+    print("\n".join(lines))
+    if len(settings) > SHOWN:
+        print(f"and {len(settings) - SHOWN} more, in {show_path(led.folder / 'settings.csv')}")
+    rows = []
+    best = settings[0]
+    if best.mean is not None:
+        seeds = f" +- {best.spread:.2g} over {len(best.objectives)} seeds" if best.spread is not None else ""
+        rows.append(("best", f"{best.name}: {objective_name(jobs)} {best.mean:.4g}{seeds}"))
+    rows += [("tied", line) for line in _describe_ties(settings)]
+    if len(settings) > 1 and all(len(setting.jobs) == 1 for setting in settings):
+        rows.append(("note", "one run each: add sweep=seeds to see whether the differences are more than chance"))
+    rows.append(("sweep", show_path(led.folder)))
+    rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)
-    lines += [("compare", command) for command in commands if command]
-    console.print()
-    print_block("", lines)
+    rows += [("compare", command) for command in commands if command]
+    print(flush=True)
+    print_block("", rows)
 
 
-def _print_table(console: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from rich.table import Table as Grid
+def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield which settings may be the best as well, and how many seeds could tell."""
+    tied = [one.name for one in settings if one.verdict == "tied"]
+    if not tied:
+        return
+    names = ", ".join(tied[:SHOWN_TIES]) + (f" and {len(tied) - SHOWN_TIES} more" if len(tied) > SHOWN_TIES else "")
+    compared = sum(bool(one.verdict) for one in settings) - 1
+    from runner.runs.decision import LEVEL, count_needed
 
-    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float | None) for row in rows)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*("-" if value is None else show_value(value) for value in row))
-    console.print(grid)
+    least = count_needed(math.inf, LEVEL / compared)
+    n = len(settings[0].objectives)
+    too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
+    yield f"{names} may be as good{too_few}"
+
+
+def align(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return a table as lines of text, without columns that are empty."""
+    columns, rows = without_empty(columns, rows)
+    drawn = []
+    for name, *values in zip(columns, *rows, strict=True):
+        cells = ["-" if value is None else show_value(value) for value in values]
+        drawn.append(Column([name], cells, is_number=all(isinstance(value, int | float | None) for value in values)))
+    return draw_table(drawn)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,10 +29,14 @@ from runner.distributed.signals import Interrupt, asking_to_end
 from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
-from runner.runs.folder import LOCK, SWEEP, make_run_folder, remembered_folder, watch
-from runner.runs.result import Result, fingerprint, read_result
+from runner.runs.folder import SWEEP, make_run_folder, remembered_folder, watch
+from runner.runs.listing import LOCK, OUTPUTS
+from runner.runs.recording import fingerprint
+from runner.runs.result import Result, read_result
 from runner.runs.saved_run import is_id
-from runner.sweeps.plan import check_jobs, compose_jobs, quieten_optuna, short_names, typed_overrides
+from runner.sweeps.names import name_rest, short_names
+from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, quieten_optuna, typed_overrides
+from runner.sweeps.progress import Progress
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -51,17 +56,19 @@ class Sweep:
     Attributes:
         folder: the folder that contains the folders of its jobs.
         id: unique id, even if several machines log to one MLflow store.
-        name: name of the sweep, made of the swept keys.
+        name: name of the sweep, such as `sweep-lr-seed-mlp-digits`.
         identity: hash of what is swept over which config; a rerun of the sweep has the same.
         fixed: keys that were typed with a single value.
         launcher: Hydra's name of the launcher: basic, joblib, submitit_local, ...
         direction: 'minimize' or 'maximize', if the sweeper needs it; otherwise empty.
+        number: 1, or more where its jobs would have the names of those of earlier sweeps.
         pid: the process that leads the sweep.
 
     Attributes used only in the process that leads it:
         destinations: destinations that receive its summary.
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
+        progress: prints a line for each job that ends; None for a mode without results.
     """
 
     folder: Path
@@ -71,10 +78,12 @@ class Sweep:
     fixed: list[str] = field(default_factory=list)
     launcher: str = "basic"
     direction: str = ""
+    number: int = 1
     pid: int = field(default_factory=os.getpid)
     destinations: list[LoggerDestination] = field(default_factory=list)
     stopped_by: int = 0
     handlers: dict[int, Any] = field(default_factory=dict)
+    progress: Progress | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -101,7 +110,7 @@ class Sweep:
             raise ValueError(
                 f"hydra.sweep.dir={str(self.folder)!r}: contains another sweep, {name}; choose another folder"
             )
-        known = ("id", "name", "identity", "fixed", "launcher", "direction", "pid")
+        known = ("id", "name", "identity", "fixed", "launcher", "direction", "number", "pid")
         write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
 
     @property
@@ -114,11 +123,6 @@ class Sweep:
         (self.folder / STOP).unlink(missing_ok=True)
         for refused in self.folder.glob(".refused-*"):
             shutil.rmtree(refused)
-
-    @property
-    def shares_terminal(self) -> bool:
-        """Whether its jobs print to the terminal that it was started from."""
-        return self.launcher in ("basic", "joblib")
 
     def results(self) -> list[Result]:
         """Return the results of its jobs so far, including refused ones."""
@@ -173,18 +177,18 @@ def begin(config: DictConfig) -> None:
     watch(folder)
     choices = config.hydra.runtime.choices
     check_launcher(choices["hydra/launcher"])
-    names = short_names([one.get_key_element() for one in swept])
-    what = choices.get("sweep") or "-".join(names.values())
     identity = _identify(config)
+    name, number = _name(config, [one.get_key_element().lstrip("+~") for one in swept], folder)
     direction = config.hydra.sweeper.get("direction")
     led = Sweep(
         folder=folder,
         id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
-        name="-".join(filter(None, [str(config.run_name or choices.get("data")), what, "sweep"])),
+        name=name,
         identity=identity,
         fixed=[one.get_key_element() for one in typed if not one.is_sweep_override()],
         launcher=choices["hydra/launcher"],
         direction=getattr(direction, "name", direction) or "",
+        number=number,
     )
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
@@ -198,7 +202,29 @@ def begin(config: DictConfig) -> None:
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
+        led.progress = Progress(led, [job.overrides for job in jobs], _count_jobs(config, jobs))
+        led.progress.start()
     _listen(led)
+
+
+def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
+    """Return the name of a sweep, and its number among those in outputs/ whose jobs would have the same names."""
+    choices = config.hydra.runtime.choices
+    base = "-".join(["sweep", *sorted(short_names(swept).values()), name_rest(swept, config.run_name, choices, 1)])
+    number = 1
+    for file in Path(OUTPUTS).glob(f"sweeps/*/*/{SWEEP}"):
+        found = read_object(file)
+        if re.fullmatch(rf"{re.escape(base)}(-\d+)?", str(found.get("name"))) and isinstance(found.get("number"), int):
+            if file.parent.absolute() == folder:
+                number = found["number"]
+                break
+            number = max(number, found["number"] + 1)
+    return (base if number == 1 else f"{base}-{number}"), number
+
+
+def _count_jobs(config: DictConfig, jobs: list[PlannedJob]) -> int | None:
+    """Return the number of jobs in a sweep; None if the sweeper does not say."""
+    return len(jobs) if is_grid(config) else config.hydra.sweeper.get("n_trials")
 
 
 def check_choice(hydra_config: Any) -> None:

@@ -62,6 +62,7 @@ def test_resume(check_resume, resnet):
     check_resume(lambda: [ChannelsLast()], build=resnet)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_without_a_warning(run_ranks):
     def program():
         import warnings

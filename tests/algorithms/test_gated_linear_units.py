@@ -132,6 +132,7 @@ def test_resume(check_resume, language):
     check_resume(lambda: [GatedLinearUnits()], **language)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does(run_ranks):
     def program():
         import copy

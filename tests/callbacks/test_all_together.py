@@ -44,7 +44,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def logged(folder: Path) -> Counter[tuple[str, int]]:
-    """How often each key was logged at each step, in MLflow, without the load of the machine."""
+    """How often MLflow has each key at each step, leaving out the machine's load."""
     rows = query(folder, "select key, step from metrics where key not like 'system/%'")
     return Counter((key, step) for key, step in rows)
 
@@ -59,7 +59,7 @@ def fill(table: str, names: dict[str, set[str]]) -> set[str]:
 
 
 def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: range = range(0)) -> None:
-    """Each key of the table is in MLflow, no other is, each has one value at a step, and all files have the same.
+    """MLflow has exactly the keys of the table, one value per step, and all files agree with it.
 
     Of batches that were trained again, MLflow keeps what was logged the first time. Gauges that go by the clock may
     have been read at others of them then.
@@ -67,7 +67,10 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: rang
     from tensorboard.backend.event_processing import event_accumulator
 
     counts = logged(folder)
-    assert {key for key, _ in counts} == fill(table, names)
+    expected = fill(table, names)
+    evaluated = {key.replace("loss/eval/total", "metrics/eval/loss") for key in expected if "/eval/" in key}
+    best = {key.replace("metrics/", "best/") for key in evaluated if key.startswith("metrics/")}
+    assert {key for key, _ in counts} == expected | best
     twice = {one for one, count in counts.items() if count > 1}
     assert {key for key, _ in twice} <= {"time/remaining_estimate", "time/train", "time/val", "time/total"}
     assert {step for _, step in twice} <= {max(step for _, step in counts)}  # after the last batch, and at the end
@@ -78,11 +81,12 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: rang
     before = {one for one in counts if one[1] in again and one[0].startswith(GAUGES)}
     for found in (in_lines, in_events):
         own = {one for one in found if not one[0].startswith("system/")}
-        assert own <= {*counts} <= own | before
+        assert own <= {*counts}
+        assert {one for one in counts if not one[0].startswith("best/")} <= own | before
 
 
 def check_stderr(stderr: str, *silent: str) -> None:
-    """Those that have nothing to do here say so once, and nobody else says anything."""
+    """Callbacks with nothing to do here say so once; the others print nothing."""
     lines = [line for line in stderr.splitlines() if not line.startswith("sending to MLflow")]
     assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(silent)
 
@@ -109,7 +113,7 @@ class Killed(Callback):
 
 def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
-    arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=12ep"]  # 12 batches an epoch
+    arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=5ep"]  # 12 batches an epoch
     run_app(*arguments, "+callbacks.killed._target_=own.Killed", exit_code=-signal.SIGKILL)
     assert (run_folder(tmp_path) / "checkpoints" / "latest").resolve().name == "ep3-ba36"
     done = run_app(f"resume={run_folder(tmp_path)}")
@@ -122,9 +126,9 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
     names = {"name": {"MulticlassAccuracy"}, "parameter": parameters, "tensor": tensors}
     check_keys(tmp_path, TRAINER + TABLE, names, again=range(37, 41))
     counts = logged(tmp_path)
-    assert [step for key, step in sorted(counts) if key == "lr-SGD/group0"] == [*range(1, 145)]
-    assert [step for key, step in sorted(counts) if key == "l2_norm/grad/global"] == [*range(10, 145, 10)]
-    assert [step for key, step in sorted(counts) if key == "loss/eval/total"] == [*range(12, 145, 12)]
+    assert [step for key, step in sorted(counts) if key == "lr-SGD/group0"] == [*range(1, 61)]
+    assert [step for key, step in sorted(counts) if key == "l2_norm/grad/global"] == [*range(10, 61, 10)]
+    assert [step for key, step in sorted(counts) if key == "loss/eval/total"] == [*range(12, 61, 12)]
     in_folder = {path.name for path in run_folder(tmp_path).iterdir()}
     assert {"mlperf", "wandb", "model.pt2", "learning_curves.png", "event_trace", "torch_profiler"} <= in_folder
 
@@ -151,7 +155,7 @@ def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app:
     table = (TRAINER + TABLE + LANGUAGE).replace("SGD", "AdamW").replace(" metrics/train/{name}", "")
     check_keys(tmp_path, table, names)
     assert len(done.stdout.splitlines()) < 40
-    assert len([line for line in done.stdout.splitlines() if line.startswith("epoch")]) == 1
+    assert done.stdout.count("\n    1 ") >= 1  # lines of the first epoch
     for folder, suffix in (("event_trace", "json"), ("torch_profiler", "json")):
         files = sorted((run_folder(tmp_path) / folder).glob(f"*.{suffix}"))
         assert [file.name[:5] for file in files] == ["rank0", "rank1"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from saver_runs import fit, saved, target
 
 from runner import Callback, LoggerDestination
@@ -139,3 +141,23 @@ def test_ranks_save_together_and_rank_zero_writes(run_ranks, tmp_path):
     """
     run_ranks(program)
     assert saved(tmp_path / "run") == {"ep0-ba2", "ep1-ba4", "ep2-ba6"}
+
+
+def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path):
+    seen: dict[str, int] = {}
+
+    class Notes(CheckpointSaver):
+        def _write(self, *arguments):
+            seen["writer"] = torch.get_num_threads()
+            super()._write(*arguments)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        fit(tmp_path, Notes())
+        seen["training"] = torch.get_num_threads()
+        with ThreadPoolExecutor(1) as later:
+            seen["a later thread"] = later.submit(torch.get_num_threads).result()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"writer": 1, "training": 3, "a later thread": 3}

@@ -281,16 +281,20 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
     closing = threading.Event()
 
     class Slow(CheckpointSaver):
-        waits = 0
+        waits = waits_at_start = 0
 
         def _wait(self):
             self.waits += 1
             super()._wait()
 
+        def _save(self, state, logger):
+            super()._save(state, logger)
+            self.waits_at_start = self.waits
+
         def _write(self, snapshot, name, *rest):
             if name == "ep1-ba4":
-                before = self.waits
                 closing.wait(PATIENCE)
+                before = self.waits_at_start
                 wait_until(lambda: self.waits == before + 1)  # for this very write
                 handler, main = signal.getsignal(signal.SIGINT), threading.main_thread().ident
                 assert main is not None

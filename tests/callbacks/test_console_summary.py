@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -47,17 +48,32 @@ def test_the_beginning_says_what_is_trained(tmp_path, capsys):
         max_duration="1ba",
     ) as trainer:
         trainer.fit()
-        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == "tiny-run"
-    text = "\n".join(lines)
-    assert "ClassificationModel(Linear), 2 k parameters, 2 k trainable" in text
-    assert "train 1,200 samples in 3 batches of 400" in text
-    assert "1ba with AdamW; fp32 on cpu, 1 process, seed 7" in text
-    assert str(tmp_path / "run") in text
+        lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"tiny-run  {tmp_path / 'run'}",
+        "Linear, 2 k parameters (2 k trainable), fp32 on cpu, AdamW, seed 7",
+        "1ba; train 1,200 samples in 3 batches of 400",
+    ]
+
+
+def test_what_runs_when_is_shown_on_request(tmp_path, capsys):
+    algorithms = [LabelSmoothing(), MixUp(), EMA()]
+    arguments = {"callbacks": [LRMonitor(), ConsoleSummary(events=True)], "algorithms": algorithms}
+    with make_trainer(tmp_path, **arguments, max_duration="1ba") as trainer:
+        trainer.fit()
+        text = capsys.readouterr().out
+    assert text.splitlines()[3].startswith("events  init")
     assert "before_loss: mixup, label_smoothing" in text
     assert "after_loss: label_smoothing, mixup" in text
     assert "console_summary" not in text
-    assert len(lines) <= 14
+
+
+def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "48")
+    with make_trainer(tmp_path, max_duration="1ba") as trainer:
+        trainer.fit()
+        lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["Linear, 8 parameters, fp32 on cpu, AdamW, seed 0", "1ba; train 12 samples in 3 batches of 4"]
 
 
 def test_the_end_says_what_came_of_it(tmp_path, capsys):
@@ -67,27 +83,31 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
         def fit_end(self, state, logger): ...
 
     memory = InMemoryLogger()
-    with make_trainer(tmp_path, loggers=[Compare(), memory]) as trainer:
+    arguments = {"loggers": [Compare(), memory], "config": {"seed": 0}}
+    with make_trainer(tmp_path, CheckpointSaver(), **arguments) as trainer:
         trainer.fit()
         capsys.readouterr()
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) <= 12
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line.rstrip() for line in lines]
     rows = {line.split()[0]: line.split()[1:] for line in lines}
-    for key in (
-        "loss/eval/total",
-        "metrics/eval/MulticlassAccuracy",
-        "loss/train/total",
-        "metrics/train/MulticlassAccuracy",
-    ):
+    for name, key in (("loss", "loss/eval/total"), ("MulticlassAccuracy", "metrics/eval/MulticlassAccuracy")):
         series = memory.data[key]
-        best = (min if key.startswith("loss") else max)(value for _, value in series)
+        best = (min if name == "loss" else max)(value for _, value in series)
         at = next(timestamp for timestamp, value in series if value == best)
-        epoch = at.epoch + (at.batch_in_epoch > 0)  # from 1, as the progress line counts
-        expected = [f"{series[-1][1]:.4g}", f"{best:.4g}", "epoch", f"{epoch},", "batch", str(at.batch)]
-        assert rows[key] == expected
-    assert rows["run"] == [str(tmp_path / "run")]
-    assert rows["compare"] == ["compare", "--all"]
-    assert "resume" not in rows
+        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", "epoch", str(at.epoch)]
+    losses = [value for _, value in memory.data["loss/train/total"]]
+    assert rows["train/loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch", "mean"]
+    accuracy = memory.data["metrics/train/MulticlassAccuracy"][-1][1]
+    assert rows["train/MulticlassAccuracy"] == [f"{accuracy:.4f}"]
+    assert re.search(r"^trained  3 epochs, 9 batches in [\d.]+ s, [\d,]+ samples/s$", "\n".join(lines), re.MULTILINE)
+    command = f"python -m runner resume={tmp_path / 'run'}"
+    assert lines[-5:] == [
+        f"run      {tmp_path / 'run'}",
+        "to evaluate it, train it for longer, compare it:",
+        f"{command} mode=eval",
+        f"{command} trainer.max_duration=6ep",
+        "compare --all",
+    ]
 
 
 def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys):
@@ -98,14 +118,11 @@ def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys)
     with make_trainer(tmp_path, PerClass()) as trainer:
         trainer.fit()
         capsys.readouterr()
-    keys = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert keys[1:5] == [
-        "metrics/eval/MulticlassAccuracy",
-        "loss/eval/total",
-        "metrics/train/MulticlassAccuracy",
-        "loss/train/total",
-    ]
-    assert keys[5] == "metrics/eval/PerClass/0"
+    lines = capsys.readouterr().out.splitlines()
+    keys = [line.split()[0] for line in lines]
+    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "train/loss"]
+    assert keys[5] == "eval/PerClass/0"
+    assert "and 6 more, in the log of the run" in lines
 
 
 class Fail(Callback):
@@ -133,17 +150,17 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
         make_trainer(tmp_path, CheckpointSaver(), ending(), config={"seed": 0}).fit()
     text = " ".join(capsys.readouterr().out.split())
     assert outcome in text
-    assert "resume python -m runner resume=run" in text
+    assert "to resume it: python -m runner resume=run" in text
     with pytest.raises(error):
         make_trainer(tmp_path, CheckpointSaver(), ending(), run_dir=tmp_path / "two").fit()
-    assert "resume Trainer(..., resume_path='two')" in " ".join(capsys.readouterr().out.split())
+    assert "to resume it: Trainer(..., resume_path='two')" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(error):
         make_trainer(tmp_path, ending()).fit()
-    assert "resume not possible: no checkpoint was written" in " ".join(capsys.readouterr().out.split())
+    assert "to resume" not in capsys.readouterr().out
     with pytest.raises(error):
         make_trainer(tmp_path, ending(), config={"seed": 0}).fit()
     text = " ".join(capsys.readouterr().out.split())
-    assert "resume python -m runner resume=run (from the start: no checkpoint was written)" in text
+    assert "to start it again (no checkpoint was written): python -m runner resume=run" in text
 
 
 def test_a_resumed_run_remembers_the_best(tmp_path, capsys):
@@ -158,8 +175,8 @@ def test_a_resumed_run_remembers_the_best(tmp_path, capsys):
         tmp_path, CheckpointSaver(), model=Fixed(nn.Linear(3, 2), 2), resume_path=tmp_path / "run"
     ) as trainer:
         trainer.fit()
-    (row,) = (line for line in capsys.readouterr().out.splitlines()[-8:] if line.startswith("loss/eval/total"))
-    assert row.split() == ["loss/eval/total", "2", "1", "epoch", "1,", "batch", "3"]
+    (row,) = (line for line in capsys.readouterr().out.splitlines()[-8:] if line.startswith("eval/loss"))
+    assert row.split() == ["eval/loss", "2.0000", "1.0000", "epoch", "1"]
 
 
 @pytest.mark.parametrize(("lost", "warned"), [(range(4, 13), False), (range(4, 14), True), (range(2, 21), True)])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 import resource
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.image
@@ -9,10 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, Record, Timestamp, Trainer, save_checkpoint
+from runner import Callback, ClassificationModel, Logger, Record, State, Timestamp, Trainer, save_checkpoint
 from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
-from runner.callbacks.learning_curves import MAX_POINTS, draw
+from runner.callbacks._curves_picture import draw, panels, smooth
+from runner.callbacks.learning_curves import next_point
 from runner.data import TensorLoader
+from runner.pictures.curves import MAX_POINTS, read_curve, write_curves
+from runner.pictures.figure import render
+from runner.schedulers import constant
 
 
 def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:
@@ -31,23 +37,33 @@ def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:
 
 
 def lines(curves: LearningCurves) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """What is drawn, by panel and label."""
+    """What is drawn, by panel and the label of the curve in the legend."""
     drawn = {}
-    for axes in draw(curves._curves).axes:
-        labelled = (line for line in axes.get_lines() if not line.get_label().startswith("_"))
-        drawn[axes.get_title()] = {one.get_label(): (list(one.get_xdata()), list(one.get_ydata())) for one in labelled}
+    for axes in draw(curves.curves, "run", 3).axes:
+        texts = [one.get_text() for one in axes.get_legend().get_texts()]
+        handles = axes.get_legend().legend_handles
+        found = [
+            next(line for line in reversed(axes.get_lines()) if line.get_color() == one.get_color()) for one in handles
+        ]
+        drawn[axes.get_ylabel()] = {
+            text: (list(line.get_xdata()), list(line.get_ydata())) for text, line in zip(texts, found, strict=True)
+        }
     return drawn
 
 
 def test_the_picture_is_in_the_runs_folder_and_logged(tmp_path):
     memory = InMemoryLogger()
-    with make_trainer(tmp_path, LRMonitor(), LearningCurves(), memory) as trainer:
+    with make_trainer(tmp_path, LearningCurves(), memory) as trainer:
         trainer.fit()
     path = tmp_path / "run" / "learning_curves.png"
     pixels = matplotlib.image.imread(path)
-    assert pixels.shape[:2] == (340, 1350)
+    assert pixels.shape[:2] == (680, 2520)  # twice what a screen shows
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
     assert [(str(where), folder) for where, folder in memory.artifacts] == [(str(path), "plots")]
+    for key in ("loss/train/total", "metrics/eval/MulticlassAccuracy"):
+        curve = read_curve(tmp_path / "run", key)
+        steps, values = memory.get_timeseries(key)
+        assert (list(curve.steps), list(curve.values)) == (steps, pytest.approx(values, rel=1e-5))
 
 
 def test_on_a_full_disk_there_is_no_picture_and_the_run_has_trained(tmp_path, caplog):
@@ -72,22 +88,99 @@ def test_the_curves_are_what_was_logged(tmp_path):
     with make_trainer(tmp_path, LRMonitor(), curves, memory) as trainer:
         trainer.fit()
     drawn = lines(curves)
-    assert list(drawn) == ["loss", "metrics", "learning rate"]
-    assert list(drawn["loss"]) == ["train", "eval"]
+    assert list(drawn) == ["loss", "MulticlassAccuracy", "learning rate, per batch"]
     for panel, label, key in (
+        ("loss", "train", "loss/train/total"),
         ("loss", "eval", "loss/eval/total"),
-        ("metrics", "train/MulticlassAccuracy", "metrics/train/MulticlassAccuracy"),
-        ("metrics", "eval/MulticlassAccuracy", "metrics/eval/MulticlassAccuracy"),
-        ("learning rate", "lr-SGD/group0", "lr-SGD/group0"),
+        ("MulticlassAccuracy", "train", "metrics/train/MulticlassAccuracy"),
+        ("MulticlassAccuracy", "eval", "metrics/eval/MulticlassAccuracy"),
+        ("learning rate, per batch", "SGD", "lr-SGD/group0"),
     ):
         steps, values = memory.get_timeseries(key)
         assert drawn[panel][label] == (steps, values)
-    steps, values = memory.get_timeseries("loss/train/total")
-    assert drawn["loss"]["train"][0] == steps
-    smooth = drawn["loss"]["train"][1]
-    assert min(values) <= min(smooth)
-    assert max(smooth) <= max(values)
-    assert np.abs(np.diff(smooth)).sum() < np.abs(np.diff(values)).sum()
+
+
+def test_the_rates_of_all_groups_are_drawn_without_another_callback(tmp_path):
+    def two_groups(params: Any) -> torch.optim.Optimizer:
+        one, other = params
+        groups: Any = [{"params": [one], "lr": 0.5}, {"params": [other], "lr": torch.tensor(0.25)}]
+        return torch.optim.SGD(groups)
+
+    curves = LearningCurves()
+    with make_trainer(tmp_path, curves, optimizers=two_groups, schedulers=[constant()], max_duration="1ep") as trainer:
+        trainer.fit()
+    drawn = lines(curves)["learning rate, per batch"]
+    assert drawn == {"SGD": ([1, 2, 3], [0.5] * 3), "SGD/group1": ([1, 2, 3], [0.25] * 3)}
+
+
+def test_a_rate_on_a_device_is_read_at_the_end_as_it_was_then(tmp_path):
+    class Halve(Callback):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            state.optimizers[0].param_groups[0]["lr"].mul_(0.5)  # in place, as schedulers do on a GPU
+
+    curves = LearningCurves()
+
+    def one_rate(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=torch.tensor(0.5), foreach=False)
+
+    with make_trainer(tmp_path, curves, Halve(), optimizers=one_rate, schedulers=None, max_duration="1ep") as trainer:
+        trainer.fit()
+    assert lines(curves)["learning rate, per batch"] == {"SGD": ([1, 2, 3], [0.5, 0.25, 0.125])}
+
+
+def test_progress_is_counted_in_batches_and_epochs_and_evaluations_are_marked(tmp_path):
+    curves = LearningCurves()
+    with make_trainer(tmp_path, curves, run_name="mine") as trainer:
+        trainer.fit()
+    figure = draw(curves.curves, "mine", 3)
+    figure.draw_without_rendering()
+    assert figure.get_suptitle() == "mine"
+    for axes in figure.axes:
+        (above,) = axes.child_axes
+        assert (axes.get_xlabel(), above.get_xlabel()) == ("batch", "epoch")
+        assert above.get_xlim() == pytest.approx([end / 3 for end in axes.get_xlim()])
+    train, evaluated = figure.axes[0].get_lines()
+    assert (train.get_marker(), evaluated.get_marker()) == ("", "o")
+    assert not draw(curves.curves, "mine", None).axes[0].child_axes  # data without a length
+
+
+def test_the_smooth_curve_does_not_lag_and_reaches_both_ends():
+    falling = [100.0 - place for place in range(100)]
+    assert smooth(falling, 31) == pytest.approx(falling)
+    noisy = [value + (-1) ** place for place, value in enumerate(falling)]
+    assert np.abs(np.subtract(smooth(noisy, 31), falling)).max() < 0.3
+    holes = [math.nan if place in (0, 40, 41, 99) else value for place, value in enumerate(falling)]
+    assert np.nan_to_num(smooth(holes, 31), nan=-1) == pytest.approx(np.nan_to_num(holes, nan=-1))
+    assert math.isnan(smooth([math.nan] * 3, 3)[1]) and smooth([1.0], 3) == [1.0]
+
+
+def test_the_loss_of_many_batches_is_smoothed_and_that_is_said():
+    curves = LearningCurves()
+    for step in range(1, 201):
+        loss = math.nan if step >= 180 else 3.0 - 0.01 * step + 0.1 * (-1) ** step
+        curves.log_records([Record({"loss/train/total": loss}, step, Timestamp(), 0.0)])
+    (axes,) = draw(curves.curves, "run", None).axes
+    faint, smoothed = axes.get_lines()
+    assert np.array_equal(faint.get_ydata(), curves._curves["loss/train/total"].values, equal_nan=True)
+    assert smoothed.get_ydata()[:179] == pytest.approx(3.0 - 0.01 * np.arange(1, 180), abs=0.08)
+    (text,) = axes.get_legend().get_texts()
+    assert text.get_text() == "train,\nsmoothed over 7 batches,\nnot finite at batch 180 and later"
+
+
+def test_a_loss_over_many_powers_of_ten_has_a_logarithmic_axis():
+    curves = LearningCurves()
+    for step in range(1, 5):
+        curves.log_records([Record({"loss/train/total": 10.0**step, "loss/eval/total": 0.1}, step, Timestamp(), 0.0)])
+    assert draw(curves.curves, "run", None).axes[0].get_yscale() == "log"
+
+
+@pytest.mark.parametrize("values", [[1.0], [math.nan, math.nan], [math.inf, 1e300, -1e300], [0.0, 0.0]])
+def test_any_values_have_a_picture(values: list[float]):
+    curves = LearningCurves()
+    for step, value in enumerate(values, start=1):
+        metrics: dict[str, Any] = {"loss/train/total": value, "loss/eval/total": value, "metrics/eval/$\\frac{": value}
+        curves.log_records([Record(metrics, step, Timestamp(), 0.0)])
+    assert render(draw(curves.curves, "_$a", 1), "png").startswith(b"\x89PNG")
 
 
 def test_many_points_are_averaged_into_few():
@@ -102,14 +195,18 @@ def test_many_points_are_averaged_into_few():
     assert list(curves.state_dict()) == ["loss/a/total"]
 
 
-def test_of_many_curves_a_panel_shows_as_many_as_its_legend_has_room_for():
+def test_of_many_curves_those_are_shown_that_there_is_room_for(tmp_path):
     curves = LearningCurves()
     metrics = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)} | {"metrics/train/Accuracy": 0.5}
+    metrics |= {f"metrics/eval/Metric{number}": 0.1 for number in range(9)}
     curves.log_records([Record(metrics, step, Timestamp(), 0.0) for step in range(1, 4)])
-    ((title, drawn),) = lines(curves).items()
-    assert title == "metrics, 12 of 1,001"
-    assert [*drawn][:2] == ["train/Accuracy", "train/PerClass/0"]
-    assert len(drawn) == 12
+    drawn = lines(curves)
+    assert len(drawn) == 6 and next(iter(drawn)) == "Accuracy"
+    assert draw(curves.curves, "run", None).get_suptitle() == "run  (1,004 curves are not drawn)"
+    write_curves(tmp_path, {key: curves._curves[key] for key in ("metrics/train/PerClass/0", "metrics/train/Accuracy")})
+    assert list(read_curve(tmp_path, "metrics/train/Accuracy").values) == [0.5] * 3
+    per_class = {key: curve for key, curve in curves._curves.items() if "PerClass" in key}
+    assert [*panels(per_class).values()] == [[f"metrics/train/PerClass/{number}" for number in range(8)]]
 
 
 def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
@@ -141,3 +238,13 @@ def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
 def test_arguments_are_checked(filename: str):
     with pytest.raises(ValueError, match=f"filename='{filename}'"):
         LearningCurves(filename)
+
+
+def test_rates_are_drawn_at_every_batch_first_and_ever_more_rarely():
+    points = [1]
+    while points[-1] < 100_000:
+        points.append(next_point(points[-1]))
+    assert points[:256] == [*range(1, 257)]
+    gaps = [after - before for before, after in pairwise(points)]
+    assert gaps == sorted(gaps) and len(points) < 256 + 128 * 10
+    assert next_point(points[-2] + 1) == points[-1]  # wherever a run goes on, its points are the same

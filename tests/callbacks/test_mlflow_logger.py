@@ -81,21 +81,24 @@ def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPa
     assert (run_id, name, status) == (mlflow.run_id, "toy", "FINISHED")
     assert start <= end <= time.time() * 1000
     assert query("select name from experiments where experiment_id = 1") == [("runner",)]
-    assert {key for (key,) in query("select distinct key from metrics where key not like 'system/%'")} == {*memory.data}
+    logged = {key for (key,) in query("select distinct key from metrics where key not like 'system/%'")}
+    assert logged == {*memory.data, "best/eval/loss", "best/eval/MulticlassAccuracy"}
     for key in memory.data:
         steps, values = memory.get_timeseries(key)
         assert points(key) == sorted(zip(steps, values, strict=True)), key
     params = dict(query("select key, value from params"))
-    assert params == {"optimizer.lr": "0.1", "data._target_": "data.Toy", "data.size": "12", "extra.depth": "3"}
+    described = {"optimizer.lr": "0.1", "data._target_": "data.Toy", "data.size": "12", "model.num_parameters": "6"}
+    assert params == described | {"extra.depth": "3"}
     tags = dict(query("select key, value from tags"))
-    assert {"team": "vision", "torch": version("torch"), "mlflow.source.type": "LOCAL"}.items() <= tags.items()
-    assert tags["command"].split()[0].startswith("python") and "mlflow.source.git.commit" not in tags
+    assert {"team": "vision", "torch": version("torch"), "mlflow.source.type": "JOB"}.items() <= tags.items()
+    assert tags["mlflow.source.name"].startswith("python") and "mlflow.source.git.commit" not in tags
+    assert tags["mlflow.note.content"].startswith("```\npython") and "6 parameters" in tags["mlflow.note.content"]
     inputs = query(
         "select d.name, t.value, d.dataset_profile from datasets d join inputs i on i.source_id = d.dataset_uuid "
         "join input_tags t on t.input_uuid = i.input_uuid where i.destination_id = ? order by t.value desc",
         run_id,
     )
-    assert inputs == [("Toy", "train", '{"num_batches": 12}'), ("Toy", "eval", '{"num_batches": 2}')]
+    assert inputs == [("Toy", "train", "{}"), ("Toy", "eval", "{}")]
     artifacts = folder / "outputs" / "mlartifacts" / run_id / "artifacts"
     assert (artifacts / "texts" / "notes.txt").read_text() == "some notes"
     (path,) = (artifacts / "tables").glob("worst_ cases_*.json")
@@ -181,7 +184,7 @@ def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> N
         "minus": (7, -largest, 0),
     }
     params = {re.sub(HASH, "#", key): value for key, value in query("select key, value from params")}
-    assert len(params) == 154 and len(params["long"]) == 6000 and params["p149"] == "149" and params["p_#"] == "1"
+    assert len(params) == 152 and len(params["long"]) == 6000 and params["p149"] == "149" and params["p_#"] == "1"
     assert [len(value) for key, value in query("select key, value from tags") if key.startswith("ttt")] == [8000]
 
 

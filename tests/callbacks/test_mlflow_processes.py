@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_once import MAKE_STORES
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import PATIENCE, start_python, wait_until
 
 from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow import writer_process
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.files.whole import read_object, write_whole
 
@@ -76,6 +78,18 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
     assert len(caplog.records) == 1
 
 
+def test_the_writer_gives_way_to_training_and_does_not_hear_its_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_process, "subprocess", subprocess)  # a real process in place of a forked one
+    writer = writer_process.WriterProcess()
+    try:
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, writer.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10)
+        assert os.getsid(writer.pid) == os.getsid(0)  # niceness counts within a session
+        assert os.getpgid(writer.pid) == writer.pid
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        wait_until(lambda: not writer.alive)
+
+
 def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) -> None:
     finish_child(start_child("r", "kill"), -signal.SIGKILL)
     wait_until(lambda: query("select status from runs") == [("FAILED",)])
@@ -100,6 +114,7 @@ def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: 
 @pytest.mark.slow
 def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MAKE_STORES, "1")
     for child in [start_child(f"outputs/{name}") for name in "abcd"]:
         finish_child(child, 0)
     assert query("select status from runs") == [("FINISHED",)] * 4

@@ -86,6 +86,7 @@ def is_accepted(path: Path) -> bool:
     return valid
 
 
+@pytest.mark.slow
 def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
     from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 

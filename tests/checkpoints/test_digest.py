@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_process import PATIENCE
 from torch import Tensor, nn
 
 from runner import ClassificationModel, State, Trainer, first_difference
@@ -209,6 +210,6 @@ def test_files_are_compared_without_torch(tmp_path: Path):
     write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
     program = "import sys, runner; print(runner.first_difference('.', '.'), 'torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout == "Comparison(agreed=1, batch=None, parts=()) False\n"

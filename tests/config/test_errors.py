@@ -52,7 +52,7 @@ def explained(*overrides: str) -> str:
             (["+callbacks=[lr_monitor,mixup]"], "callbacks=mixup: no such choice; did you mean +algorithms=mixup?"),
             (
                 ["model=schedule_free"],
-                "model=schedule_free: no such choice; did you mean +algorithms=schedule_free or opt",
+                "model=schedule_free: no such choice; did you mean optimizer=schedule_free or +alg",
             ),
             (
                 ["optimizer.lrr=1"],
@@ -95,7 +95,7 @@ def explained(*overrides: str) -> str:
                 "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +",
             ),
             (["callbacks.lr_monitor.x=1"], "callbacks.lr_monitor.x: 'lr_monitor' is not part of this run"),
-            (["callbacks.lr_moniter.x=1"], "callbacks.lr_moniter.x: callbacks has no key 'lr_moniter'"),
+            (["callbacks.lr_moniter.x=1"], "callbacks.lr_moniter.x: there is no 'lr_moniter'; did you mean 'lr_"),
             (["~model", "model.x=1"], "model.x: there is no model in this run; choose one with model=<name>"),
             (["~run_name"], "run_name: is null, there is nothing to remove"),
             (["+seed=1"], "+seed: is there already; write seed=... without the +"),
@@ -113,7 +113,7 @@ def explained(*overrides: str) -> str:
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),
             (["check"], "check: has no key; did you mean mode=check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
-            (["seed=${nothing}"], "seed: Interpolation key 'nothing' not found"),
+            (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
         ],
     ),
@@ -168,11 +168,12 @@ def unknown(*keys: str) -> Exception:
     ("keys", "typed", "said"),
     [
         (["a"], ["+optimizer.a=1"], ""),
-        (["a"], ["optimizer=adamw"], ". It is set by a file: remove it with ~optimizer.a"),
+        (["a"], ["~optimizer", "+optimizer={a: 1}"], ""),
+        (["a"], ["optimizer=adamw"], ". It is set in a file: remove it with ~optimizer.a"),
         (
             ["a", "b", "c"],
             ["experiment=mine", "optimizer.b=3"],
-            ". It is set by experiment=mine or another file: remove it with ~optimizer.a ~optimizer.c",
+            ". It is set in a file: remove it with ~optimizer.a ~optimizer.c",
         ),
     ],
 )
@@ -277,6 +278,10 @@ def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
     ("defaults", "message"),
     [
         ("- override /model: mlp\n- /callbacks: [speed_monitor]", "^experiment/mine: .* put overrides last$"),
+        (
+            "- mine",
+            "^experiment/mine: its defaults include itself, .*; remove the entry$",
+        ),
         ("- /model: mlp", "^model: a file chooses a second one; .*'override /model: ...' instead$"),
     ],
 )
@@ -289,6 +294,8 @@ def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str,
         compose("config", command)
     with pytest.raises(AssertionError), config_errors():
         raise AssertionError("of the program's own")
+    with pytest.raises(RecursionError), config_errors():
+        raise RecursionError("of the program's own")
 
 
 def test_a_fault_of_the_program_is_none_of_the_configuration():

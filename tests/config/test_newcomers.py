@@ -15,17 +15,18 @@ from hydra import compose, initialize_config_dir
 from tiers import one_in
 
 from runner.config import build
+from runner.config.catalogue import CONF
 from runner.config.command_line import (
     check_options,
     check_spaces,
     keys_first,
     merge_repeated,
     search_path,
-    spell_out_init,
 )
 from runner.config.composed import to_plain
-from runner.config.errors import CONF, WrongConfig, config_errors
+from runner.config.errors import WrongConfig, config_errors
 from runner.config.foreign import _table, about_foreign
+from runner.modes.subcommands import spell_out
 from runner.modes.table import MODES
 from runner.runs.folder import register_resolver
 from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
@@ -167,7 +168,23 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "+mytool.width=3": ("mytool: no such key", "+vars.mytool=..."),
     "vars=laptop": ("vars='laptop': ", "conf/vars/<name>.yaml"),
     "vars.width=3": ("vars.width: is not among your values", "+vars.width=..."),
+    "run_name=${vars.mine}": ("run_name: ", "uses ${vars.mine}", "+vars.<name>=..."),
+    # keys in the wrong section
+    "callbacks.early_stopping.patience=3": ("callbacks.early_stopping.patience: ", "+callbacks=early_stopper"),
+    "callbacks.model_checkpoint.monitor=acc": ("callbacks.model_checkpoint.monitor: ", "checkpoint_saver does this"),
+    "algorithms.gradient_clip.max_norm=1": ("algorithms.gradient_clip.max_norm: ", "+algorithms=gradient_clipping"),
+    "model.optimizer.lr=0.1": ("model.optimizer.lr: ", "did you mean optimizer.lr?"),
+    "model.compile=true": ("model.compile: ", "did you mean trainer.compile?"),
+    "model.net.width=8": ("model.net.width: ", "did you mean model.module.width?"),
+    "trainer.callbacks=[a]": ("trainer.callbacks: ", "did you mean callbacks?"),
+    "trainer.profiler=simple": ("trainer.profiler=simple: ", "+callbacks=torch_profiler"),
+    "load_from=x.pth": ("load_from=x.pth: ", "trainer.load_path=x.pth"),
+    "param_scheduler=cosine": ("param_scheduler=cosine: ", "scheduler=cosine_annealing"),
+    "optimized_metric=eval/loss": ("optimized_metric=eval/loss: ", "objective=eval/loss"),
     # options and spelling
+    "mode=train,eval": ("mode=train,eval: several values; add -m",),
+    "optimizer=sgd,adam": ("optimizer=sgd,adam: several values; add -m",),
+    "mode=resume": ("mode='resume': ", "resume=<run>"),
     "--epochs 3": ("--epochs: ", "trainer.max_duration=3ep"),
     "--lr=0.1": ("--lr=0.1: ", "write optimizer.lr=0.1"),
     "--max-epochs=3": ("--max-epochs=3: ", "trainer.max_duration=3ep"),
@@ -182,7 +199,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "mode=fit": ("mode='fit': ", "mode=train"),
     "mode=test": ("mode='test': ", "mode=eval resume=<run> test=best"),
     "scheduler=ReduceLROnPlateau": ("scheduler=ReduceLROnPlateau: ", "scheduler=reduce_on_plateau"),
-    "init": ("init: ", "write init my_project"),
+    "init": ("init: ", "write runner init my_project"),
     # files
     "experiment=no_package": ("experiment.trainer: ", "'# @package _global_'"),
     "experiment=no_package_but_model": ("experiment/no_package_but_model: ", "'# @package _global_'"),
@@ -219,7 +236,7 @@ def files(folder: Path) -> list[Path]:
 def check(typed: list[str], folder: Path) -> None:
     """Do what a command does before it trains, but without a process and without data."""
     with config_errors(), initialize_config_dir(str(CONF), version_base="1.3"):
-        check_options(spell_out_init(typed))
+        check_options(spell_out(typed))
         check_spaces(typed)
         keys = [one for one in keys_first(merge_repeated(typed)) if not one.startswith("-")]
         config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
@@ -232,7 +249,7 @@ def test_the_table_is_long_enough():
     assert len(MISTAKES) >= 60
 
 
-@pytest.mark.parametrize("command", MISTAKES)
+@pytest.mark.parametrize("command", one_in(2, MISTAKES))
 def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
     typed = shlex.split(command)
     monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
@@ -252,7 +269,7 @@ def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_a
     before = files(project)
     ended = run_app(*shlex.split(command), exit_code=2)
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and ended.stdout == "" and "Traceback" not in ended.stderr, ended.stderr
+    assert len(errors) == 1 and ended.stdout.count("\n") <= 1 and "Traceback" not in ended.stderr, ended.stderr
     for part in MISTAKES[command]:
         assert part in errors[0]
     assert files(project) == before

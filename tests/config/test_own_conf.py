@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from main_runs import SHORT, run_folders
+from tiers import one_in
 
-from runner.config.errors import CONF
+from runner.config.catalogue import CONF
 from runner.config.own_conf import find_own_conf
 
 READ = "INFO: conf/ of this folder is read as well"
@@ -68,13 +69,16 @@ def test_a_project_trains_resumes_and_runs_again(project: Path, run_here: Any):
     assert recorded(project / "outputs" / "again")["model"]["units"] == 6
 
 
+@pytest.mark.slow
 def test_check_and_a_sweep_read_it(project: Path, run_here: Any):
     assert "welcome" not in run_here("mode=check", code=0).out
     checked = run_here("mode=check", *MINE, code=0)
     assert "OwnModel" in checked.out
     swept = run_here("-m", *MINE, "trainer.max_duration=1ba", "model.units=3,4", code=0)
-    assert swept.out.count("welcome OwnModel") == 2
-    units = sorted(recorded(run)["model"]["units"] for run in run_folders(project, "outputs/sweeps/*/*/*units*"))
+    assert "2 finished" in swept.out
+    runs = run_folders(project, "outputs/sweeps/*/*/*units*")
+    assert all("welcome OwnModel" in (run / "console.log").read_text() for run in runs)
+    units = sorted(recorded(run)["model"]["units"] for run in runs)
     assert units == [3, 4]
 
 
@@ -87,6 +91,48 @@ def test_a_mistake_in_an_own_choice_names_the_choices_of_the_folder(project: Pat
     said = run_here("model=onw", code=2).err
     assert "model=onw: no such choice; did you mean 'own'?" in said
     assert "did you mean +callbacks=greeter?" in run_here("greeter", code=2).err
+
+
+BASE = "# @package _global_\ntrainer: {max_epochs: 3}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "typed", "message"),
+    [
+        (
+            {"experiment/mine.yaml": BASE},
+            ["experiment=mine"],
+            "trainer.max_epochs: runner.Trainer has no such argument; write trainer.max_duration=3ep. It is set in "
+            "conf/experiment/mine.yaml: remove it with ~trainer.max_epochs",
+        ),
+        (
+            {"experiment/mine.yaml": "defaults: [base]\n", "experiment/base.yaml": BASE},
+            ["experiment=mine"],
+            "It is set in conf/experiment/base.yaml: remove",
+        ),
+        (
+            {"experiment/mine.yaml": "# @package _global_\nepochs: 3\n"},
+            ["experiment=mine"],
+            "epochs: no such key; write trainer.max_duration=3ep [conf/experiment/mine.yaml]",
+        ),
+        (
+            {"optimizer/mine.yaml": "_target_: torch.optim.SGD\n_partial_: true\nlr: abc\n"},
+            ["optimizer=mine"],
+            "optimizer.lr='abc': torch.optim.SGD takes a number [conf/optimizer/mine.yaml]",
+        ),
+        (
+            {"experiment/mine.yaml": "# @package _global_\ntrainer: {precision: bf16-mixed}\n"},
+            ["experiment=mine"],
+            "trainer.precision='bf16-mixed': write trainer.precision=amp_bf16 [conf/experiment/mine.yaml]",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_key_of_a_file_names_the_file(
+    project: Path, run_here: Any, files: dict[str, str], typed: list[str], message: str
+):
+    write(project / "conf", files)
+    assert message in run_here(*typed, code=2).err
 
 
 def test_what_is_typed_comes_first(project: Path, run_here: Any):
@@ -126,23 +172,23 @@ def test_the_folder_of_the_runner_itself_is_not_read_twice(capfd: Any, monkeypat
     assert find_own_conf([], CONF) == [] and capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"experiment/evil.yaml": "# @package _global_\nhydra: {callbacks: {mine: {_target_: own.Evil}}}\n"},
-        {"experiment/evil.yaml": '# @package _global_\n"\\x68ydra": {job_logging: {handlers: {a: {(): own.evil}}}}\n'},
-        {"model/evil.yaml": "# @package hydra.callbacks\nmine: {_target_: own.Evil}\n"},
-        {"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"},
-        {"hydra/callbacks/evil.yaml": "mine: {_target_: own.Evil}\n"},
-        {"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"},
-    ],
-    ids=str,
-)
+CONFIGURING_HYDRA = [
+    {"experiment/evil.yaml": "# @package _global_\nhydra: {callbacks: {mine: {_target_: own.Evil}}}\n"},
+    {"experiment/evil.yaml": '# @package _global_\n"\\x68ydra": {job_logging: {handlers: {a: {(): own.evil}}}}\n'},
+    {"model/evil.yaml": "# @package hydra.callbacks\nmine: {_target_: own.Evil}\n"},
+    {"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"},
+    {"hydra/callbacks/evil.yaml": "mine: {_target_: own.Evil}\n"},
+    {"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"},
+]
+
+
+@pytest.mark.parametrize("files", one_in(2, CONFIGURING_HYDRA), ids=str)
 def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_here: Any, files: dict[str, str]):
     (project / "own.py").write_text("class Evil:\n    def __init__(self): open('executed', 'w')\n\nevil = Evil\n")
     write(project / "conf", files)
     (file,) = files
-    for command in (["experiment=evil", "--cfg", "job"], ["model=evil", "mode=explain"], ["--help"]):
+    run_here("--help", code=0)
+    for command in (["experiment=evil", "--cfg", "job"], ["model=evil", "mode=explain"]):
         said = run_here(*command).err
         assert f"WARNING: conf/ is not read: conf/{file} configures Hydra itself" in said
         assert "--config-dir conf allows it" in said

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.config.signatures import check_signature, locate, nearest
+from runner.config.signatures import check_signature, locate
 
 HERE = "signature_targets"
 SOURCE = """
@@ -83,17 +83,17 @@ def test_what_fits_passes(fitting: Mapping[str, Any]):
         (section("Plain"), f"group.key.needed: {HERE}.Plain needs this argument; set it with \\+group.key.needed=..."),
         (section("Plain", needed=1, rat=2), "group.key.rat: .* has no such argument; did you mean 'rate'\\? Allowed: "),
         (section("Plain", needed=1, self=2), "group.key.self: .* has no such argument"),
-        (section("Plain", needed="1"), f"group.key.needed='1': {HERE}.Plain takes int$"),
-        (section("Plain", needed=1.5), "needed=1.5: .* takes int$"),
-        (section("Plain", needed=True), "needed=True: .* takes int$"),
-        (section("Plain", needed=None), "needed=None: .* takes int$"),
-        (section("Plain", needed=1, rate="fast"), "rate='fast': .* takes float$"),
-        (section("Plain", needed=1, name=3), "name=3: .* takes str \\| None$"),
-        (section("Plain", needed=1, flag="maybe"), "flag='maybe': .* takes bool$"),
+        (section("Plain", needed="1"), f"group.key.needed='1': {HERE}.Plain takes a whole number$"),
+        (section("Plain", needed=1.5), "needed=1.5: .* takes a whole number$"),
+        (section("Plain", needed=True), "needed=True: .* takes a whole number$"),
+        (section("Plain", needed=None), "needed=None: .* takes a whole number$"),
+        (section("Plain", needed=1, rate="fast"), "rate='fast': .* takes a number$"),
+        (section("Plain", needed=1, name=3), "name=3: .* takes text or null$"),
+        (section("Plain", needed=1, flag="maybe"), "flag='maybe': .* takes true or false$"),
         (section("Plain", _partial_=True, rate="fast"), "rate='fast'"),
-        (section("typed", rate="fast"), "rate='fast': .* takes float \\| Tensor$"),
-        (section("typed", mode="best"), "mode='best': .* takes Literal\\[.min., .max.\\]$"),
-        (section("typed", sizes=3), "sizes=3: .* takes .*Sequence\\[int\\]$"),
+        (section("typed", rate="fast"), "rate='fast': .* takes a number$"),
+        (section("typed", mode="best"), "mode='best': .* takes 'min' or 'max'$"),
+        (section("typed", sizes=3), "sizes=3: .* takes a list$"),
         (section("typed", pair=3), "pair=3: "),
         (section("typed", table=[1]), "table=\\[1\\]: "),
         (section("open_ended", first="x"), "first='x': "),
@@ -147,26 +147,10 @@ def test_located_things_are_the_things():
     assert locate("x", "pathlib.Path.cwd")() == Path.cwd()
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed", "phrase"),
-    [
-        ("cosine", ["none", "cosine_annealing", "step"], "did you mean 'cosine_annealing'? Allowed: "),
-        ("sdg", ["adam", "sgd"], "did you mean 'sgd'? Allowed: adam, sgd"),
-        ("zzz", ["b", "a", "_target_"], "allowed: a, b"),
-        ("", ["b", "a"], "allowed: a, b"),
-        ("name7x", [f"name{i}" for i in range(60)], "did you mean 'name7'?"),
-        ("zzz", [f"name{i}" for i in range(60)], "it has many others"),
-    ],
-)
-def test_the_nearest_name_is_offered(name: str, allowed: Sequence[str], phrase: str):
-    assert nearest(name, allowed).startswith(phrase)
-    assert "_target_" not in nearest(name, allowed)
-
-
 def test_annotations_that_are_no_strings_are_read_too():
     sgd = {"_target_": "torch.optim.SGD", "_partial_": True}
     check_signature("optimizer", {**sgd, "lr": 1, "nesterov": True})
-    with pytest.raises(ValueError, match=r"optimizer.lr='fast': torch.optim.SGD takes float \| torch.Tensor$"):
+    with pytest.raises(ValueError, match=r"optimizer.lr='fast': torch.optim.SGD takes a number$"):
         check_signature("optimizer", {**sgd, "lr": "fast"})
 
 

@@ -94,7 +94,7 @@ def test_of_several_processes_one_downloads_and_the_others_wait(server: Server, 
     command = [sys.executable, "-c", FETCH, server.url, str(tmp_path)]
     server.stops_after, server.hangs = 100_000, True
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
-    time.sleep(1.5)
+    assert server.silent.wait(PATIENCE)  # the others wait for the first, or have yet to start
     server.stops_after = None  # of the next
     server.hangs = False
     server.let_go.set()  # the first breaks off, and another goes on

@@ -102,7 +102,7 @@ def kill(loader, worker=0, number=signal.SIGKILL):
     """Kill a worker and wait for its end."""
     victim = loader.workers[worker]
     os.kill(victim.pid, number)
-    victim.join(timeout=30)
+    victim.join(PATIENCE)
     assert victim.exitcode == -number
 
 
@@ -400,12 +400,12 @@ def test_deaths_leave_no_process_thread_or_file_open():
 def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     loader = make_loader()
     batches = iter(loader)
-    first = next(batches)
+    first = [next(batches) for _ in loader.workers]  # one from each, so that all have started
     for worker in loader.workers:
         os.kill(worker.pid, signal.SIGINT)
     time.sleep(0.05)
     assert all(worker.is_alive() for worker in loader.workers)
-    assert contents([first, *batches]) == alone()
+    assert contents([*first, *batches]) == alone()
 
 
 @pytest.mark.parametrize("num_workers", one_in(2, [2, 0]))

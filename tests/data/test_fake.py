@@ -20,10 +20,14 @@ from runner.data import (
 @pytest.mark.parametrize(
     ("load", "arguments"),
     [
-        (load_digits, {"batch_size": 70, "eval_batch_size": 100}),
+        (load_digits, {"batch_size": 70, "eval_batch_size": 100, "test_samples": 7}),
         (load_stdlib_text, {"context": 50, "batch_size": 700, "eval_bytes": 5000, "eval_batch_size": 30}),
+        (load_stdlib_text, {"context": 50, "batch_size": 700, "test_bytes": 5000, "eval_batch_size": 30}),
         (load_synthetic_images, {"num_samples": 70, "num_classes": 3, "channels": 2, "size": 5, "eval_samples": 9}),
-        (load_synthetic_tokens, {"num_samples": 70, "context": 6, "vocab_size": 5, "eval_samples": 9}),
+        (
+            load_synthetic_tokens,
+            {"num_samples": 70, "context": 6, "vocab_size": 5, "eval_samples": 9, "test_samples": 5},
+        ),
     ],
 )
 @pytest.mark.parametrize("defaults", [True, False])
@@ -46,11 +50,13 @@ def test_a_stand_in_is_like_the_data(load: Any, arguments: dict[str, Any], defau
         (load_digits, {"batch_size": 0}),
         (load_stdlib_text, {"context": 0}),
         (load_stdlib_text, {"eval_bytes": 3}),
+        (load_stdlib_text, {"test_bytes": 3}),
         (load_stdlib_text, {"context": 10**9, "eval_bytes": 10**9}),
         (load_synthetic_images, {"channels": 0}),
         (load_synthetic_images, {"noise": -1.0}),
         (load_synthetic_tokens, {"vocab_size": 1}),
         (load_synthetic_tokens, {"eval_samples": 0}),
+        (load_synthetic_tokens, {"test_samples": -1}),
     ],
 )
 def test_what_the_data_refuses_its_stand_in_refuses(load: Any, wrong: dict[str, Any]):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_process import PATIENCE
 from torch.utils.data import Dataset
 
 from runner.data import DatasetLoader
@@ -67,11 +68,11 @@ def test_workers_killed_while_they_write_a_batch_block_no_thread():
     time.sleep(0.5)  # the pipe holds 64 KiB, so that who writes waits in the middle of a batch
     for worker in batches._source._workers:
         worker.kill()
-        worker.join(timeout=30)
+        worker.join(PATIENCE)
         assert worker.exitcode == -signal.SIGKILL
     thread = threading.Thread(target=go_on, daemon=True)  # signals, which tell of a death, reach the main thread only
     thread.start()
-    thread.join(timeout=20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert read == [["x" * 300_000] * BATCH] * BATCHES
 

@@ -56,14 +56,14 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
     check_refusals(ranks[0]["refusals"])
     for found in ranks:
         # All gradients are in one bucket; counting the tokens of all ranks takes one more number.
-        gradients = {"gloo:all_reduce [[32]]": 40}
-        tokens = {"gloo:all_reduce [[]]": 40, "gloo:all_reduce [[63]]": 40}
+        gradients = {"gloo:all_reduce [[32]]": 10}
+        tokens = {"gloo:all_reduce [[]]": 10, "gloo:all_reduce [[63]]": 10}
         assert found["collectives"] == {"samples": gradients, "accumulated": gradients, "tokens": tokens}
         assert found["clock"] == ranks[0]["clock"]
         # By rank 0's clock: after one batch the ranks agree to agree again in a second, which is 50 batches later.
         assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))
     batches, seconds = ranks[0]["clock"]
-    assert batches > 10 and seconds >= 1.5
+    assert batches > 0 and seconds >= 0.5
 
 
 def check_refusals(said: dict[str, str | None]) -> None:

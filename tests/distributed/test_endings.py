@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from python_process import PATIENCE, start_python
 
-from runner.distributed.endings import ended_by_signals
+from runner.distributed.endings import ended_by_signals, noting_interrupts, was_interrupted
 from runner.distributed.signals import HANDLED
 
 STUCK = """
@@ -105,3 +105,21 @@ def test_in_a_thread_nothing_is_done():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_ctrl_c_waits_for_the_import_of_torch():
+    """In its middle, an exception is swallowed or aborts the process."""
+    program = "import signal; signal.raise_signal(signal.SIGINT); is_whole = True"
+    torch_as_it_is_imported = {"__name__": "torch"}
+    before = signal.getsignal(signal.SIGINT)
+    with noting_interrupts():
+        assert not was_interrupted()
+        exec(compile(program, "torch/__init__.py", "exec"), torch_as_it_is_imported)
+        assert torch_as_it_is_imported["is_whole"] and was_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+        with pytest.raises(KeyboardInterrupt):
+            exec(compile(program, "numpy/__init__.py", "exec"), {"__name__": "numpy"})
+    assert signal.getsignal(signal.SIGINT) is before
+    with noting_interrupts():
+        assert not was_interrupted()

@@ -40,7 +40,7 @@ from runner import Callback
 class Meets(Callback):
     def fit_start(self, state, logger):
         Path("sees-" + os.environ["CUDA_VISIBLE_DEVICES"]).touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len([*Path().glob("sees-*")]) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
 """

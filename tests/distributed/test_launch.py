@@ -97,8 +97,8 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
     store = tmp_path / "outputs" / "mlflow.db"
     assert query(store, "select status, name from runs") == [("FINISHED", first["run_name"])]
     assert query(store, "select count(*) from metrics where key = 'loss/train/total'") == [(3,)]
-    assert done.stdout.count("2 processes") == 1
-    assert done.stdout.splitlines()[-1].split()[0] == "compare"
+    assert done.stdout.count("2 x cpu") == 1
+    assert done.stdout.splitlines()[-1].startswith("mlflow ui ")
 
 
 @pytest.mark.parametrize("argument", ["optimizer.lrr=1", "data.batch_size=0"])
@@ -210,9 +210,9 @@ def test_a_restart_does_not_repeat_the_jobs_of_a_sweep(tmp_path: Path):
         options=[*ALONE, "--max-restarts=1"],
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("skipped digits-seed0: it has already finished") == 1
-    assert len(list(tmp_path.glob("outputs/sweeps/20*/*/digits-seed*"))) == 3
-    assert steps(tmp_path) == [(f"digits-seed{seed}", step) for seed in range(3) for step in range(1, 7)]
+    assert done.stdout.count("skipped: it has already ended") == 1
+    assert len(list(tmp_path.glob("outputs/sweeps/20*/*/seed*-mlp-digits"))) == 3
+    assert steps(tmp_path) == [(f"seed{seed}-mlp-digits", step) for seed in range(3) for step in range(1, 7)]
 
 
 @pytest.mark.slow

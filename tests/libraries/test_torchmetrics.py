@@ -13,6 +13,7 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_imported_afterwards():
     out = run_python(
         "import sys\n"

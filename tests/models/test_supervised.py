@@ -182,10 +182,10 @@ def test_the_module_with_one_input_is_exported(tmp_path: Any):
 def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
     short = ["algorithms=none", "callbacks=[console_summary]", "trainer.max_duration=1ba"]
     ended = run_here("model=supervised", "model.loss_fn._target_=torch.nn.L1Loss", "hydra.run.dir=one", *short, code=0)
-    assert "metrics/eval/mae" in ended.out
+    assert "eval/mae" in ended.out
     f1 = "+model.metrics.f1={_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: macro}"
     ended = run_here("model=mlp", f1, "hydra.run.dir=two", *short, code=0)
-    assert "metrics/eval/f1" in ended.out and "MulticlassAccuracy" not in ended.out
+    assert "eval/f1" in ended.out and "MulticlassAccuracy" not in ended.out
 
 
 @pytest.mark.parametrize(

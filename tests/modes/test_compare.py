@@ -39,35 +39,61 @@ CONFIG = {"mode": "train", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.
 ENVIRONMENT = {"ranks": 1, "threads": 4, "git_commit": "aaaa", "packages": {"torch": "2.13"}, "folder": "here"}
 
 
+EQUAL = """\
+        a         b
+status  -         -
+time    -         -
+
+Digests
+  a -> b  ok: equal to the bit up to batch 8
+False
+"""
+DIFFERENT = """\
+                a         b         c
+status          finished  finished  -
+time            -         -         -
+eval/loss       0.25      0.5       -
+train/loss      0.125     -         -
+
+Config, where it differs
+optimizer.lr    0.1       0.2       0.1
+model           -         -         Net?[31m
+
+Environment, where it differs
+ranks           1         2         -
+packages.torch  2.13      2.14      -
+git.patch       none      1 lines   none
+
+Digests
+  a -> b  different: at batch 6, in weights, optimizer; equal to the bit up to
+          batch 5
+"""
+
+
 def test_equal_runs_are_equal_and_torch_is_not_imported(tmp_path: Path):
     a, b = (write_run(tmp_path / one, range(1, 9), config=CONFIG, environment=ENVIRONMENT) for one in "ab")
     program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
-    command = [sys.executable, "-c", program, "mode=compare", "compare=[a,b]"]
+    command = [sys.executable, "-c", program, "compare", "a", "b"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == ""
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
-    assert lines == ["a -> b", "ok equal  equal to the bit up to batch 8", "False"]
+    assert done.stdout == EQUAL
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
     assert difference(a, b).is_none
 
 
-def test_where_two_runs_part_and_what_was_different_in_them(tmp_path: Path, run_app: Any):
+def test_where_runs_part_and_what_was_different_in_them(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
     changed = {6: ("weights", "optimizer"), 7: ("randomness", "weights"), 8: PARTS}
     other = {**CONFIG, "mode": "eval", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
     there = {**ENVIRONMENT, "ranks": 2, "packages": {"torch": "2.14"}, "folder": "there"}
-    write_run(tmp_path / "a", range(1, 9), config=CONFIG, environment=ENVIRONMENT)
-    write_run(tmp_path / "b", range(1, 9), changed, config=other, environment=there)
+    metrics = {"train/loss": 0.125, "eval/loss": 0.25}
+    write_run(tmp_path / "a", range(1, 9), config=CONFIG, environment=ENVIRONMENT, metrics=metrics)
+    write_run(tmp_path / "b", range(1, 9), changed, config=other, environment=there, metrics={"eval/loss": 0.5})
+    write_run(tmp_path / "c", (), config={**CONFIG, "model": {"_target_": "own.Net\x1b[31m"}})
     (tmp_path / "b" / "git.patch").write_text("+ a line\n")
-    done = run_app("mode=compare", "compare=[a,b]", exit_code=1)
-    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "a -> b",
-        "different at batch 6, in weights, optimizer; equal to the bit up to batch 5",
-        "config optimizer.lr: 0.1 -> 0.2",
-        "environment ranks: 1 -> 2",
-        "environment packages.torch: '2.13' -> '2.14'",
-        "environment git.patch: uncommitted changes of the code differ",
-    ]
-    assert done.stderr == ""
+    done = run_here("compare", "a", "b", "c", code=1)
+    assert done.out == DIFFERENT
+    assert done.err == ""
 
 
 @pytest.mark.parametrize(
@@ -107,10 +133,9 @@ def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
     ("arguments", "part"),
     [
         (["compare=[a,nowhere]"], "compare='nowhere': no such folder"),
-        (["compare=[a,empty]"], "compare='empty': no digests there; a run writes them with +callbacks=state_digest"),
-        (["compare=[a,later]"], "have digests of no batch in common"),
-        (["compare=[a]"], "compare=['a']: give two runs"),
-        ([], "compare=None: give two runs"),
+        (["compare=[a,empty]"], "compare='empty': has no result.json, config.yaml or digests.jsonl"),
+        (["compare=[a]"], "compare=['a']: give two runs or more"),
+        ([], "compare=None: give two runs or more"),
         (["compare=[a,a]", "optimizer.lrr=3"], "optimizer.lrr"),
     ],
     ids=str,

@@ -93,27 +93,25 @@ OWN_RUN = ("algorithms=none", "callbacks=none", "~model", "+model._target_=own.O
 def test_tensors_of_a_mapping_have_its_keys_and_callbacks_hear_so(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(OWN_TRAINING)
     ended = run_here(*OWN_RUN, "+data.label=7", "+callbacks.tells._target_=own.Tells")
-    batch = "x.image float32 (4, 4), label int64 (4,) from 7 to 7 and outputs of logits float32 (4, 2)"
-    assert ended.code == 1
-    assert ended.err.splitlines()[-1].startswith(
-        f"in its loss, with a batch of {batch}: model._target_=own.Own, data._"
+    batch = (
+        "x.image float32 (4, 4), name list of 4 str, label int64 (4,) from 7 to 7 and outputs of logits float32 (4, 2)"
     )
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(f"in its loss, with a batch of {batch}: model._target_=own.Own")
     assert ended.out.splitlines()[-1] == f"closing: {ended.err.splitlines()[-1]}"
 
 
 def test_a_model_that_torch_compile_cannot_trace_has_its_batch(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN_TRAINING)
     ended = run_app(*OWN_RUN, "+model.features=3", "trainer.compile=true", exit_code=2)
-    expected = (
-        "In its forward pass, as torch.compile traces it, with a batch of x.image float32 (4, 4), label int64 (4,)"
-    )
+    expected = "In its forward pass, as torch.compile traces it, with a batch of x.image float32 (4, 4), name list of 4"
     assert expected in ended.stderr
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (("+data.label=7",), "in its loss, with a batch of x.image float32 (2, 4), label int64 (2,) from 7 to 7"),
+        (("+data.label=7",), "in its loss, with a batch of x.image float32 (2, 4), name list of 2 str, label int64"),
         (("+callbacks.fails._target_=own.Fails",), "in callbacks.fails (own.Fails)"),
     ],
 )
@@ -248,7 +246,8 @@ def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
     assert note_of([torch.ones(2)] * 1000).endswith(
         "float32 (2,), 984 more: model._target_=own.Model, data._target_=own.load"
     )
-    assert "with a batch of no tensors: " in note_of(["text"])
+    assert "with a batch of list of 1 str: " in note_of(["text"])
+    assert "with a batch of no tensors: " in note_of([])
 
 
 FAILS_ON_ONE_RANK = """

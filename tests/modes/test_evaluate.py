@@ -17,6 +17,7 @@ from python_process import PATIENCE, run_python, start_python
 from tiers import one_in
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
+from runner.config.errors import WrongConfig
 from runner.data import DatasetLoader, TensorLoader, load_digits
 from runner.modes.predictions import write_predictions
 
@@ -26,6 +27,7 @@ TRAIN = (
     *("+algorithms=ema", "algorithms.ema.half_life=2ba", "callbacks=[mlflow_logger,checkpoint_saver]"),
 )
 KEYS = ("metrics/eval/MulticlassAccuracy", "loss/eval/total")
+PRINTED = ("eval/MulticlassAccuracy", "eval/loss")
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,8 @@ def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, ch
     expected = logged(trained, "mine", step)
     assert len(expected) == 2
     assert logged(trained, f"eval-{name}", step) == expected
-    for key, value in expected.items():
-        assert f"{key} {value:.6g}" in " ".join(done.stdout.split())
+    for key, printed in zip(KEYS, PRINTED, strict=True):
+        assert f" {printed} {expected[key]:.6g}" in " ".join(done.stdout.split())
     assert tree(trained / "run") == before
     assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
     weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
@@ -76,9 +78,9 @@ def on_two_ranks(folder: Path, *arguments: str) -> str:
 @pytest.mark.slow
 def test_two_ranks_find_the_same(trained: Path, run_app: Any):
     done = on_two_ranks(trained, "mode=eval", "resume=run")
-    found = {key: float(value) for key, value in (line.split() for line in done.splitlines() if line.startswith(KEYS))}
+    found = dict(line.split() for line in done.splitlines() if line.startswith(PRINTED))
     expected = logged(trained, "mine", 6)
-    assert found == {key: pytest.approx(value, rel=1e-5) for key, value in expected.items()}
+    assert [float(found[key]) for key in PRINTED] == [pytest.approx(expected[key], rel=1e-5) for key in KEYS]
 
     on_two_ranks(trained, "mode=predict", "resume=run", "hydra.run.dir=two")
     done = run_app("mode=predict", "resume=run", "hydra.run.dir=one", folder=trained)
@@ -100,6 +102,17 @@ def test_two_ranks_find_the_same(trained: Path, run_app: Any):
     names = {path.name for path in (trained / "one").iterdir()}
     assert not any(name.endswith(".partial") for name in names)
     assert list((trained / "outputs" / "mlartifacts").rglob("predictions/predictions.parquet"))
+
+
+def test_test_data_is_predicted_if_asked(trained: Path, run_app: Any):
+    given = ("mode=predict", "resume=run", "predict.split=test", "callbacks=none")
+    done = run_app(*given, "hydra.run.dir=none", exit_code=2, folder=trained)
+    assert done.stderr == "error: predict.split='test': this run has no such data; give train or eval\n"
+    assert not (trained / "none").exists()
+    run_app(*given, "data.test_samples=97", "hydra.run.dir=tested", folder=trained)
+    found = pyarrow.parquet.read_table(trained / "tested" / "predictions.parquet")["target"].to_pylist()
+    *_, loader = load_digits(test_samples=97)
+    assert found == loader.tensors[1].tolist()
 
 
 def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any):
@@ -167,6 +180,18 @@ def test_every_sample_is_there_however_training_reads_it(tmp_path: Path):
         predicted(model, loader, tmp_path / "p.pt")
         found = torch.load(tmp_path / "p.pt", weights_only=True)
         assert found["twice"].dtype == torch.bfloat16 and found["grid"].shape == (7, 2, 3)
+
+
+def test_predictions_may_differ_in_length_from_batch_to_batch(tmp_path: Path):
+    model = Named(lambda batch: batch[:, None].expand(-1, len(batch)))
+    loader = TensorLoader(torch.arange(5.0), batch_size=3, shuffle=False)
+    predicted(model, loader, tmp_path / "p.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
+    assert table["output"] == [[0.0] * 3, [1.0] * 3, [2.0] * 3, [3.0] * 2, [4.0] * 2]
+    message = r"predict.format='pt': samples of output have different shapes, \(3,\) and \(2,\); give .*parquet"
+    with pytest.raises(WrongConfig, match=message):
+        predicted(model, loader, tmp_path / "p.pt")
+    assert not [*tmp_path.glob("*.pt*")]
 
 
 def test_another_loader_is_read_as_it_comes(tmp_path: Path):

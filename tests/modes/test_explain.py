@@ -191,12 +191,15 @@ def test_all_conflicts_are_told_and_nobody_is_called():
     assert "Stepping" in explained["conflicts"][0]
 
 
-def test_the_table_shows_who_listens_and_how_to_see_the_rest(capsys: pytest.CaptureFixture[str]):
+def test_the_table_shows_who_listens_and_how_to_see_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "120")
     print_tables("a run", timeline(plain("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "a run"
     (place,) = (index for index, line in enumerate(lines) if line.startswith("BEFORE_LOSS"))
-    assert "each microbatch" in lines[place] and "wrapper: Puts something" in "".join(lines)
+    assert "each microbatch" in lines[place] and "wrapper: Puts something" in " ".join(" ".join(lines).split())
     assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # nobody listens
     assert any("cannot be combined: Wrapper.conflicts_with names MixUp" in line for line in lines)
     assert "explain.format=json lists all" in lines[-1]

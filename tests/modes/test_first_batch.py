@@ -172,7 +172,7 @@ WRONG = {
     ),
     "a label out of range": (module("FiveClasses"), ["model=resnet8 does not fit data=digits. In its loss", "to 9"]),
     "data of another shape": (data("load_wide"), ["does not fit data._target_=own.load_wide"]),
-    "texts": (data("load_texts"), ["str"]),
+    "texts": (data("load_texts"), ["str", "tuple of 8 str"]),
     "a data set that raises": (data("load_broken"), ["LookupError: no such sample", "own.py:"]),
     "a callback that raises": (
         ("+callbacks.mine._target_=own.Raises",),
@@ -199,13 +199,14 @@ def test_one_rank_that_refuses_its_first_batch_is_one_message(folder: Path, run_
     done = run_app(*SHORT, "+callbacks.mine._target_=own.RaisesOnRank1", "launch.nproc_per_node=2", exit_code=2)
     assert done.stderr.count("error") == 1, done.stderr
     assert done.stderr.startswith("error: callbacks.mine: only on rank 1")
+    assert "with model=resnet8 and data=digits" in done.stderr
     assert run_folders(folder) == []
 
 
 def test_the_summary_of_a_refused_run_names_nothing_that_is_gone(folder: Path, run_here: Any):
     ended = run_here(*SHORT, "+callbacks=console_summary", "+callbacks.mine._target_=own.Raises", code=2)
     assert "resume" not in ended.out and "failed" not in ended.out
-    assert ended.out.splitlines()[0].startswith("resnet8-digits-")
+    assert ended.out.splitlines()[0].startswith("resnet8-digits  ")
 
 
 def test_a_refused_run_leaves_nothing_in_mlflow_even_if_it_logged(folder: Path, run_here: Any):

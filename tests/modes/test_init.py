@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from main_runs import run_folders
 from python_process import run_python
 
-from runner.config.command_line import spell_out_init
 from runner.modes.init import TEMPLATE
 
 
@@ -87,9 +87,9 @@ def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["init"], "init: takes the folder of a new project alone; write init my_project"),
-        (["init", "a", "b"], "init a b: takes the folder"),
-        (["init", "name=a"], "init name=a: takes the folder"),
+        (["init"], "init: write runner init my_project"),
+        (["init", "a", "b"], "init a b: write runner init my_project"),
+        (["init", "name=a"], "init name=a: write runner init my_project"),
         (["mode=init"], "init=None: must be the folder of a new project"),
         (["mode=init", "init=[a]"], "init=['a']: must be the folder"),
         (["-m", "init=a", "seed=1,2"], "mode=init: takes one experiment at a time"),
@@ -104,8 +104,17 @@ def test_a_wrong_name_is_one_message(tmp_path: Path, run_here: Any, typed: list[
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_both_spellings_are_one():
-    assert spell_out_init(["init", "it's"]) == ["init='it\\'s'", "mode=init"]
-    assert spell_out_init(["init=a"]) == ["init=a", "mode=init"]
-    for others in (["mode=init", "init=a"], ["init=null"], ["seed=1", "init"], []):
-        assert spell_out_init(others) == others
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_sweep_in_other_processes_finds_the_conf_of_the_project(project: Path, run_app: Any, launcher: str):
+    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    sweep = ["-m", "experiment=two_moons", "seed=0,1", "trainer.max_duration=2ep", f"hydra/launcher={launcher}", *jobs]
+    run_app(*sweep, "callbacks=[checkpoint_saver]", folder=project)
+    runs = run_folders(project, "outputs/sweeps/*/*/seed*")
+    assert [run.name for run in runs] == ["seed0-two_layers-two_moons", "seed1-two_layers-two_moons"]
+    for run in runs:
+        assert yaml.safe_load((run / "overrides.yaml").read_text())[0] == f"--config-dir={project / 'conf'}"
+        assert "models.TwoLayers" in (run / "config.yaml").read_text()
+    before = [(run / "result.json").read_bytes() for run in runs]
+    assert "2 finished" in run_app(*sweep, "callbacks=[checkpoint_saver]", folder=project).stdout
+    assert [(run / "result.json").read_bytes() for run in runs] == before

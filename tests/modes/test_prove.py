@@ -147,6 +147,7 @@ def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
     run_app(*ranks, "trainer.deterministic=true", "hydra.run.dir=again")
 
 
+@pytest.mark.slow
 def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: Path, run_app: Any):
     done = run_app(*SMALL, "prove.batches=12", "prove.kills=1", "prove.save_interval=1ba")
     assert "ok proof" in done.stdout and "12 batches, " in done.stdout

@@ -23,10 +23,10 @@ JOB = Job(config={}, run_dir="", run_name="run")
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=str)
-def test_a_mode_runs_a_documented_function_of_one_job(mode: Mode):
+def test_a_mode_runs_a_documented_function(mode: Mode):
     """Each is in a file of `runner/modes/`, which its tests mirror."""
     function = resolve_name(mode.runs)
-    assert [*inspect.signature(function).parameters] == ["job"] and function.__doc__
+    assert [*inspect.signature(function).parameters] == ["job" if mode.composes else "typed"] and function.__doc__
     module = mode.runs.partition(":")[0]
     assert module.startswith("runner.modes.")
     if mode.check is not None:
@@ -36,6 +36,9 @@ def test_a_mode_runs_a_documented_function_of_one_job(mode: Mode):
 @pytest.mark.parametrize("mode", MODES.values(), ids=str)
 def test_the_config_has_the_keys_of_a_mode(mode: Mode):
     values = yaml.safe_load(CONFIG)
+    if not mode.composes:
+        assert mode.name not in values
+        return
     assert (mode.name in values) == (mode.name in MODE_KEYS) == bool(mode.keys or mode.has_value)
     if mode.keys:
         assert [*values[mode.name]] == [*mode.keys]
@@ -50,7 +53,7 @@ def test_the_config_and_the_documentation_name_all_modes():
     text = "".join(document.read_text(encoding="utf-8") for document in documents)
     for name in MODES:
         assert re.search(rf"\b{name}\b", comment)
-        assert name == "train" or f"mode={name}" in text
+        assert name == "train" or f"mode={name}" in text or f"runner {name}" in text
 
 
 def test_a_mode_that_leaves_a_run_runs_where_one_is_recorded():
@@ -66,19 +69,19 @@ def test_a_mode_runs_its_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "def refuse(config): raise ValueError(f'seed={config[\"seed\"]}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    mode = Mode("double", runs="own_mode:double", check="own_mode:refuse")
+    mode = Mode("double", "doubles", "runner mode=double", runs="own_mode:double", check="own_mode:refuse")
     assert mode.run(JOB) == 6.0
     with pytest.raises(ValueError, match="seed=3"):
         mode.check_config({"seed": 3})
-    Mode("double", runs="own_mode:double").check_config({"seed": 3})
+    Mode("double", "doubles", "runner mode=double", runs="own_mode:double").check_config({"seed": 3})
 
 
-@pytest.mark.parametrize("name", ["chek", "", None, 3, ["check"], {"check": 1}])
+@pytest.mark.parametrize("name", ["chek", "", None, 3, ["check"], {"ch": 1}])
 def test_an_unknown_mode_is_one_error_with_the_nearest_name(name: object):
-    with pytest.raises(ValueError, match="no such mode; .*llowed: check, compare, eval, ") as raised:
+    with pytest.raises(ValueError, match="no such mode; .*llowed: check, compare, completion, eval, ") as raised:
         find_mode(name)
     assert str(raised.value).startswith(f"mode={name!r}: ")
-    assert ("did you mean 'check'" in str(raised.value)) == ("che" in str(name))
+    assert ("did you mean 'check'" in str(raised.value)) == (name in ("chek", ["check"]))
 
 
 def test_the_table_imports_no_mode_and_no_torch():
@@ -92,8 +95,7 @@ def test_the_table_imports_no_mode_and_no_torch():
 def test_the_mode_that_contributing_shows_runs(tmp_path: Path):
     row, content = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     for package in ("runner", "callbacks", "algorithms", "conf"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     (tmp_path / "runner" / "modes" / "parameters.py").write_text(content)
     table = tmp_path / "runner" / "modes" / "table.py"
     table.write_text(table.read_text().replace("_ROWS = (\n", f"_ROWS = (\n    {row.strip()},\n"))

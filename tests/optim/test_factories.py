@@ -181,7 +181,7 @@ def test_both_kinds_of_schedules_at_once_are_refused():
         (lambda t: 0.5, "returned 0.5: name its first argument `timestamp`"),
         (
             partial(ReduceLROnPlateau),
-            "torch's ReduceLROnPlateau cannot see a run's metrics; use runner.algorithms.Reduce",
+            "schedulers=ReduceLROnPlateau: torch's own cannot see a run's metrics; use runner.algorithms.Reduce",
         ),
     ],
 )

@@ -268,7 +268,7 @@ def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
     assert refused.err.count("error: ") == 1 and "\n  optimizer.lr: 0.1 -> 0.3\n" in refused.err
     run_here(*fork, "resume_allow=[optimizer.lr]", code=0)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
-    one, other = (tmp_path / "forks" / f"digits-lr{lr}" for lr in (0.1, 0.3))
+    one, other = (tmp_path / "forks" / f"lr{lr}-mlp-digits" for lr in (0.1, 0.3))
     assert rates(one)[1] == 0.1 and rates(other)[1] == 0.3 and weights(one) != weights(other)
     assert yaml.safe_load((other / "config.yaml").read_text())["resume"] == str(tmp_path / "run")
     run_here("resume=run", LONGER, code=0)

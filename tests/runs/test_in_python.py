@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from main_runs import run_folders
+from tiers import one_in
 
 import runner
-from runner import Trainer
+from runner import Callback, Logger, State, Trainer
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
 from runner.config.errors import WrongConfig
@@ -44,6 +45,26 @@ def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, ru
     assert_equal(weights_of(by_command), weights_of(result.run_dir))
     record = [(one / "config.yaml").read_text() for one in (by_command, result.run_dir)]
     assert record[0] == record[1]
+    results = [json.loads((one / "result.json").read_text()) for one in (by_command, result.run_dir)]
+    for key in ("status", "identity", "metrics", "objective", "objective_name"):
+        assert results[0][key] == results[1][key], key
+
+
+class Fails(Callback):
+    def __init__(self, error: str) -> None:
+        self.error = error
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[self.error]("on purpose")
+
+
+@pytest.mark.parametrize(("error", "status"), one_in(2, [("RuntimeError", "FAILED"), ("KeyboardInterrupt", "KILLED")]))
+def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status: str):
+    fails = f"+callbacks.fails={{_target_: {__name__}.Fails, error: {error}}}"
+    with pytest.raises(BaseException, match="on purpose"), Trainer.from_config(*SHORT, fails) as trainer:
+        assert not (trainer.state.run_dir / "result.json").exists()
+        trainer.fit()
+    assert json.loads((run_folders(folder)[0] / "result.json").read_text())["status"] == status
 
 
 def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
@@ -108,12 +129,3 @@ def test_ranks_of_torchrun_make_one_run(folder: Path, run_ranks: Any):
     done = run_ranks(program, 2)
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
     assert len(run_folders(folder)) == 1
-
-
-def test_what_the_page_shows_runs(folder: Path, capsys: Any):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, "docs/python.md", "exec"), names)
-    assert (folder / "by_hand" / "manifest.json").is_file()
-    assert isinstance(names["model"], runner.Model) and "0.05" in capsys.readouterr().out

@@ -154,7 +154,7 @@ def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..
 @pytest.mark.slow
 def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_path: Path):
     run_here("-m", *MADE, "seed=0,1", f"--config-dir={conf.name}", "hydra.sweep.dir=sweep", code=0)
-    job = tmp_path / "sweep" / "digits-seed1"
+    job = tmp_path / "sweep" / "seed1-mine-digits"
     assert arguments_of(job) == [f"--config-dir={conf}", *MADE, "seed=1"]
     assert run_here(f"resume={job}", LONGER, code=0).err == USED.format(conf.name) + STRETCHED
 

@@ -114,7 +114,7 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
     run_app("-m", *SHORT, *QUIET, "seed=0,1")
-    (job,) = tmp_path.glob("outputs/sweeps/*/*/digits-seed1")
+    (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
     said = f"INFO: resume=latest: {job.relative_to(tmp_path)}\n"
     assert run_app("mode=eval", "resume=latest").stderr.startswith(said)
     done = run_app("resume=latest", LONGER)

@@ -1,134 +1,103 @@
-"""Tables and the plot of a sweep, against numbers worked out by hand."""
+"""What a sweep leaves for people and programs when it ends."""
 
 from __future__ import annotations
 
-import math
+import csv
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from sweep_results import GRID
 
+from runner.callbacks import InMemoryLogger
+from runner.destination import SweepSummary
 from runner.runs.result import Result
-from runner.sweeps.job import name_job, show_value
-from runner.sweeps.plan import short_names
-from runner.sweeps.plot import draw
-from runner.sweeps.summary import average, compare, tabulate
+from runner.sweeps import sweep as sweeps
+from runner.sweeps.summary import align, end_sweep
 from runner.sweeps.sweep import Sweep
 
 
-def result(objective: float | None, *overrides: str, status: str = "FINISHED", lower: bool = False) -> Result:
-    metrics = {} if objective is None else {"train/acc": 0.5, "eval/acc": objective}
-    name = "-".join(one.partition("=")[2] for one in overrides)
-    return Result(status, name, "id", [*overrides, "model=mlp"], objective, "eval/acc", lower, metrics, seconds=1.234)
+class Receiver(InMemoryLogger):
+    """Keeps the summary of a sweep."""
+
+    summary: SweepSummary
+
+    def log_sweep(self, summary: SweepSummary) -> None:
+        self.summary = summary
 
 
-def sweep(direction: str = "") -> Sweep:
-    return Sweep(Path("folder"), "id", "name", "identity", ["model"], direction=direction)
+def end(folder: Path, results: list[Result], monkeypatch: pytest.MonkeyPatch) -> tuple[int, SweepSummary]:
+    """End a sweep of jobs with these results in a terminal of 80 columns."""
+    for one in results:
+        (folder / one.name).mkdir(parents=True)
+        one.write(folder / one.name)
+    receiver = Receiver()
+    led = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
+    monkeypatch.setattr(sweeps, "led", led)
+    monkeypatch.setattr("runner.sweeps.summary.make_console", lambda _: type("Console", (), {"width": 80}))
+    return end_sweep(), receiver.summary
 
 
-GRID = [
-    result(0.5, "optimizer.lr=0.01", "seed=0"),
-    result(0.7, "optimizer.lr=0.01", "seed=1"),
-    result(0.9, "optimizer.lr=0.1", "seed=0"),
-    result(math.nan, "optimizer.lr=0.1", "seed=1"),
-    result(None, "optimizer.lr=1.0", "seed=0", status="FAILED"),
-    result(0.8, "optimizer.lr=1.0", "seed=1"),
-]
+def test_the_best_is_a_setting_in_what_is_printed_and_written_and_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    code, summary = end(tmp_path / "sweep", GRID, monkeypatch)
+    assert code == 1  # a job has failed
+    best = {"setting": "lr=0.01", "mean": "0.6", "n": "2", "spread": "0.1414", "tied": "lr=10"}
+    assert summary.best == best | {"optimizer.lr": "0.01"}
+    assert summary.metrics["best/eval/acc"] == pytest.approx(0.6)
+    assert summary.metrics["sweep/spread"] == pytest.approx(0.02**0.5)
+    assert summary.metrics["sweep/settings"] == 4 and summary.metrics["sweep/finished"] == 7
+    names = ["settings.csv", "jobs.csv", "results.json", "report.html", "report.svg", "report.png"]
+    assert [path.name for path in summary.files] == names and all(path.exists() for path in summary.files)
+    assert [*summary.tables] == ["settings", "jobs"]
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "sweep-lr-seed: 7 finished, 1 failed"
+    assert lines[2] == "  lr  eval/acc  spread  n  verdict  train/acc  seconds  missing"
+    assert lines[3] == "0.01       0.6  0.1414  2  leads          0.5     1.23"
+    assert lines[5].endswith("1 not finite") and lines[6].endswith("1 failed")
+    assert any(line.startswith("best") and "lr=0.01: eval/acc 0.6 +- 0.14 over 2 seeds" in line for line in lines)
+    assert "tied    lr=10 may be as good; 2 seeds cannot tell 2 settings apart, 6 can" in lines
+    assert any(line.split() == ["report", "sweep/report.html"] for line in lines)
+
+    with (tmp_path / "sweep" / "settings.csv").open(newline="") as file:
+        assert [row["lr"] for row in csv.DictReader(file)] == ["0.01", "10.0", "0.1", "1.0"]
+    content = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert content["objective"] == "eval/acc" and content["lower_is_better"] is False
+    assert [one["verdict"] for one in content["settings"]] == ["leads", "tied", "", ""]
+    assert content["settings"][0]["values"] == {"optimizer.lr": 0.01}
+    assert [(job["seed"], job["objective"]) for job in content["settings"][2]["jobs"]] == [(0, 0.9), (1, None)]
+    assert [job["status"] for job in content["settings"][3]["jobs"]] == ["FAILED", "FINISHED"]
 
 
-def test_jobs_are_sorted_by_the_objective_with_those_that_have_none_last():
-    columns, rows = tabulate(compare(GRID, sweep()))
-    assert columns == ["job", "lr", "seed", "eval/acc", "train/acc", "seconds", "status"]
-    assert [row[:4] for row in rows[:4]] == [
-        ["0.1-0", 0.1, 0, 0.9],
-        ["1.0-1", 1.0, 1, 0.8],
-        ["0.01-1", 0.01, 1, 0.7],
-        ["0.01-0", 0.01, 0, 0.5],
+def test_an_error_of_many_jobs_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    error = "Traceback (most recent call last):\n  File ...\nRuntimeError: no\n"
+    results = [
+        Result("FAILED", f"seed{seed}", "id", [f"seed={seed}"], error=error, cause="RuntimeError: no")
+        for seed in range(3)
     ]
-    assert math.isnan(rows[4][3]) and rows[4][-2:] == [1.23, "FINISHED"]
-    assert rows[5] == ["1.0-0", 1.0, 0, None, None, 1.23, "FAILED"]
+    code, summary = end(tmp_path / "sweep", results, monkeypatch)
+    written = capsys.readouterr()
+    assert code == 1 and summary.best == {}
+    assert written.err == f"seed0 and 2 more: FAILED, see sweep/seed0/console.log\n{error}"
+    assert not (tmp_path / "sweep" / "report.html").exists() and "best" not in written.out
 
 
-@pytest.mark.parametrize(("direction", "lower", "best"), [("", False, 0.9), ("", True, 0.5), ("minimize", False, 0.5)])
-def test_what_is_better_is_said_by_the_metric_unless_the_sweeper_says_it(direction: str, lower: bool, best: float):
-    jobs = [result(value, f"seed={seed}", lower=lower) for seed, value in enumerate((0.7, 0.5, 0.9))]
-    assert compare(jobs, sweep(direction))[0].result.objective == best
+def test_one_run_each_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    finished = [one for one in GRID if one.overrides[1] == "seed=0" and one.status == "FINISHED"]
+    results = [replace(one, overrides=[one.overrides[0]]) for one in finished]
+    end(tmp_path / "sweep", results, monkeypatch)
+    assert "one run each: add sweep=seeds" in capsys.readouterr().out
 
 
-def test_means_and_spreads_are_over_seeds_alone():
-    columns, rows = average(compare(GRID, sweep())) or ([], [])
-    assert columns == ["lr", "mean eval/acc", "spread", "seeds"]
-    assert rows == [
-        [0.1, 0.9, None, 1],
-        [1.0, 0.8, None, 1],
-        [0.01, pytest.approx(0.6), pytest.approx(0.02**0.5), 2],  # the sample standard deviation
-    ]
-    without_seeds = [result(0.5, "optimizer.lr=0.01"), result(0.6, "optimizer.lr=0.1")]
-    assert average(compare(without_seeds, sweep())) is None
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        GRID,
-        [result(0.5 + seed / 10, f"seed={seed}") for seed in range(3)],
-        [result(0.5, "seed=0")],
-        [result(a + b, f"model.name={'xyz'[a]}", f"algorithms=[one{b}]") for a in range(3) for b in range(2)],
-        [result(value, f"a={value}", f"b={2 * value}", "c=null", f"d={value > 0.2}") for value in (0.1, 0.2, 0.3)],
-    ],
-    ids=["grid", "seeds", "one", "names", "many"],
-)
-def test_every_kind_of_sweep_has_a_picture(results: list[Result], tmp_path: Path):
-    path = tmp_path / "comparison.png"
-    draw(compare(results, sweep()), "eval/acc", path)
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
-
-
-def test_keys_are_shown_as_short_as_they_differ():
-    assert short_names(["optimizer.lr", "seed"]) == {"optimizer.lr": "lr", "seed": "seed"}
-    keys = ["optimizer.lr", "model.lr", "lr", "+a.optimizer.lr"]
-    assert [*short_names(keys).values()] == ["optimizer.lr", "model.lr", "lr", "a.optimizer.lr"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        (["optimizer.lr=0.01", "seed=1"], "digits-lr0.01-seed1"),
-        (["seed=1", "optimizer.lr=1e-2"], "digits-lr0.01-seed1"),
-        (["optimizer=adamw", "+callbacks=[a,b]"], "digits-a+b-adamw"),
-        (["trainer.precision=amp_bf16", "optimizer.nesterov=true"], "digits-nesterov_true-precision_amp_bf16"),
-        (["trainer.max_duration=3ep", "data.limit=null"], "digits-limit_null-max_duration3ep"),
-        (["trainer.load_path='a b/c:d'"], "digits-load_path_a-b-c-d"),
-        (["data=digits"], "digits"),
-        (["model=mlp"], "digits"),
-        ([], "digits"),
-    ],
-)
-def test_a_job_is_named_by_what_is_its_own(overrides: list[str], name: str):
-    fixed = ["model"]
-    assert name_job(overrides, None, fixed, {"data": "digits"}) == name
-    named = name_job(overrides, "mine", fixed, {"data": "digits"})
-    assert named == (name.replace("digits", "mine", 1) if "data=digits" not in overrides else "mine-digits")
-
-
-def test_a_long_name_is_cut_and_still_its_own():
-    def name(letter: str) -> str:
-        return name_job([f"+note={'x' * 200}{letter}"], None, [], {"data": "digits"})
-
-    assert len(name("a")) == 100 and name("a")[:90] == name("b")[:90] and name("a") != name("b")
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.00012345678, "0.0001235"),
-        (True, "true"),
-        (None, "null"),
-        ([], "none"),
-        ([1, "a"], "1+a"),
-        ("x", "x"),
-        (7, "7"),
-    ],
-)
-def test_values_are_shown_as_typed(value: Any, shown: str):
-    assert show_value(value) == shown
+def test_a_table_has_no_blanks_at_its_ends_and_no_empty_column():
+    lines = align(["name", "value", "empty", "text"], [["a", 0.123456, None, "long text"], ["bcdef", None, "", ""]])
+    assert lines == ["name    value  text", "a      0.1235  long text", "bcdef       -"]

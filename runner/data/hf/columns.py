@@ -97,7 +97,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
 
 
 def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
-    """Return the names of the classes in order, if the targets are texts, and otherwise None.
+    """Return the names of the classes in order, if the targets are texts or lists of them, and otherwise None.
 
     Args:
         parts: the rows to train and to evaluate on, whose classes are sorted if none are given.
@@ -108,12 +108,16 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
         ValueError: there is a target that is not among the classes, or a row without one; or the targets are not texts
             and classes are given.
     """
-    if not is_text(parts[0].features.get(targets)):
+    feature = parts[0].features.get(targets)
+    if not is_text(feature) and not holds_texts(feature):
         if classes is not None:
             raise ValueError(f"classes={list(classes)!r}: is for targets that are texts; leave it out")
         return None
     compute = import_hf("pyarrow.compute")
-    found = {name for rows in parts for name in compute.unique(rows.data.column(targets)).to_pylist()}
+    columns = [rows.data.column(targets) for rows in parts]
+    if holds_texts(feature):
+        columns = [compute.list_flatten(one) for one in columns]
+    found = {name for column in columns for name in compute.unique(column).to_pylist()}
     if None in found:
         raise ValueError(f"targets={targets!r}: some rows have no value; fill them in, or leave the rows out")
     if classes is None:
@@ -126,6 +130,18 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
 def is_text(feature: Any) -> bool:
     """Return whether a column holds texts."""
     return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def holds_texts(feature: Any) -> bool:
+    """Return whether a column holds lists of texts."""
+    return is_text(getattr(feature, "feature", None))
+
+
+def largest_label(feature: Any, classes: Sequence[str] | None) -> int:
+    """Return the largest number of a class in a column, as far as it is known; otherwise 0."""
+    if classes is not None:
+        return len(classes) - 1
+    return getattr(_innermost(feature), "num_classes", 1) - 1
 
 
 def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
@@ -170,9 +186,7 @@ def fake_batches(
         feature = features[column]
         shape = _shape(feature, image_size)
         dtype = _dtype(feature)
-        largest = getattr(_innermost(feature), "num_classes", 1) - 1  # of other numbers the largest is unknown
-        if is_text(feature):
-            largest = len(classes or ()) - 1
+        largest = largest_label(feature, classes if is_text(feature) else None)
         if shape is None:
             row = first() if row is None else row
             value = row[column]

@@ -8,9 +8,17 @@ and names of classes become int64, other numbers float32, both `(N,)`; lists of 
 Images become float32 `(N, 3, H, W)`: red, green and blue, normalized by ImageNet's mean and deviation, resized until
 the shorter side has image_size pixels, and cropped to the center. There is no augmentation here.
 
-With one or two columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64
-`input_ids` and `attention_mask` `(N, T)`, what else the tokenizer makes, and the targets as `labels`. T is the length
-of the longest sample in the batch, at most `context`.
+With columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64 `input_ids`
+and `attention_mask` `(N, T)`, what else the tokenizer makes, and `labels`. T is the length of the longest sample in the
+batch, at most `context`; the labels of padding are -100, which no loss counts. `task` says what the labels are:
+
+- sequence_classification: the targets, `(N,)`; inputs are one text, or two that form a pair.
+- token_classification: inputs are lists of words and targets lists of their classes; the first token of a word has the
+  word's class, `(N, T)`, the others -100.
+- masked_lm: the tokens that are hidden, 15 % as for BERT, `(N, T)`; there are no targets. Which are hidden depends on
+  seed, epoch and row alone, and in evaluation on seed and row.
+- causal_lm: the tokens themselves, `(N, T)`; there are no targets, and each row is a sample of its own.
+- seq2seq_lm: the tokens of the text in targets, `(N, T')`.
 
 `datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
 that while others wait. Batches are found by their number, so streaming is not possible.
@@ -21,15 +29,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import Columns, class_names, fake_batches, is_text
-from runner.data.hf.splits import Part, Source, check_text, describe, load_parts, load_split
-from runner.data.hf.texts import BatchEncoder, Texts, text_columns
+from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label
+from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
+from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.text.token_cache import TokenCache
-from runner.data.text.tokenizer import BYTES_PER_TOKEN, ByteTokenizer, Tokenizer, load_tokenizer
+from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
 from runner.distributed.collectives import get_global_rank
 from runner.libraries.hugging_face import bars_on_terminals
@@ -38,48 +46,67 @@ log = logging.getLogger("runner")
 
 
 def _fake(
+    name: str,
+    config: str | None,
+    data_files: Any,
+    data_dir: str | None,
+    split: str,
+    eval_split: str | None,
+    eval_share: float,
+    test_split: str | None,
     text: str | None,
-    inputs: str | Sequence[str] | None,
-    targets: str | None,
-    classes: Sequence[str] | None,
-    tokenizer: str | None,
-    image_size: int | None,
-    **arguments: Any,
-) -> tuple[FakeLoader, FakeLoader]:
-    sizes = WindowSizes(**{key: arguments[key] for key in WindowSizes.__required_keys__})  # pyright: ignore
-    eval_split, eval_share, split = (arguments[key] for key in ("eval_split", "eval_share", "split"))
-    read = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
-    source = Source(*(arguments[key] for key in Source._fields))
-    encoder = load_tokenizer(tokenizer) if text is not None else ByteTokenizer()
+    cache: str | None,
+    batch_size: int,
+    eval_batch_size: int,
+    eval_tokens: int | None,
+    num_workers: int,
+    seed: int,
+    **columns_given: Any,
+) -> tuple[FakeLoader, ...]:
+    columns = _check_columns(text, **columns_given)
+    sizes = WindowSizes(
+        context=columns.context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
+    )
+    source = Source(name, config, data_files, data_dir)
+    splits = Splits(split, eval_split, test_split)
+    encoder = _check_rest(splits, columns, sizes, eval_share)
     with bars_on_terminals("datasets", "huggingface_hub"):
-        features, rows, row_sizes = describe(source, {"split": split, "eval_split": eval_split}, eval_share, text)
+        features, counts, row_sizes = describe(source, splits, eval_share, text)
         if text is not None:
             check_text(features, text)
-            size = 1 if tokenizer is None else BYTES_PER_TOKEN
-            totals = [count * mean / size for count, mean in zip(rows, row_sizes, strict=True)]
-            counts = [max(round(one), 2 * sizes["context"]) for one in totals]
-            return fake_window_loaders(counts[0], counts[1], encoder.vocab_size, sizes)
+            size = 1 if columns.tokenizer is None else BYTES_PER_TOKEN
+            totals = (count * mean / size for count, mean in zip(counts, row_sizes, strict=True))
+            tokens = [max(round(one), 2 * columns.context) for one in totals]
+            return fake_window_loaders(tokens, encoder.vocab_size, sizes)
+        make = _fake_samples(features, columns, source, splits)
+    train, *others = counts
+    return FakeLoader(make, train, batch_size), *(FakeLoader(make, one, eval_batch_size) for one in others)
 
-        def first() -> Mapping[str, Any]:
-            return load_split(source, "split", split)[0]
 
-        names = classes
-        if classes is not None or is_text(features.get(targets)):
-            parts = [load_split(source, key, one) for key, one in (("split", split), ("eval_split", eval_split)) if one]
-            names = class_names(parts, str(targets), classes)
-        if text_columns(features, read, tokenizer):
-            columns = {"targets": str(targets)}
-            make_labels = fake_batches(features, columns, image_size, first, names)
-            encode = BatchEncoder(str(tokenizer), sizes["context"])
-            make = encode.fake(len(read), lambda samples: make_labels(samples)[0])
-        else:
-            columns = {"inputs": read[0], "targets": str(targets)}
-            make = fake_batches(features, columns, image_size, first, names)
-    return FakeLoader(make, rows[0], sizes["batch_size"]), FakeLoader(make, rows[1], sizes["eval_batch_size"])
+def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> Any:
+    """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
+
+    def first() -> Mapping[str, Any]:
+        return load_split(source, "split", splits.split)[0]
+
+    is_text_data = _is_text_data(features, columns)
+    feature = features.get(str(columns.targets))
+    names = columns.classes
+    if columns.task in NAMED and (names is not None or is_text(feature) or holds_texts(feature)):
+        parts = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
+        names = _classes(parts, columns)
+    whole = {"targets": str(columns.targets)}
+    if not is_text_data:
+        return fake_batches(features, {"inputs": columns.inputs[0], **whole}, columns.image_size, first, names)
+    encode = Encoder(str(columns.tokenizer), columns.context, columns.task)
+    if columns.task != TASKS[0]:
+        return encode.fake(len(columns.inputs), largest_label(feature, names))
+    make_labels = fake_batches(features, whole, None, first, names)
+    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0])
 
 
 @faked_by(_fake)
-def load_hf_dataset(
+def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     name: str = "Salesforce/wikitext",
     config: str | None = None,
     data_files: str | Sequence[str] | Mapping[str, Any] | None = None,
@@ -87,11 +114,13 @@ def load_hf_dataset(
     split: str = "train",
     eval_split: str | None = "validation",
     eval_share: float = 0.1,
+    test_split: str | None = None,
     text: str | None = None,
     inputs: str | Sequence[str] | None = None,
     targets: str | None = None,
     classes: Sequence[str] | None = None,
     tokenizer: str | None = None,
+    task: str | None = None,
     context: int = 128,
     eval_tokens: int | None = None,
     cache: str | None = "~/.cache/experiment-runner/tokens",
@@ -100,28 +129,26 @@ def load_hf_dataset(
     eval_batch_size: int = 64,
     num_workers: int = 2,
     seed: int = 0,
-) -> tuple[OrderedLoader, OrderedLoader]:
-    """Return a training and an evaluation loader over a data set; the top of this file describes their batches.
+) -> tuple[OrderedLoader, ...]:
+    """Return a training, an evaluation and perhaps a test loader; the top of this file describes their batches.
 
     Args:
         name: on the Hub; csv, json, parquet, imagefolder, ... with data_files or data_dir; a folder, also a saved one.
         config: which of the data set's configurations, such as wikitext-2-raw-v1; None is its default one.
-        data_files: which files: a path, a list of them, or a dict of them by split.
-        data_dir: a folder, of which all files are read.
-        split: to train on, such as train or train[:10%].
-        eval_split: to evaluate on; None keeps a part of the rows of split for that, drawn by seed.
+        data_files, data_dir: files: a path, a list of them, or a dict of them by split; or a folder to read whole.
+        split, eval_split, test_split: to train, evaluate and test on, such as train or train[:10%]; None keeps a part
+            of the rows of split for evaluation, drawn by seed, and there is no test loader.
         eval_share: share of the rows that is kept for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modelling.
-        inputs: a column of numbers, lists of equal length, images or texts, or two columns of texts.
-        targets: a column of numbers, lists of equal length, images, labels, or names of classes.
+        inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, as `task` says.
         classes: of class names in targets: the names in order, also those only in other data; None sorts those found.
         tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        task: of texts with a tokenizer: what the model is for; None is 'sequence_classification'.
         context: of text: window length, in tokens; of inputs that are texts: tokens in a sample at most.
         eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
         cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves them as they are.
-        batch_size: windows or samples in a training batch, all ranks together.
-        eval_batch_size: the same for an evaluation batch.
+        batch_size, eval_batch_size: windows or samples in a batch to train, or to evaluate and test, of all ranks.
         num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
         seed: seed of the order, and of the rows that are kept for evaluation.
 
@@ -131,69 +158,117 @@ def load_hf_dataset(
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
     )
-    read = _check(sizes, eval_share if eval_split is None else None, text, inputs, targets, image_size)
-    encoder = load_tokenizer(tokenizer if text is not None else None)
-    with bars_on_terminals("datasets", "huggingface_hub"):
-        parts = load_parts(Source(name, config, data_files, data_dir), split, eval_split, eval_share, seed)
-        if text is not None:
-            train, evaluation = (_tokenize(part, text, encoder, cache) for part in parts)
-            return window_loaders(train, evaluation, seed, sizes)
-        return _column_loaders(parts, read, str(targets), classes, tokenizer, image_size, num_workers, seed, sizes)
+    columns = _check_columns(text, inputs, targets, classes, tokenizer, image_size, task, context)
+    source = Source(name, config, data_files, data_dir)
+    return _load(source, Splits(split, eval_split, test_split), columns, sizes, eval_share, cache, num_workers, seed)
 
 
-def _check(
+def _load(
+    source: Source,
+    splits: Splits,
+    columns: _Columns,
     sizes: WindowSizes,
-    eval_share: float | None,
+    eval_share: float,
+    cache: str | None,
+    num_workers: int,
+    seed: int,
+) -> tuple[OrderedLoader, ...]:
+    encoder = _check_rest(splits, columns, sizes, eval_share)
+    with bars_on_terminals("datasets", "huggingface_hub"):
+        parts = load_parts(source, splits, eval_share, seed)
+        if (text := columns.text) is not None:
+            return window_loaders((_tokenize(part, text, encoder, cache) for part in parts), seed, sizes)
+        train, *others = _data_sets(parts, columns)
+    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
+    return (
+        DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),
+        *(DatasetLoader(one, sizes["eval_batch_size"], shuffle=False, **shared) for one in others),
+    )
+
+
+def _check_rest(splits: Splits, columns: _Columns, sizes: WindowSizes, eval_share: float) -> Tokenizer:
+    """Check the arguments that do not say what a sample is, and return the tokenizer of text to continue."""
+    check_windows(sizes)
+    if splits.eval_split is None:
+        check_eval_share(eval_share)
+    return load_tokenizer(None if columns.text is None else columns.tokenizer)
+
+
+class _Columns(NamedTuple):
+    """The arguments of `load_hf_dataset` that say what a sample is; `text` is None, or `inputs` is empty."""
+
+    text: str | None
+    inputs: list[str]
+    targets: str | None
+    classes: Sequence[str] | None
+    tokenizer: str | None
+    image_size: int | None
+    task: str
+    context: int
+
+
+def _check_columns(
     text: str | None,
     inputs: str | Sequence[str] | None,
     targets: str | None,
+    classes: Sequence[str] | None,
+    tokenizer: str | None,
     image_size: int | None,
-) -> list[str]:
-    """Check the arguments, and return the columns of the inputs; there are none if the data is text to continue."""
-    check_windows(sizes)
-    if eval_share is not None:
-        check_eval_share(eval_share)
+    task: str | None,
+    context: int,
+) -> _Columns:
+    """Check the arguments that say what a sample is, before anything is read, and return them."""
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size={image_size!r}: must be at least 1 pixel")
     read = [] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
-    given = [one for one in (read, targets) if one]
-    if len(given) != (2 if text is None else 0):
+    if bool(text) == bool(read) or (text and targets) or (read and not targets and task is None):
         raise ValueError(
             f"text={text!r}, inputs={inputs!r}, targets={targets!r}: give text, a column for language modelling, or "
             "both inputs and targets"
         )
     if len(read) > 2:
         raise ValueError(f"inputs={read!r}: must be one column, or two columns of texts")
-    return read
+    task = TASKS[0] if text else check_task(task, read, targets, classes, tokenizer)
+    return _Columns(text, read, targets, classes, tokenizer, image_size, task, context)
 
 
-def _column_loaders(
-    parts: tuple[Part, Part],
-    read: list[str],
-    targets: str,
-    classes: Sequence[str] | None,
-    tokenizer: str | None,
-    image_size: int | None,
-    num_workers: int,
-    seed: int,
-    sizes: WindowSizes,
-) -> tuple[DatasetLoader, DatasetLoader]:
-    names = class_names([part.rows for part in parts], targets, classes)
+def _classes(parts: Sequence[Any], columns: _Columns) -> list[str] | None:
+    """Return the names of the classes in order; None if the targets are no names."""
+    if columns.task not in NAMED:
+        return None
+    return class_names(parts, str(columns.targets), columns.classes)
+
+
+def _is_text_data(features: Mapping[str, Any], columns: _Columns) -> bool:
+    """Return whether the inputs are texts, for a tokenizer, after checking that the columns fit the task."""
+    if columns.task == TASKS[0]:
+        return text_columns(features, columns.inputs, columns.tokenizer)
+    check_columns(features, columns.task, columns.inputs, columns.targets)
+    return True
+
+
+def _data_sets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
+    """Return the samples of each part."""
+    is_text_data = _is_text_data(parts[0].rows.features, columns)
+    names = _classes([part.rows for part in parts], columns)
     if names is not None and get_global_rank() == 0:
         log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
-    if text_columns(parts[0].rows.features, read, tokenizer):
-        encode = BatchEncoder(str(tokenizer), sizes["context"])
-        labels = [Columns(part.rows, {"targets": targets}, image_size, names) for part in parts]
-        sets: list[Any] = [Texts(part.rows, read, one, encode) for part, one in zip(parts, labels, strict=True)]
-    else:
-        columns = {"inputs": read[0], "targets": targets}
-        sets = [Columns(part.rows, columns, image_size, names) for part in parts]
-    train, evaluation = sets
-    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
-    return (
-        DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),
-        DatasetLoader(evaluation, sizes["eval_batch_size"], shuffle=False, **shared),
-    )
+    whole = {"targets": str(columns.targets)}
+    if not is_text_data:
+        both = {"inputs": columns.inputs[0], **whole}
+        return [Columns(part.rows, both, columns.image_size, names) for part in parts]
+    encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names)
+    labelled = columns.task == TASKS[0]
+    return [
+        Texts(
+            part.rows,
+            columns.inputs,
+            columns.targets,
+            encode,
+            Columns(part.rows, whole, None, names) if labelled else None,
+        )
+        for part in parts
+    ]
 
 
 def _tokenize(part: Part, text: str, encoder: Tokenizer, cache: str | None) -> Any:

@@ -27,20 +27,27 @@ class Source(NamedTuple):
     data_dir: str | None
 
 
+class Splits(NamedTuple):
+    """The names of the splits that are read, by the arguments that name them."""
+
+    split: str
+    eval_split: str | None
+    test_split: str | None
+
+
 class Part(NamedTuple):
-    """The rows of a split that are trained or evaluated on."""
+    """The rows of a split that are trained, evaluated or tested on."""
 
     rows: Any
     identity: Any  # what decides which rows these are
 
 
-def load_parts(source: Source, split: str, eval_split: str | None, eval_share: float, seed: int) -> tuple[Part, Part]:
-    """Return the rows to train and to evaluate on.
+def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> list[Part]:
+    """Return the rows to train and to evaluate on and, if there is a split for it, to test on.
 
     Args:
         source: where the rows come from.
-        split: split to train on.
-        eval_split: split to evaluate on; None keeps a part of the rows of `split` for that.
+        splits: the splits; without an `eval_split` a part of the rows to train on is kept for evaluation.
         eval_share: share of the rows that is kept, in (0, 1).
         seed: seed by which these rows are drawn, at least 0.
 
@@ -48,19 +55,19 @@ def load_parts(source: Source, split: str, eval_split: str | None, eval_share: f
         OSError: the data set does not exist, or the Hub cannot be reached.
         ValueError: a split does not exist, it has too few rows to keep some, or `datasets` refuses an argument.
     """
-    rows = load_split(source, "split", split)
-    identity = _identity(rows)
-    if eval_split is not None:
-        evaluation = load_split(source, "eval_split", eval_split)
-        return Part(rows, identity), Part(evaluation, _identity(evaluation))
+    found = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
+    train, *others = (Part(rows, _identity(rows)) for rows in found)
+    return [train, *others] if splits.eval_split is not None else [*_divide(train, eval_share, seed), *others]
+
+
+def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
+    """Yield the rows to train and to evaluate on, drawn from a part."""
+    rows = part.rows
     count = _count_evaluated(len(rows), eval_share)
     generator = torch.Generator().manual_seed(stream_seed(seed, "eval_share"))
     drawn = torch.randperm(len(rows), generator=generator)
-    train, evaluation = (
-        Part(rows.select(one.sort().values.tolist()), [*identity, eval_share, seed, part])
-        for one, part in ((drawn[count:], "train"), (drawn[:count], "eval"))
-    )
-    return train, evaluation
+    for one, use in ((drawn[count:], "train"), (drawn[:count], "eval")):
+        yield Part(rows.select(one.sort().values.tolist()), [*part.identity, eval_share, seed, use])
 
 
 def _count_evaluated(rows: int, eval_share: float) -> int:
@@ -83,10 +90,9 @@ def load_split(source: Source, key: str, split: str) -> Any:
             if split not in saved:
                 raise ValueError(f"{key}={split!r}: name={source.name!r} has the splits {', '.join(saved)}")
             return saved[split].with_format(None)
-        if key == "eval_split":
-            raise ValueError(
-                f"eval_split={split!r}: name={source.name!r} has one split only; eval_split=null keeps a part of it"
-            )
+        if key != "split":
+            remedy = "eval_split=null keeps a part of it" if key == "eval_split" else "leave test_split out"
+            raise ValueError(f"{key}={split!r}: name={source.name!r} has one split only; {remedy}")
         return saved.with_format(None)
     _check_files(source)
     with _naming(source, key, split):
@@ -118,33 +124,29 @@ def _naming(source: Source, key: str, split: str) -> Iterator[None]:
         raise kind(f"name={source.name!r}: datasets cannot load it: {reason[:400].rstrip('.')}") from error
 
 
-def describe(
-    source: Source, splits: dict[str, str | None], eval_share: float, text: str | None
-) -> tuple[Any, list[int], list[float]]:
-    """Return a data set's features, and of its rows to train and to evaluate on the numbers and the mean sizes.
+def describe(source: Source, splits: Splits, eval_share: float, text: str | None) -> tuple[Any, list[int], list[float]]:
+    """Return a data set's features, and of its rows to train, evaluate and test on the numbers and the mean sizes.
 
     Sizes are in bytes. The data set is downloaded and converted only if its description does not tell all this; one
     that is on this machine is read.
     """
-    split = str(splits["split"])
-    eval_split = splits["eval_split"]
-    described = None if _is_saved(source.name) else _description(source, split)
-    names = [one for one in (split, eval_split) if one is not None]
+    described = None if _is_saved(source.name) else _description(source, splits.split)
+    names = [one for one in splits if one is not None]
     if described is not None and all(one in described.splits for one in names):
         features = described.features
         counts = [described.splits[one].num_examples for one in names]
         sizes = [described.splits[one].num_bytes / max(1, described.splits[one].num_examples) for one in names]
     else:
-        loaded = [load_split(source, key, one) for key, one in splits.items() if one is not None]
+        loaded = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
         features = loaded[0].features
         counts = [len(one) for one in loaded]
         if text is not None:
             check_text(features, text)
         sizes = [0.0 if text is None else _mean_length(one.data.column(text)) for one in loaded]
-    if eval_split is None:
+    if splits.eval_split is None:
         count = _count_evaluated(counts[0], eval_share)
-        counts = [counts[0] - count, count]
-        sizes = sizes * 2
+        counts = [counts[0] - count, count, *counts[1:]]
+        sizes = [sizes[0], *sizes]
     return features, counts, sizes
 
 

@@ -1,4 +1,4 @@
-"""One or two columns of texts as tokens, with a column of targets: batches for models of transformers."""
+"""Columns of texts as tokens with labels: batches for models of transformers, for each of their tasks."""
 
 from __future__ import annotations
 
@@ -7,99 +7,256 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from runner.data.hf.columns import Columns, is_text
+from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures import wrong_argument
+from runner.libraries.hugging_face import import_hf
 
-Sample = tuple[tuple[str, ...], Tensor]
+IGNORED_LABEL = -100
+"""The label of tokens that are left out of the loss, in all models of transformers."""
+
+TASKS = ("sequence_classification", "token_classification", "masked_lm", "causal_lm", "seq2seq_lm")
+NAMED = TASKS[:2]
+"""The tasks whose targets may be names of classes."""
+UNLABELLED = ("masked_lm", "causal_lm")
+"""The tasks whose labels are the tokens of the inputs themselves."""
 
 
-class Texts(Dataset[Sample]):
-    """The rows of a data set as texts with their target; `stack` makes tokens of a batch of them.
+class Texts(Dataset[dict[str, Tensor]]):
+    """The rows of a data set as samples for a model of transformers; `stack` makes batches of them.
 
     Args:
         rows: a `datasets.Dataset`.
         inputs: the column of texts, or the two columns whose texts form a pair.
-        targets: the targets of the same rows.
-        encode: makes tokens of texts.
+        targets: the column of targets; None: the task has none.
+        encode: makes tokens and labels of a row.
+        labels: the targets of the same rows as tensors, for classes and numbers of whole texts; otherwise None.
 
     Raises:
-        ValueError: a row has no text.
+        ValueError: a row has no text or no target.
     """
 
-    def __init__(self, rows: Any, inputs: Sequence[str], targets: Columns, encode: BatchEncoder) -> None:
-        for column in inputs:
+    def __init__(
+        self, rows: Any, inputs: Sequence[str], targets: str | None, encode: Encoder, labels: Columns | None
+    ) -> None:
+        for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
             if missing := rows.data.column(column).null_count:
-                reason = (
-                    f"{missing} of {len(rows.data)} rows have no text in this column; fill them in, or leave them out"
-                )
-                raise wrong_argument("inputs", column, reason)
-        self._rows = rows.select_columns([*dict.fromkeys(inputs)])
+                what = "text" if key == "inputs" else "target"
+                reason = f"{missing} of {len(rows.data)} rows have no {what} in this column"
+                raise wrong_argument(key, column, f"{reason}; fill them in, or leave them out")
+        self._rows = rows.select_columns([*dict.fromkeys((*inputs, *([targets] if targets else [])))])
         self._inputs = tuple(inputs)
         self._targets = targets
         self._encode = encode
+        self._labels = labels
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self._rows[index]
-        return tuple(row[column] for column in self._inputs), self._targets[index][0]
+        target = row[self._targets] if self._targets else None
+        if self._labels is not None:
+            target = self._labels[index][0]
+        try:
+            return self._encode([row[column] for column in self._inputs], target)
+        except LookupError as error:
+            reason = f"row {index} has {error.args[0]}"
+            raise wrong_argument("targets", self._targets, reason) from error
 
-    def stack(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Return a batch: what the tokenizer returns, `(N, T)`, and `labels`, `(N, ...)`.
+    def stack(self, samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return a batch: what the tokenizer makes, `(N, T)`, and `labels`, `(N, ...)`.
 
         T is the length of the longest sample of this batch on this rank.
         """
-        texts, targets = zip(*samples, strict=True)
-        (labels,) = self._targets.stack([(one,) for one in targets])
-        return {**self._encode(texts), "labels": labels}
+        labels = [one["labels"] for one in samples]
+        inputs = [{name: value for name, value in one.items() if name != "labels"} for one in samples]
+        if self._labels is not None:
+            (stacked,) = self._labels.stack([(one,) for one in labels])
+            return {**self._encode.pad(inputs), "labels": stacked}
+        return {**self._encode.pad(inputs), "labels": self._encode.pad_labels(labels)}
 
 
-class BatchEncoder:
-    """Turns texts, or pairs of them, into batches with a tokenizer of transformers.
+class Encoder:
+    """Makes samples for one task with a tokenizer of transformers, and pads them.
 
     Args:
         tokenizer: a folder, or a name on the Hub.
         context: the most tokens of a sample; longer ones are cut, of a pair the longer text first.
+        task: one of `TASKS`.
+        classes: for 'token_classification': the names of the classes in order, None if the targets are numbers.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist.
-        ValueError: the tokenizer has no padding token.
+        ValueError: the tokenizer lacks what the task needs: a padding token, a mask token, or the words of its tokens.
     """
 
-    def __init__(self, tokenizer: str, context: int) -> None:
+    def __init__(
+        self,
+        tokenizer: str,
+        context: int,
+        task: str = TASKS[0],
+        classes: Sequence[str] | None = None,
+    ) -> None:
         self._tokenizer = load_pretrained_tokenizer(tokenizer)
+        # It would recommend to tokenize whole batches, in which masks would depend on the number of ranks.
+        self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
         self._context = context
+        self._task = task
+        self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
+        remedy = "in Python and save it with save_pretrained, or choose another tokenizer"
         if self._tokenizer.pad_token_id is None:
-            remedy = "set its pad_token in Python and save it with save_pretrained, or choose another tokenizer"
-            raise wrong_argument("tokenizer", tokenizer, f"has no padding token, which batches of texts need; {remedy}")
+            reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
+            raise wrong_argument("tokenizer", tokenizer, reason)
+        if task == "masked_lm":
+            if self._tokenizer.mask_token_id is None:
+                reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
+                raise wrong_argument("tokenizer", tokenizer, reason)
+            collator = import_hf("transformers").DataCollatorForLanguageModeling
+            self._mask = collator(self._tokenizer).torch_mask_tokens
+        if task == "token_classification" and not self._tokenizer.is_fast:
+            reason = "does not tell which word a token belongs to, which task='token_classification' needs"
+            raise wrong_argument("tokenizer", tokenizer, f"{reason}; choose a fast one")
 
-    def __call__(self, texts: Sequence[tuple[str, ...]]) -> dict[str, Tensor]:
-        """Return `input_ids`, `attention_mask` and what else the tokenizer makes, each `(N, T)`, padded."""
-        columns = [list(one) for one in zip(*texts, strict=True)]
-        options = {"truncation": True, "max_length": self._context, "padding": True, "return_tensors": "pt"}
-        return dict(self._tokenizer(*columns, **options))
+    def __call__(self, texts: Sequence[Any], target: Any) -> dict[str, Tensor]:
+        """Return `input_ids` and what else the tokenizer makes, each `(T,)`, and `labels`.
 
-    def fake(self, num_texts: int, make_labels: Callable[[int], Tensor]) -> Callable[[int], dict[str, Tensor]]:
+        Args:
+            texts: one text, or the two of a pair; for 'token_classification' a list of words.
+            target: a tensor, which is the label; a text, for 'seq2seq_lm'; or a class for each word.
+
+        Raises:
+            LookupError: the words and classes of 'token_classification' do not match, or a class is not known.
+        """
+        encoding = self._tokenizer(
+            *texts,
+            truncation=True,
+            max_length=self._context,
+            is_split_into_words=self._task == "token_classification",
+            return_special_tokens_mask=self._task == "masked_lm",
+        )
+        sample = {name: torch.tensor(values) for name, values in encoding.items()}
+        if self._task == "masked_lm":
+            self._hide_tokens(sample)
+        elif self._task == "causal_lm":
+            sample["labels"] = sample["input_ids"].clone()
+        elif self._task == "seq2seq_lm":
+            tokens = self._tokenizer(text_target=target, truncation=True, max_length=self._context)
+            sample["labels"] = torch.tensor(tokens["input_ids"])
+        elif self._task == "token_classification":
+            sample["labels"] = self._labels_of_words(texts[0], target, encoding.word_ids())
+        else:
+            sample["labels"] = target
+        return sample
+
+    def pad(self, inputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return samples, without their labels, as a batch `(N, T)`."""
+        return dict(self._tokenizer.pad(inputs, return_tensors="pt"))
+
+    def pad_labels(self, labels: Sequence[Tensor]) -> Tensor:
+        """Return labels of tokens as a batch `(N, T)`; those of padding do not count."""
+        side = self._tokenizer.padding_side
+        return pad_sequence([*labels], batch_first=True, padding_value=IGNORED_LABEL, padding_side=side)
+
+    def fake(self, num_texts: int, make_labels: Callable[[int], Tensor] | int) -> Callable[[int], dict[str, Tensor]]:
         """Return `make(n)` -> a batch of n samples of the greatest length, with the largest token and labels.
 
         Args:
             num_texts: the number of texts in a sample, 1 or 2.
-            make_labels: `make_labels(n)` returns the labels of n samples.
+            make_labels: `make_labels(n)` returns the labels of n samples; or the largest class of a token.
         """
-        example = self([("a",) * num_texts])
-        values = {name: int(one.max()) for name, one in example.items()}
+        example = self._tokenizer(*["a"] * num_texts)
+        values = {name: max(one) for name, one in example.items()}
         values["input_ids"] = max(self._tokenizer.get_vocab().values(), default=0)
+        largest = make_labels if isinstance(make_labels, int) else 0
+        if self._task in (*UNLABELLED, "seq2seq_lm"):
+            largest = values["input_ids"]
 
         def make(samples: int) -> dict[str, Tensor]:
-            tokens = {name: torch.full((samples, self._context), value) for name, value in values.items()}
-            return {**tokens, "labels": make_labels(samples)}
+            batch = {name: torch.full((samples, self._context), value) for name, value in values.items()}
+            labels = torch.full((samples, self._context), largest) if isinstance(make_labels, int) else None
+            return {**batch, "labels": make_labels(samples) if labels is None else labels}  # type: ignore[operator]
 
         return make
+
+    def _hide_tokens(self, sample: dict[str, Tensor]) -> None:
+        """Hide some tokens of a sample as BERT does, and make them its labels: at least one, if there are any.
+
+        The choice is drawn from torch's generator, which the loader seeds for each sample and epoch.
+        """
+        tokens = sample["input_ids"]
+        special = sample.pop("special_tokens_mask").bool()
+        inputs, labels = (one[0] for one in self._mask(tokens[None].clone(), special[None]))
+        if (labels == IGNORED_LABEL).all() and not special.all():  # a mean over no labels would be NaN
+            candidates = (~special).nonzero()
+            place = candidates[torch.randint(len(candidates), ())]
+            inputs[place] = self._tokenizer.mask_token_id
+            labels[place] = tokens[place]
+        sample["input_ids"] = inputs
+        sample["labels"] = labels
+
+    def _labels_of_words(self, words: Sequence[str], classes: Sequence[Any], words_of: Sequence[int | None]) -> Tensor:
+        """Return the class of each word at its first token; its other tokens, and special ones, do not count."""
+        if len(words) != len(classes):
+            raise LookupError(f"{len(classes)} classes for {len(words)} words; give each word one")
+        labels = torch.full((len(words_of),), IGNORED_LABEL)
+        before = None
+        for place, word in enumerate(words_of):
+            if word is not None and word != before:
+                labels[place] = classes[word] if self._numbers is None else self._numbers[classes[word]]
+            before = word
+        return labels
+
+
+def check_task(
+    task: str | None,
+    inputs: Sequence[str],
+    targets: str | None,
+    classes: Sequence[str] | None,
+    tokenizer: str | None,
+) -> str:
+    """Return the task, after checking that the other arguments are as it needs them.
+
+    Raises:
+        ValueError: there is no such task, targets are missing or of no use, there are too many inputs, there is no
+            tokenizer.
+    """
+    task = TASKS[0] if task is None else task
+    if task not in TASKS:
+        raise wrong_argument("task", task, f"must be one of {', '.join(TASKS)}")
+    if task in UNLABELLED and targets is not None:
+        raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
+    if task not in UNLABELLED and targets is None:
+        raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
+    if task not in NAMED and classes is not None:
+        raise wrong_argument("classes", [*classes], f"task={task!r} has none; leave it out")
+    if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
+        raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
+    if task != TASKS[0] and tokenizer is None:
+        raise wrong_argument(
+            "tokenizer", None, f"task={task!r} needs a folder, or a name on the Hub: that of the model"
+        )
+    return task
+
+
+def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str], targets: str | None) -> None:
+    """Raise ValueError if the columns of a task other than sequence classification do not hold what it needs."""
+    words = task == "token_classification"
+    kind = "lists of words" if words else "texts"
+    for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
+        if column not in features:
+            raise wrong_argument(key, column, f"there is no such column; there are {', '.join(features)}")
+        feature = features[column]
+        fits = holds_texts(feature) if words else is_text(feature)
+        if words and key == "targets":
+            kind = "lists of classes"
+            fits = hasattr(feature, "feature")
+        if not fits:
+            raise wrong_argument(key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
 
 
 def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: str | None) -> bool:

@@ -18,10 +18,10 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside it
 FOLDER = "cifar-10-batches-bin"
 TRAIN_FILES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
-EVAL_FILES = (f"{FOLDER}/test_batch.bin",)
+TEST_FILES = (f"{FOLDER}/test_batch.bin",)
 RECORD = 1 + 3 * 32 * 32  # bytes: the label; then the red, the green and the blue plane, each row by row
 NUM_TRAIN = 50_000
-NUM_EVAL = 10_000
+NUM_TEST = 10_000
 NUM_CLASSES = 10
 # Over all pixels of the 50,000 training images; red, green and blue in [0, 1].
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -29,20 +29,23 @@ STD = (0.2470, 0.2435, 0.2616)
 
 
 def _fake(
-    path: str, url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int
-) -> tuple[FakeLoader, FakeLoader]:
+    path: str, url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, eval_samples: int, seed: int
+) -> tuple[FakeLoader, ...]:
     _check(url, md5, batch_size, eval_batch_size, seed)
     num_train = NUM_TRAIN
-    num_eval = NUM_EVAL
+    num_test = NUM_TEST
     if not _is_missing(path, url):
-        num_train, num_eval = (sum(_count(path, one) for one in files) for files in (TRAIN_FILES, EVAL_FILES))
+        num_train, num_test = (sum(_count(path, one) for one in files) for files in (TRAIN_FILES, TEST_FILES))
+    _check_eval_samples(eval_samples, num_train)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
         # The largest label, so that a model with too few classes is found.
         return _normalize((images, torch.full((samples,), NUM_CLASSES - 1)))
 
-    return FakeLoader(make, num_train, batch_size), FakeLoader(make, num_eval, eval_batch_size)
+    train = FakeLoader(make, num_train - eval_samples, batch_size)
+    others = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, num_test) if size]
+    return train, *others
 
 
 @faked_by(_fake)
@@ -52,9 +55,14 @@ def load_cifar10(
     md5: str | None = MD5,
     batch_size: int = 128,
     eval_batch_size: int = 1000,
+    eval_samples: int = 0,
     seed: int = 0,
-) -> tuple[TensorLoader, TensorLoader]:
+) -> tuple[TensorLoader, ...]:
     """Return a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 test images.
+
+    That is the usual way to report a recipe whose settings are fixed. To choose anything by its accuracy (a checkpoint,
+    a learning rate), evaluate on `eval_samples` of the training images instead: the test images then become a third
+    loader, which `test=best` evaluates once at the end.
 
     Batches are ``(images, labels)``: float32 ``(N, 3, 32, 32)``, red, green and blue, normalized by the mean and
     deviation of the training images per channel, and int64 ``(N,)`` in [0, 10). In memory the images are uint8, 184 MB
@@ -70,7 +78,9 @@ def load_cifar10(
         url: address of the archive `cifar-10-binary.tar.gz`; None never downloads it.
         md5: the archive's checksum, in hexadecimal digits; None is not checked.
         batch_size: samples in a training batch, all ranks together.
-        eval_batch_size: samples in an evaluation batch, all ranks together.
+        eval_batch_size: samples in an evaluation or test batch, all ranks together.
+        eval_samples: how many of the training images are for evaluation instead, the last ones, which are in no order;
+            0: the test images are.
         seed: seed of the order of the training samples.
 
     Raises:
@@ -81,12 +91,19 @@ def load_cifar10(
     """
     _check(url, md5, batch_size, eval_batch_size, seed)
     if _is_missing(path, url) and url is not None:
-        fetch_archive(url, md5, path, [*TRAIN_FILES, *EVAL_FILES])
+        fetch_archive(url, md5, path, [*TRAIN_FILES, *TEST_FILES])
     images, labels = _read(path, TRAIN_FILES)
-    eval_images, eval_labels = _read(path, EVAL_FILES)
-    train = TensorLoader(images, labels, batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize)
-    evaluation = TensorLoader(eval_images, eval_labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
-    return train, evaluation
+    _check_eval_samples(eval_samples, len(images))
+    start = len(images) - eval_samples
+
+    def unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
+        return TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
+
+    train = TensorLoader(
+        images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize
+    )
+    test = unshuffled(*_read(path, TEST_FILES))
+    return (train, unshuffled(images[start:], labels[start:]), test) if eval_samples else (train, test)
 
 
 def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int) -> None:
@@ -98,13 +115,19 @@ def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: i
         raise ValueError(f"seed={seed!r}: must be at least 0")
 
 
+def _check_eval_samples(eval_samples: int, num_train: int) -> None:
+    if not 0 <= eval_samples < num_train:
+        allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
+        raise ValueError(f"eval_samples={eval_samples!r}: {allowed}")
+
+
 def _is_missing(path: str, url: str | None) -> bool:
     """Return whether a file has to be downloaded.
 
     Raises:
         FileNotFoundError: a file is missing, and url is None.
     """
-    missing = find_missing(path, [*TRAIN_FILES, *EVAL_FILES])
+    missing = find_missing(path, [*TRAIN_FILES, *TEST_FILES])
     if missing and url is None:
         raise FileNotFoundError(
             f"path={path!r}: {Path(path, missing[0])} is missing; unpack {URL} in this folder, or give the archive's "

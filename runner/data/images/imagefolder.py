@@ -20,10 +20,16 @@ EVAL_MARGIN = 256 / 224  # of the shorter side before the center is cut out
 
 
 def _fake(
-    path: str, image_size: int, eval_image_size: int, batch_size: int, eval_batch_size: int, **_: Any
-) -> tuple[FakeLoader, FakeLoader]:
+    path: str,
+    test_folder: str | None,
+    image_size: int,
+    eval_image_size: int,
+    batch_size: int,
+    eval_batch_size: int,
+    **_: Any,
+) -> tuple[FakeLoader, ...]:
     _check_sizes(image_size, eval_image_size)
-    train, evaluation = _folders(path)
+    train, *others = _folders(path, test_folder)
     classes = sum(one.is_dir() for one in train.iterdir())
     mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
 
@@ -36,57 +42,60 @@ def _fake(
         count = sum(file.suffix.lower() in SUFFIXES for file in folder.glob("*/**/*"))
         return FakeLoader(make, count, batch_size)
 
-    return loader(train, image_size, batch_size), loader(evaluation, eval_image_size, eval_batch_size)
+    return loader(train, image_size, batch_size), *(loader(one, eval_image_size, eval_batch_size) for one in others)
 
 
 @faked_by(_fake)
 def load_imagefolder(
     path: str = "data/imagenet",
+    test_folder: str | None = None,
     image_size: int = 224,
     eval_image_size: int = 224,
     batch_size: int = 256,
     eval_batch_size: int = 256,
     num_workers: int = 8,
     seed: int = 0,
-) -> tuple[DatasetLoader, DatasetLoader]:
-    """Return a training loader over `path/train` and an evaluation loader over `path/val`.
+) -> tuple[DatasetLoader, ...]:
+    """Return a training loader over `path/train` and an evaluation loader over `path/val`; a test loader as third.
 
-    Each has one folder of images per class, with the same names in both. Batches are ``(images, labels)``: float32
+    The third is there if `test_folder` is given.
+
+    Each has one folder of images per class, with the same names in all. Batches are ``(images, labels)``: float32
     ``(N, 3, size, size)``, normalized by ImageNet's mean and deviation, and int64 ``(N,)``, the number of the class in
     the order of names. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
-    those for evaluation are the center. Which part is drawn depends on seed, epoch and sample alone.
+    those for evaluation and testing are the center. Which part is drawn depends on seed, epoch and sample alone.
 
     Args:
         path: a folder with the folders `train` and `val`.
+        test_folder: the folder in it of images to test on, such as `'test'`; None: there is no test loader.
         image_size: height and width of training images, in pixels.
-        eval_image_size: height and width of evaluation images, in pixels.
+        eval_image_size: height and width of evaluation and test images, in pixels.
         batch_size: samples in a training batch, all ranks together.
-        eval_batch_size: samples in an evaluation batch, all ranks together.
+        eval_batch_size: samples in an evaluation or test batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.
         seed: seed of the order and of the random parts.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
         FileNotFoundError: a folder is missing, or a class has no images.
-        ValueError: a size is below 1, or `val` has other classes than `train`.
+        ValueError: a size is below 1, or a folder has other classes than `train`.
     """
     _check_sizes(image_size, eval_image_size)
-    train_folder, eval_folder = _folders(path)
+    train_folder, *other_folders = _folders(path, test_folder)
     folder_of = import_torchvision("torchvision.datasets").ImageFolder
     v2 = import_torchvision("torchvision.transforms.v2")
     to_tensor = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
     center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
     train = folder_of(train_folder, v2.Compose([*random_part, *to_tensor]))
-    evaluation = folder_of(eval_folder, v2.Compose([*center, *to_tensor]))
-    if train.classes != evaluation.classes:
-        differing = sorted({*train.classes} ^ {*evaluation.classes})
-        raise ValueError(
-            f"path={path!r}: train and val must have the same classes, but only one of them has {differing[0]!r}"
-        )
+    others = [folder_of(one, v2.Compose([*center, *to_tensor])) for one in other_folders]
+    for folder, other in zip(other_folders, others, strict=True):
+        if differing := sorted({*train.classes} ^ {*other.classes}):
+            reason = f"must have the same classes, but only one of them has {differing[0]!r}"
+            raise ValueError(f"path={path!r}: train and {folder.name} {reason}")
     return (
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, num_workers=num_workers),
-        DatasetLoader(evaluation, eval_batch_size, shuffle=False, num_workers=num_workers),
+        *(DatasetLoader(one, eval_batch_size, shuffle=False, num_workers=num_workers) for one in others),
     )
 
 
@@ -96,13 +105,14 @@ def _check_sizes(image_size: int, eval_image_size: int) -> None:
             raise ValueError(f"{name}={value!r}: must be at least 1 pixel")
 
 
-def _folders(path: str) -> tuple[Path, Path]:
-    """Return the folders of the training and of the evaluation images."""
-    train = Path(path, "train")
-    evaluation = Path(path, "val")
-    for folder in (train, evaluation):
+def _folders(path: str, test_folder: str | None) -> list[Path]:
+    """Return the folders of the images for training, evaluation and, if there is one, testing."""
+    folders = [Path(path, one) for one in ("train", "val", test_folder) if one is not None]
+    if test_folder in ("train", "val"):
+        raise ValueError(f"test_folder={test_folder!r}: must hold other images than those for training and evaluation")
+    for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"path={path!r}: the folder {folder} is missing; make it, with one folder of images for each class"
             )
-    return train, evaluation
+    return folders

@@ -17,23 +17,23 @@ from runner.data.text.windows import check_eval_limit, count_windows, cut_window
 
 # Tests, installed packages, and a library that the newer Pythons lack.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})
-EVAL_SHARE = 16  # one file in sixteen, by the checksum of its path
+SHARE = 16  # one file in sixteen evaluates, by the checksum of its path, and as many test
 
 
 def _fake(
-    batch_size: int, context: int, eval_batch_size: int, eval_bytes: int, **_: Any
-) -> tuple[FakeLoader, FakeLoader]:
-    _check(context, eval_bytes)
-    train_bytes, all_eval_bytes = (sum(path.stat().st_size for path in paths) for paths in _list_stdlib())
-    eval_windows = min(count_windows(all_eval_bytes, context, "bytes"), eval_bytes // context)
+    batch_size: int, context: int, eval_batch_size: int, eval_bytes: int, test_bytes: int, **_: Any
+) -> tuple[FakeLoader, ...]:
+    limits = _check(context, eval_bytes, test_bytes)
+    sizes = [sum(path.stat().st_size for path in paths) for paths in _list_stdlib(len(limits))]
+    train, *others = (count_windows(size, context, "bytes") for size in sizes)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest byte, so that a model with too small a vocabulary is found.
         tokens = torch.full((samples, context), 255)
         return tokens, tokens
 
-    train = FakeLoader(make, count_windows(train_bytes, context, "bytes"), batch_size)
-    return train, FakeLoader(make, eval_windows, eval_batch_size)
+    counts = (min(count, limit // context) for count, limit in zip(others, limits, strict=True))
+    return FakeLoader(make, train, batch_size), *(FakeLoader(make, one, eval_batch_size) for one in counts)
 
 
 @faked_by(_fake)
@@ -42,62 +42,67 @@ def load_stdlib_text(
     context: int = 128,
     eval_batch_size: int = 64,
     eval_bytes: int = 131_072,
+    test_bytes: int = 0,
     seed: int = 0,
-) -> tuple[TensorLoader, TensorLoader]:
-    """Return a training and an evaluation loader over the ``.py`` files of this Python's standard library.
+) -> tuple[TensorLoader, ...]:
+    """Return loaders of the ``.py`` files of this Python's standard library: training, evaluation and, if asked, test.
 
     The tokens are bytes. Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, 256); the targets are
     the inputs one byte later. The text is cut into windows, so that every byte but the first is a target once an epoch;
     a rest shorter than a window is left out. A file is for evaluation when the CRC-32 of its path in the library is a
-    multiple of 16. The text differs a little between versions of Python.
+    multiple of 16 and, with `test_bytes`, for testing when it is one more. The text differs a little between versions
+    of Python.
 
     Args:
         batch_size: windows in a training batch, all ranks together.
         context: window length, in bytes.
         eval_batch_size: windows in an evaluation batch, all ranks together.
         eval_bytes: bytes that are evaluated at most, in windows spread evenly over the evaluation text.
+        test_bytes: the same for testing; 0: there is no test loader.
         seed: seed of the order of the training windows.
 
     Raises:
         FileNotFoundError: this Python comes without the sources of its library.
-        ValueError: context is below 1 or longer than the text, or eval_bytes is less than one window.
+        ValueError: context is below 1 or longer than the text, or eval_bytes or test_bytes is less than one window.
     """
-    _check(context, eval_bytes)
-    train_text, eval_text = _read_stdlib()
-    eval_windows = spread_windows(cut_windows(eval_text, context, "bytes"), eval_bytes)
-    train = TensorLoader(
-        cut_windows(train_text, context, "bytes"), batch_size=batch_size, shuffle=True, seed=seed, transform=next_token
+    limits = _check(context, eval_bytes, test_bytes)
+    train, *others = (cut_windows(text, context, "bytes") for text in _read_stdlib(len(limits)))
+    spread = (spread_windows(windows, limit) for windows, limit in zip(others, limits, strict=True))
+    return (
+        TensorLoader(train, batch_size=batch_size, shuffle=True, seed=seed, transform=next_token),
+        *(TensorLoader(one, batch_size=eval_batch_size, shuffle=False, transform=next_token) for one in spread),
     )
-    evaluation = TensorLoader(eval_windows, batch_size=eval_batch_size, shuffle=False, transform=next_token)
-    return train, evaluation
 
 
-def _check(context: int, eval_bytes: int) -> None:
+def _check(context: int, eval_bytes: int, test_bytes: int) -> list[int]:
+    """Check the arguments, and return the limits of the texts that are kept for evaluation and, if asked, testing."""
     if context < 1:
         raise ValueError(f"context={context!r}: must be at least 1 byte")
     check_eval_limit("eval_bytes", eval_bytes, context, "bytes")
+    if test_bytes:
+        check_eval_limit("test_bytes", test_bytes, context, "bytes")
+    return [eval_bytes, *([test_bytes] if test_bytes else [])]
 
 
-def _list_stdlib() -> tuple[list[Path], list[Path]]:
-    """Return the files of the training and of the evaluation text."""
+def _list_stdlib(kept: int = 1) -> list[list[Path]]:
+    """Return the files of the training text and of `kept` texts that are not trained on."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
         paths += [Path(folder, name).relative_to(root).as_posix() for name in names if name.endswith(".py")]
-    train: list[Path] = []
-    evaluation: list[Path] = []
+    texts: list[list[Path]] = [[] for _ in range(kept + 1)]
     for path in sorted(paths):
-        (evaluation if zlib.crc32(path.encode()) % EVAL_SHARE == 0 else train).append(root / path)
-    if not train or not evaluation:
+        number = zlib.crc32(path.encode()) % SHARE
+        texts[number + 1 if number < kept else 0].append(root / path)
+    if not all(texts):
         raise FileNotFoundError(
             f"{root} holds no sources of the standard library: this Python comes without them; use another data set"
         )
-    return train, evaluation
+    return texts
 
 
-def _read_stdlib() -> tuple[Tensor, Tensor]:
-    """Return the training and the evaluation text, uint8 ``(number of bytes,)`` each."""
-    texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib())
-    train, evaluation = (torch.frombuffer(text, dtype=torch.uint8) for text in texts)
-    return train, evaluation
+def _read_stdlib(kept: int = 1) -> list[Tensor]:
+    """Return the texts of `_list_stdlib`, uint8 ``(number of bytes,)`` each."""
+    texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib(kept))
+    return [torch.frombuffer(text, dtype=torch.uint8) for text in texts]

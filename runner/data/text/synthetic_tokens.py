@@ -19,16 +19,18 @@ def _fake(
     batch_size: int,
     eval_samples: int,
     eval_batch_size: int,
+    test_samples: int,
     **_: Any,
-) -> tuple[FakeLoader, FakeLoader]:
-    _check(num_samples, context, eval_samples, vocab_size)
+) -> tuple[FakeLoader, ...]:
+    _check(num_samples, context, eval_samples, vocab_size, test_samples)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest token, so that a model with too small a vocabulary is found.
         tokens = torch.full((samples, context), vocab_size - 1)
         return tokens, tokens
 
-    return FakeLoader(make, num_samples, batch_size), FakeLoader(make, eval_samples, eval_batch_size)
+    others = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, test_samples) if size]
+    return FakeLoader(make, num_samples, batch_size), *others
 
 
 @faked_by(_fake)
@@ -39,9 +41,12 @@ def load_synthetic_tokens(
     batch_size: int = 8,
     eval_samples: int = 128,
     eval_batch_size: int = 64,
+    test_samples: int = 0,
     seed: int = 0,
-) -> tuple[TensorLoader, TensorLoader]:
-    """Return a training and an evaluation loader of sequences that can be learned: runs of one random Markov chain.
+) -> tuple[TensorLoader, ...]:
+    """Return loaders of sequences that can be learned: runs of one random Markov chain.
+
+    They are a training loader, an evaluation loader and, if asked for, a test loader.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, vocab_size); the targets are the inputs one
     token later. No model can do better than the chain's own entropy, :func:`entropy_rate` of
@@ -53,25 +58,35 @@ def load_synthetic_tokens(
         vocab_size: number of different tokens.
         batch_size: sequences in a training batch, all ranks together.
         eval_samples: evaluation sequences, of the same chain.
-        eval_batch_size: sequences in an evaluation batch, all ranks together.
+        eval_batch_size: sequences in an evaluation or test batch, all ranks together.
+        test_samples: test sequences, of the same chain, drawn after all others; 0: no test loader.
         seed: seed of the chain, of the sequences and of the order of the training samples.
 
     Raises:
         ValueError: a number is below 1, or vocab_size is below 2.
     """
-    _check(num_samples, context, eval_samples, vocab_size)
+    _check(num_samples, context, eval_samples, vocab_size, test_samples)
     transitions = transition_matrix(vocab_size, seed)
     generator = torch.Generator().manual_seed(stream_seed(seed, "sequences"))
-    tokens = torch.empty(num_samples + eval_samples, context + 1, dtype=torch.int64)
-    tokens[:, 0] = torch.randint(vocab_size, (len(tokens),), generator=generator)
-    for position in range(context):
-        likely = transitions[tokens[:, position]]
-        tokens[:, position + 1] = torch.multinomial(likely, 1, generator=generator).squeeze(1)
+    tokens = _run_chain(transitions, num_samples + eval_samples, context, generator)
     inputs = tokens[:, :-1]
     targets = tokens[:, 1:]
     train = TensorLoader(inputs[:num_samples], targets[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
     evaluation = TensorLoader(inputs[num_samples:], targets[num_samples:], batch_size=eval_batch_size, shuffle=False)
-    return train, evaluation
+    if not test_samples:
+        return train, evaluation
+    tokens = _run_chain(transitions, test_samples, context, generator)
+    return train, evaluation, TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=eval_batch_size, shuffle=False)
+
+
+def _run_chain(transitions: Tensor, sequences: int, context: int, generator: torch.Generator) -> Tensor:
+    """Return sequences of a chain, int64 ``(sequences, context + 1)``."""
+    tokens = torch.empty(sequences, context + 1, dtype=torch.int64)
+    tokens[:, 0] = torch.randint(len(transitions), (sequences,), generator=generator)
+    for position in range(context):
+        likely = transitions[tokens[:, position]]
+        tokens[:, position + 1] = torch.multinomial(likely, 1, generator=generator).squeeze(1)
+    return tokens
 
 
 def transition_matrix(vocab_size: int, seed: int) -> Tensor:
@@ -94,9 +109,13 @@ def entropy_rate(transitions: Tensor) -> float:
     return float((stationary @ torch.special.entr(transitions).sum(dim=1)) / torch.log(torch.tensor(2.0)))
 
 
-def _check(num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2) -> None:
+def _check(
+    num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2, test_samples: int = 0
+) -> None:
     for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
         if value < 1:
             raise ValueError(f"{name}={value!r}: must be at least 1")
+    if test_samples < 0:
+        raise ValueError(f"test_samples={test_samples!r}: must be at least 0, which means no test data")
     if vocab_size < 2:
         raise ValueError(f"vocab_size={vocab_size!r}: must be at least 2")

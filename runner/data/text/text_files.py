@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from runner.data.text.windows import (
 )
 
 PIECE = 1 << 18  # characters of a file that are tokenized at once
+Part = TypeVar("Part")
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
 
@@ -33,13 +35,15 @@ def _fake(
     pattern: str,
     eval_path: str | None,
     eval_share: float,
+    test_path: str | None,
+    test_share: float,
     tokenizer: str | None,
     cache: str | None,
     seed: int,
     **sizes: Any,
-) -> tuple[FakeLoader, FakeLoader]:
-    _check(WindowSizes(**sizes), eval_path, eval_share)
-    files, eval_files = _list_files(path, pattern, eval_path)
+) -> tuple[FakeLoader, ...]:
+    shares = _check(WindowSizes(**sizes), eval_path, eval_share, test_path, test_share)
+    files = _list_files(path, pattern, eval_path, test_path)
     encoder = load_tokenizer(tokenizer)
 
     def count(files: list[Path]) -> int:
@@ -49,11 +53,8 @@ def _fake(
         kept = TokenCache(cache).size(_key(files, encoder), encoder.dtype)
         return max(size // BYTES_PER_TOKEN, 4 * sizes["context"]) if kept is None else kept
 
-    total = count(files)
-    if eval_path is not None:
-        return fake_window_loaders(total, count(eval_files), encoder.vocab_size, WindowSizes(**sizes))
-    start = split_tokens(total, eval_share)
-    return fake_window_loaders(start, total - start, encoder.vocab_size, WindowSizes(**sizes))
+    counts = _in_order(split_tokens(count(files[0]), shares), [count(one) for one in files[1:]], eval_path)
+    return fake_window_loaders(counts, encoder.vocab_size, WindowSizes(**sizes))
 
 
 @faked_by(_fake)
@@ -62,6 +63,8 @@ def load_text_files(
     pattern: str = "**/*.txt",
     eval_path: str | None = None,
     eval_share: float = 0.1,
+    test_path: str | None = None,
+    test_share: float = 0.0,
     tokenizer: str | None = None,
     context: int = 128,
     batch_size: int = 8,
@@ -69,8 +72,10 @@ def load_text_files(
     eval_tokens: int | None = None,
     cache: str | None = "~/.cache/experiment-runner/tokens",
     seed: int = 0,
-) -> tuple[OrderedLoader, OrderedLoader]:
+) -> tuple[OrderedLoader, ...]:
     """Return a training and an evaluation loader over text files, joined in the order of their paths.
+
+    With `test_path` or `test_share`, a third loader has texts to test on.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
     inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
@@ -87,6 +92,8 @@ def load_text_files(
         pattern: which files within a folder, as ``pathlib`` understands it.
         eval_path: a file or folder of other texts to evaluate on; None keeps the end of the training text for that.
         eval_share: share of the tokens that is kept for evaluation, in (0, 1); not used with an eval_path.
+        test_path: a file or folder of texts to test on; None keeps a part of the training text for that, if asked.
+        test_share: share of the tokens that is kept for testing, the last ones; 0 keeps none.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
@@ -105,31 +112,48 @@ def load_text_files(
     sizes = WindowSizes(
         context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
     )
-    _check(sizes, eval_path, eval_share)
-    files, eval_files = _list_files(path, pattern, eval_path)
+    shares = _check(sizes, eval_path, eval_share, test_path, test_share)
+    files = _list_files(path, pattern, eval_path, test_path)
     encoder = load_tokenizer(tokenizer)
-    train = _read(files, encoder, cache)
-    if eval_path is not None:
-        return window_loaders(train, _read(eval_files, encoder, cache), seed, sizes)
-    start = split_tokens(len(train), eval_share)
-    return window_loaders(train[:start], train[start:], seed, sizes)
+    text, *others = (_read(one, encoder, cache) for one in files)
+    parts = _in_order(text.split(split_tokens(len(text), shares)), others, eval_path)
+    return window_loaders(parts, seed, sizes)
 
 
-def _check(sizes: WindowSizes, eval_path: str | None, eval_share: float) -> None:
+def _check(
+    sizes: WindowSizes, eval_path: str | None, eval_share: float, test_path: str | None, test_share: float
+) -> list[float]:
+    """Check the arguments, and return the shares of the training text that are kept for evaluation and for testing."""
     check_windows(sizes)
+    if test_path is not None and test_share:
+        raise ValueError(f"test_share={test_share!r}: give a share of the training text or test_path, not both")
     if eval_path is None:
-        check_eval_share(eval_share)
+        check_eval_share(eval_share, test_share)
+    elif not 0 <= test_share < 1:
+        raise ValueError(f"test_share={test_share!r}: must be at least 0 and below 1")
+    return [*([eval_share] if eval_path is None else []), *([test_share] if test_share else [])]
 
 
-def _list_files(path: str, pattern: str, eval_path: str | None) -> tuple[list[Path], list[Path]]:
-    """Return the files to train on and those of an evaluation path, in the order in which they are joined."""
-    train = _find("path", path, pattern)
-    evaluation = [] if eval_path is None else _find("eval_path", eval_path, pattern)
-    if both := sorted({*train} & {*evaluation}):
-        raise ValueError(
-            f"eval_path={eval_path!r}: {str(both[0])!r} is among the training texts; give texts outside of path"
-        )
-    return train, evaluation
+def _in_order(kept: Iterable[Part], others: Iterable[Part], eval_path: str | None) -> list[Part]:
+    """Return the parts of a text in the order: training, evaluation, testing.
+
+    Args:
+        kept: the training text, and the parts of it that are kept for something else, in this order.
+        others: the texts of `eval_path` and `test_path`, as far as they are given.
+        eval_path: a path, or None if a part of the training text is for evaluation.
+    """
+    train, *rest = kept
+    return [train, *others, *rest] if eval_path is not None else [train, *rest, *others]
+
+
+def _list_files(path: str, pattern: str, eval_path: str | None, test_path: str | None) -> list[list[Path]]:
+    """Return the files of each path that is given, in the order in which they are joined."""
+    given = {"path": path, "eval_path": eval_path, "test_path": test_path}
+    found = {key: _find(key, one, pattern) for key, one in given.items() if one is not None}
+    for one, other in combinations(found, 2):
+        if both := sorted({*found[one]} & {*found[other]}):
+            raise ValueError(f"{other}={given[other]!r}: {str(both[0])!r} is among those of {one}; give other texts")
+    return [*found.values()]
 
 
 def _find(name: str, path: str, pattern: str) -> list[Path]:

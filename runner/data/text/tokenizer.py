@@ -107,7 +107,7 @@ def load_tokenizer(name: str | None) -> Tokenizer:
     """Return the tokenizer of a name: None means bytes, any other name goes to :class:`HFTokenizer`.
 
     Raises:
-        ModuleNotFoundError, OSError: see :class:`HFTokenizer`.
+        ModuleNotFoundError, OSError: the tokenizer cannot be loaded, see :class:`HFTokenizer`.
     """
     return ByteTokenizer() if name is None else HFTokenizer(name)
 

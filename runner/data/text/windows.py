@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict
 
 import torch
@@ -60,10 +60,12 @@ def check_windows(sizes: WindowSizes) -> None:
     check_eval_limit("eval_tokens", sizes["eval_tokens"], sizes["context"], "tokens")
 
 
-def check_eval_share(eval_share: float) -> None:
-    """Raise ValueError for a share of the training data that leaves nothing to train or to evaluate on."""
+def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
+    """Raise ValueError for shares of the training data that leave nothing to train or to evaluate on."""
     if not 0 < eval_share < 1:
         raise ValueError(f"eval_share={eval_share!r}: must be above 0 and below 1")
+    if not 0 <= test_share < 1 - eval_share:
+        raise ValueError(f"test_share={test_share!r}: must be at least 0, and below 1 together with eval_share")
 
 
 def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> None:
@@ -115,54 +117,53 @@ def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def window_loaders(
-    train: Tensor, evaluation: Tensor, seed: int, sizes: WindowSizes
-) -> tuple[OrderedLoader, OrderedLoader]:
-    """Return a training and an evaluation loader of the windows of two runs of tokens.
+PARTS = ("train", "evaluate", "test")
+"""What tokens are for, in the order of the loaders; there may be none to test on."""
+
+
+def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:
+    """Return a training and an evaluation loader of the windows of runs of tokens, and a test loader for a third run.
 
     Batches are ``(inputs, targets)``, see :func:`next_token`. Every token but the first is a target once an epoch; a
     rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens.
 
     Args:
-        train: uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU.
-        evaluation: of the same types and shape.
+        parts: tokens, uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU.
         seed: seed of the order of the training windows.
         sizes: sizes that :func:`check_windows` has passed.
 
     Raises:
-        ValueError: one of the two is shorter than a window, or the seed is below 0.
+        ValueError: a part is shorter than a window, or the seed is below 0.
     """
-    train_windows = cut_windows(train, sizes["context"], "tokens to train on")
-    eval_windows = cut_windows(evaluation, sizes["context"], "tokens to evaluate on")
-    eval_windows = spread_windows(eval_windows, sizes["eval_tokens"])
+    train, *others = (
+        cut_windows(tokens, sizes["context"], f"tokens to {use} on") for tokens, use in zip(parts, PARTS, strict=False)
+    )
+    others[0] = spread_windows(others[0], sizes["eval_tokens"])
+    unshuffled = {"batch_size": sizes["eval_batch_size"], "shuffle": False, "transform": next_token}
     return (
-        _loader(
-            TensorLoader(train_windows, batch_size=sizes["batch_size"], shuffle=True, seed=seed, transform=next_token)
-        ),
-        _loader(TensorLoader(eval_windows, batch_size=sizes["eval_batch_size"], shuffle=False, transform=next_token)),
+        _loader(TensorLoader(train, batch_size=sizes["batch_size"], shuffle=True, seed=seed, transform=next_token)),
+        *(_loader(TensorLoader(windows, **unshuffled)) for windows in others),
     )
 
 
-def fake_window_loaders(
-    train_size: int, eval_size: int, vocab_size: int, sizes: WindowSizes
-) -> tuple[FakeLoader, FakeLoader]:
+def fake_window_loaders(counts: Iterable[int], vocab_size: int, sizes: WindowSizes) -> tuple[FakeLoader, ...]:
     """Return stand-ins for the loaders of :func:`window_loaders`, with the largest token everywhere.
 
     Args:
-        train_size: tokens to train on.
-        eval_size: tokens to evaluate on.
+        counts: the number of tokens of each part.
         vocab_size: number of different tokens.
         sizes: sizes that :func:`check_windows` has passed.
 
     Raises:
-        ValueError: one of the two is shorter than a window.
+        ValueError: a part is shorter than a window.
     """
     context = sizes["context"]
     limit = sizes["eval_tokens"]
-    train_windows = count_windows(train_size, context, "tokens to train on")
-    eval_windows = count_windows(eval_size, context, "tokens to evaluate on")
+    train, *others = (
+        count_windows(count, context, f"tokens to {use} on") for count, use in zip(counts, PARTS, strict=False)
+    )
     if limit is not None:
-        eval_windows = min(eval_windows, limit // context)
+        others[0] = min(others[0], limit // context)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         # The largest token, so that a model with too small a vocabulary is found.
@@ -170,14 +171,15 @@ def fake_window_loaders(
         return tokens, tokens
 
     return (
-        FakeLoader(make, train_windows, sizes["batch_size"]),
-        FakeLoader(make, eval_windows, sizes["eval_batch_size"]),
+        FakeLoader(make, train, sizes["batch_size"]),
+        *(FakeLoader(make, windows, sizes["eval_batch_size"]) for windows in others),
     )
 
 
-def split_tokens(size: int, eval_share: float) -> int:
-    """Return the position at which the tokens for evaluation begin, the last `eval_share` of `size` tokens."""
-    return size - round(size * eval_share)
+def split_tokens(size: int, shares: Iterable[float]) -> list[int]:
+    """Return how many of `size` tokens are for training and, after these, how many for each of some shares of all."""
+    counts = [round(size * share) for share in shares]
+    return [size - sum(counts), *counts]
 
 
 def _loader(loader: TensorLoader) -> OrderedLoader:

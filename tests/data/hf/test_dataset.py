@@ -34,7 +34,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"name": "json", "data_files": {"train": "train.jsonl", "validation": "eval.jsonl"}}
 
 
-def load(**options: Any) -> tuple[Any, Any]:
+def load(**options: Any) -> Any:
     return load_hf_dataset(**{**SIZES, **options})
 
 

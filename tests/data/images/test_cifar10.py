@@ -13,7 +13,6 @@ from archive_server import Server, serving, tar_gz
 from omegaconf import OmegaConf
 
 from runner import ClassificationModel, Trainer
-from runner.data import TensorLoader
 from runner.data.images.cifar10 import FOLDER, MD5, MEAN, STD, URL, load_cifar10
 from runner.models import ResNet8
 
@@ -55,7 +54,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def load(folder: Path, **options: Any) -> tuple[TensorLoader, TensorLoader]:
+def load(folder: Path, **options: Any) -> Any:
     return load_cifar10(**{"path": str(folder), "url": None, "batch_size": 4, "eval_batch_size": 3, **options})
 
 
@@ -97,9 +96,26 @@ def test_what_was_evaluated_can_be_trained_on(folder: Path):
     assert images.grad is not None
 
 
-def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(folder: Path, tmp_path: Path):
+def test_the_last_training_images_evaluate_if_asked_and_the_test_images_are_then_for_testing(folder: Path):
+    whole, tested = load(folder)
+    train, evaluation, test = load(folder, eval_samples=4)
+    assert torch.equal(train.tensors[0], whole.tensors[0][:-4])
+    assert torch.equal(evaluation.tensors[0], whole.tensors[0][-4:])
+    assert torch.equal(test.tensors[0], tested.tensors[0])
+    for call in (load_cifar10, vars(load_cifar10)["fake"]):
+        with pytest.raises(
+            ValueError, match="eval_samples=15: must be 0, to evaluate on the test images, or at most 14"
+        ):
+            call(str(folder), url=None, eval_samples=15)
+
+
+@pytest.mark.parametrize("eval_samples", [0, 4])
+def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(
+    folder: Path, tmp_path: Path, eval_samples: int
+):
     fake = vars(load_cifar10)["fake"]
-    real, made_up = load(folder), fake(str(folder), None, None, 4, 3)
+    real = load(folder, eval_samples=eval_samples)
+    made_up = fake(str(folder), None, None, 4, 3, eval_samples)
     for one, other in zip(real, made_up, strict=True):
         assert len(one) == len(other) and one.order.num_samples == other.order.num_samples
         for batch, made in zip(one, other, strict=True):
@@ -215,6 +231,12 @@ def test_a_wrong_command_downloads_nothing(run_here: Any, server: Server, tmp_pa
     ended = run_here(*SHORT, *QUIET, f"data.url={server.url}", *wrong, code=2)
     assert ended.err.startswith(f"error: {wrong[0].partition('=')[0]}=") and ended.err.count("\n") == 1
     assert server.requests == 0 and not (tmp_path / "data").exists()
+
+
+def test_the_best_of_the_training_images_is_tested(run_here: Any, folder: Path):
+    given = (*SHORT, *QUIET, f"data.path={folder}", "data.url=null", "data.eval_samples=5", "trainer.max_duration=2ep")
+    ended = run_here(*given, "test=best", "callbacks.checkpoint_saver.monitor=eval/loss", code=0)
+    assert "test/MulticlassAccuracy" in ended.out
 
 
 def test_a_download_that_fails_is_one_sentence(run_here: Any, free_port: int):

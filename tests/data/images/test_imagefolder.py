@@ -1,4 +1,5 @@
 import inspect
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,7 +93,12 @@ def test_a_model_that_torchvision_lacks_is_refused(torchvision: ModuleType):
 
 
 def test_the_stand_in_has_the_shapes_and_numbers_of_the_real_loaders(folder: Path, torchvision: ModuleType):
-    real, fake = load(folder), vars(load_imagefolder)["fake"](str(folder), 8, 12, 4, 3, 0, 0)
+    sizes = {"image_size": 8, "eval_image_size": 12, "batch_size": 4, "eval_batch_size": 3}
+    (folder / "val").rename(folder / "test")
+    shutil.copytree(folder / "test", folder / "val")
+    real = load(folder, test_folder="test")
+    fake = vars(load_imagefolder)["fake"](str(folder), "test", **sizes)
+    assert len(real) == 3
     for one, other in zip(real, fake, strict=True):
         assert len(one) == len(other)
         for batch, made_up in zip(one, other, strict=True):

@@ -64,6 +64,14 @@ def test_evaluation_of_more_than_there_is_takes_each_window_once():
     torch.testing.assert_close(evaluation.tensors[0], cut_windows(text, 128))
 
 
+def test_test_files_are_not_trained_on_and_evaluation_stays_as_it_is():
+    whole, evaluation = stdlib_text._read_stdlib()
+    train, same, test = stdlib_text._read_stdlib(2)
+    assert torch.equal(same, evaluation) and len(train) + len(test) == len(whole) and len(test) > len(whole) // 40
+    loaders = load_stdlib_text(test_bytes=4096)
+    assert [one.order.num_samples for one in loaders[1:]] == [1024, 32]
+
+
 def test_the_training_windows_are_views_of_the_text():
     train, _ = load_stdlib_text()
     windows = train.tensors[0]

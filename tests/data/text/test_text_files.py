@@ -56,6 +56,18 @@ def test_bytes_are_those_of_the_files_in_order(texts: Path):
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
+def test_a_share_of_the_text_is_for_testing(texts: Path, tmp_path: Path):
+    content = b"".join((texts / name).read_bytes() for name in ("a/z.txt", "b.txt", "c.txt"))
+    (tmp_path / "eval.txt").write_text(TEXT)
+    kept = round(len(content) * 0.25)
+    for given, start in (({}, len(content) - 2 * kept), ({"eval_path": str(tmp_path / "eval.txt")}, None)):
+        train, evaluation, test = load(texts, eval_share=0.25, test_share=0.25, context=1, **given)
+        assert bytes(joined([test])) == content[-kept:]
+        expected = TEXT.encode() if start is None else content[start:-kept]
+        assert bytes(joined([evaluation])) == expected
+        assert bytes(joined([train])) == content[: -kept if start is None else start]
+
+
 def test_tokens_are_those_of_transformers_with_an_end_after_each_file(texts: Path, tokenizer: str):
     outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer)
     names = ("a/z.txt", "b.txt", "c.txt")
@@ -112,17 +124,28 @@ def test_tokens_are_kept_until_the_files_change(texts: Path, tokenizer: str, tmp
 
 @pytest.mark.parametrize("tokenized", [False, True])
 @pytest.mark.parametrize("eval_path", [False, True])
+@pytest.mark.parametrize("test", [{}, {"test_share": 0.2}, {"test_path": "tested.txt"}], ids=str)
 def test_the_stand_in_has_the_sizes_of_the_data(
-    texts: Path, tokenizer: str, tmp_path: Path, tokenized: bool, eval_path: bool
+    texts: Path,
+    tokenizer: str,
+    tmp_path: Path,
+    tokenized: bool,
+    eval_path: bool,
+    test: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tested.txt").write_text(TEXT)
     (tmp_path / "other.txt").write_text(TEXT)
     signature = {key: one.default for key, one in inspect.signature(load_text_files).parameters.items()}
     options = {**signature, **SIZES, "path": str(texts), "eval_tokens": 500, "cache": str(tmp_path / "kept")}
+    options |= test
     options["tokenizer"] = tokenizer if tokenized else None
     options["eval_path"] = str(tmp_path / "other.txt") if eval_path else None
     fake: Any = vars(load_text_files)["fake"]
     guessed = fake(**options)
     real = load_text_files(**options)
+    assert len(real) == (3 if test else 2)
     for one, other, guess in zip(real, fake(**options), guessed, strict=True):
         assert (len(one), one.order.num_samples) == (len(other), other.order.num_samples)
         assert tokenized or len(guess) == len(one)
@@ -136,12 +159,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file, or a folder"),
     "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
     "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
-    "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is among the training texts"),
+    "trained on": (
+        {"eval_path": "texts/b.txt"},
+        "eval_path='texts/b.txt': .*b.txt' is among those of path; give other",
+    ),
     "context": ({"context": 0}, "context=0: must be at least 1"),
     "batch_size": ({"batch_size": 0}, "batch_size=0: must be at least 1"),
     "eval_batch_size": ({"eval_batch_size": 0}, "eval_batch_size=0: must be at least 1"),
     "long": ({"context": 10_000}, "context=10000: must be shorter than the text, which has 5986 tokens to train on"),
     "share": ({"eval_share": 1.0}, "eval_share=1.0: must be above 0 and below 1"),
+    "both": ({"test_path": "texts", "test_share": 0.1}, "test_share=0.1: give a share .* or test_path, not both"),
+    "shares": ({"eval_share": 0.5, "test_share": 0.5}, "test_share=0.5: must be at least 0, and below 1 together"),
+    "test_share": ({"eval_path": "texts/c.txt", "test_share": -0.5}, "test_share=-0.5: must be at least 0"),
+    "tested too": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is among those of path"),
     "small share": (
         {"eval_share": 1e-6},
         "context=8: must be shorter than the text, which has 0 tokens to evaluate on",

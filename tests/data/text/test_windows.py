@@ -26,9 +26,9 @@ def test_windows_for_evaluation_are_spread_evenly():
 
 def test_what_stays_on_the_host_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch):
     tokens = torch.arange(500, dtype=torch.int16)
-    resident = window_loaders(tokens[:400], tokens[400:], 3, SIZES)
+    resident = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     monkeypatch.setattr(windows, "RESIDENT_BYTES", 0)
-    staying = window_loaders(tokens[:400], tokens[400:], 3, SIZES)
+    staying = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     assert [type(one) for one in (*resident, *staying)] == [TensorLoader, TensorLoader, HostLoader, HostLoader]
     assert not hasattr(staying[0], "to")  # by which the Trainer would move it
     for one, other in zip(resident, staying, strict=True):

@@ -117,6 +117,38 @@ def test_transformers_loads_what_was_trained(run_here, models: Path, tmp_path: P
     assert torch.equal(HFCausalLM(str(folder)).eval()(tokens), ours(tokens))
 
 
+def test_adapters_train_resume_are_evaluated_and_merged(run_here, models: Path, tmp_path: Path):
+    pytest.importorskip("peft")
+    lora = ["model.module.lora={r: 2, lora_dropout: 0.1}", "optimizer.lr=0.01"]
+    run_here(*command(models / "llama", *lora), code=0)
+    run_here(*command(models / "llama", *lora, "trainer.max_duration=2ba", folder="cut"), code=0)
+    before = weights_of(tmp_path / "cut")
+    run_here("resume=cut", "trainer.max_duration=4ba", code=0)
+    assert_equal(tmp_path / "run", tmp_path / "cut")
+    trained = weights_of(tmp_path / "run")
+    changed = {key for key, one in trained.items() if not torch.equal(one, before[key])}
+    assert changed and all("lora_" in key for key in changed)
+
+    evaluated = run_here("mode=eval", "resume=run", "hydra.run.dir=eval", code=0)
+    assert "eval/BitsPerByte" in evaluated.out
+    folder = save_pretrained(tmp_path / "run", tmp_path / "saved")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ours = HFCausalLM(str(models / "llama"), lora={"r": 2, "lora_dropout": 0.1}).eval()
+    ours.load_state_dict({key.removeprefix("module."): one for key, one in trained.items()})
+    tokens = torch.arange(32)[None]
+    torch.testing.assert_close(theirs(input_ids=tokens).logits, ours(tokens))
+
+
+@pytest.mark.slow
+def test_adapters_are_exported(run_here, models: Path, tmp_path: Path):
+    pytest.importorskip("peft")
+    lora = "model.module.lora={r: 2, lora_dropout: 0.1}"
+    one_batch = ("trainer.max_duration=1ba", "optimizer.lr=0.01")
+    run_here(*command(models / "llama", lora, *one_batch, callbacks="export_for_inference", folder="out"), code=0)
+    tokens = torch.arange(32)[None]
+    assert torch.export.load(tmp_path / "out" / "model.pt2").module()(tokens).shape == (1, 32, 256)
+
+
 @pytest.mark.slow
 def test_what_transformers_could_not_load_is_not_written(run_here, models: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
@@ -173,7 +205,7 @@ def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path:
         assert logged in text, logged
 
 
-@pytest.mark.parametrize("save_format", one_in(3, ["torch_export", "torchscript", "safetensors"]))
+@pytest.mark.parametrize("save_format", one_in(3, ["safetensors", "torch_export", "torchscript"]))
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
     export = f"callbacks.export_for_inference.save_format={save_format}"
@@ -208,7 +240,8 @@ def test_a_large_model_is_tried_out_without_its_weights(run_here, models: Path):
 def test_a_wrong_command_ends_before_data_are_read(run_here, models: Path, arguments: list[str], message: str):
     data = "data._target_=own.load"  # which is there for its signature only
     Path("own.py").write_text(
-        "def load(batch_size, context, eval_batch_size, eval_bytes, seed):\n    raise RuntimeError('data were read')\n"
+        "def load(batch_size, context, eval_batch_size, eval_bytes, test_bytes, seed):\n"
+        "    raise RuntimeError('data were read')\n"
     )
     ended = run_here(*command(models / "gpt2", data, *arguments), code=2)
     assert len(ended.err.splitlines()) == 1

@@ -6,22 +6,25 @@ import pty
 import re
 import select
 import sys
-import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from python_process import run_python
 
 from runner import Timestamp
-from runner.terminal import (
+from runner.terminal.console import (
+    Unpadded,
+    announce,
     describe_time,
     epoch_number,
-    labelled_lines,
-    lasting_output,
-    live_line,
     make_console,
     print_block,
+    print_title,
+    take_back_title,
 )
+from runner.terminal.live_line import live_line
+from runner.terminal.output import lasting_output, output_to
 
 
 @pytest.mark.parametrize(
@@ -38,67 +41,102 @@ def test_people_count_epochs_from_one(epoch: int, batch: int, in_epoch: int, num
     assert epoch_number(now) == number and describe_time(now) == described
 
 
-def test_every_line_that_is_printed_or_logged_has_the_label(capsys: pytest.CaptureFixture[str]):
+def test_what_is_printed_and_logged_goes_to_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     console = logging.StreamHandler(sys.stderr)
     logging.getLogger().addHandler(console)
+    path = tmp_path / "console.log"
+    path.write_text("earlier\n")
     try:
-        with labelled_lines("job"):
-            print("one\ntwo", "parts", sep="\n\n")
-            print("begun, ", end="", flush=True)
-            print("ended")
+        with lasting_output(), output_to(str(path)):  # as in a job: `sys.stderr` is not the stream of the handler
+            print("printed")
+            assert path.read_text().endswith("printed\n")  # at once, for those who follow it
             print_block("title", [("label", "text")])
             logging.getLogger("runner").warning("logged")
             print("told", file=sys.stderr)
             print("no end", end="")
+            assert not make_console().is_terminal
         print("after")
         logging.getLogger("runner").warning("logged after")
     finally:
         logging.getLogger().removeHandler(console)
-    written = capsys.readouterr()
-    *inside, after = written.out.splitlines()
-    texts = ["one", "two", "", "parts", "begun, ended", "title", "label  text", "no end"]
-    assert inside == [f"job  |  {text}" for text in texts]
-    assert after == "after"
-    assert written.err.splitlines() == ["job  |  logged", "job  |  told", "logged after"]
+    texts = ["earlier", "printed", "title", "label  text", "logged", "told", "no end"]
+    assert path.read_text().splitlines() == texts
+    assert capsys.readouterr() == ("after\n", "logged after\n")
 
 
-def test_without_a_label_nothing_changes(capsys: pytest.CaptureFixture[str]):
+def test_without_a_file_the_terminal_stays():
     stream = sys.stdout
-    with labelled_lines(""):
+    with output_to(""):
         assert sys.stdout is stream
 
 
-def test_what_is_labelled_is_no_terminal_but_otherwise_the_stream(monkeypatch: pytest.MonkeyPatch):
-    stream = sys.stdout
-    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert make_console().is_terminal
-    with labelled_lines("job"):
-        assert not make_console().is_terminal
-        assert sys.stdout.encoding == stream.encoding and sys.stdout.buffer is stream.buffer
-    assert sys.stdout is stream
+def test_a_full_disk_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]):
+    with output_to("/dev/full"):
+        print("lost")
+        print("lost, too", end="")
+    written = capsys.readouterr()
+    assert written.out == "" and written.err.count("full cannot be written") == 1
 
 
-def test_threads_that_print_at_once_lose_nothing(capsys: pytest.CaptureFixture[str]):
-    def write(name: str) -> None:
-        for number in range(5000):
-            print(f"<{name}{number}>")  # text and line end are two writes, which others may come between
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with labelled_lines("job"):
-            threads = [threading.Thread(target=write, args=(name,)) for name in "abc"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+def test_lines_end_with_their_text(capsys: pytest.CaptureFixture[str]):
+    print_block("title", [("label", "text " * 40), ("another", "short")])
+    make_console().print(Unpadded(f"padded{' ' * 20}"))
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("job  |  ") for line in lines)
-    found = re.findall(r"<\w+>", "".join(lines))
-    assert sorted(found) == sorted(f"<{name}{number}>" for name in "abc" for number in range(5000))
+    assert lines == [line.rstrip() for line in lines] and lines[-1] == "padded"
+    assert lines[1].startswith("label    text") and max(map(len, lines)) <= 120
+
+
+def test_a_console_is_as_wide_as_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert make_console().width == 120
+    monkeypatch.setenv("COLUMNS", "60")
+    assert make_console().width == 60
+
+
+def test_a_run_in_a_pipe_has_its_title_when_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs/2026-01-02/03-04-05"
+    announce("refused", folder)
+    take_back_title()
+    assert capsys.readouterr().out == ""
+    print_title("mlp-digits-2026-01-02-03-04-05", folder)
+    print_title("mine", folder)
+    print_title("lr1", tmp_path / "sweep/lr1")
+    titles = ["mlp-digits  outputs/2026-01-02/03-04-05", "mine  outputs/2026-01-02/03-04-05", "sweep/lr1"]
+    assert capsys.readouterr().out.splitlines() == titles
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_on_a_terminal_the_title_comes_early_and_goes_when_the_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bool
+):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    folder = tmp_path / "run"
+    name = "a-name-of-more-than-forty-characters-on-two-lines"
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with lasting_output():
+            announce(name, folder)
+            print_title(name, folder)
+            announce("refused", Path("there"))
+            if printed:
+                print("WARNING: something")
+            take_back_title()
+            announce(name, Path("there"))
+            take_back_title()
+    shown = ""
+    with suppress(OSError):  # at the end of what was written
+        while more := os.read(ours, 65536).decode():
+            shown += more
+    os.close(ours)
+    assert shown.count(name) == 2
+    assert ("there\x1b[0m\r\n\x1b[1A\x1b[J" in shown) != printed
+    assert shown.endswith("\x1b[2A\x1b[J")
 
 
 @pytest.mark.parametrize("stderr_is_a_file", [False, True])
@@ -115,27 +153,27 @@ def test_what_is_logged_below_a_live_line_has_a_line_of_its_own(
         monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
         shown = b""
 
-        def wait_for_the_line() -> bytes:
+        def wait_for(text: bytes) -> bytes:
             seen = b""
-            while b"the live line" not in seen:
+            while text not in seen:
                 assert select.select([ours], [], [], 60)[0], seen
                 seen += os.read(ours, 65536)
             return seen
 
         for _ in range(2):
-            with live_line(make_console(), lambda: "the live line", refresh_per_second=100):
-                shown += wait_for_the_line()
+            with live_line(make_console(), lambda: "the live line", interval=0.01):
+                shown += wait_for(b"the live line")
                 logging.getLogger("runner").warning("it is told")
-                shown += wait_for_the_line()
+                shown += wait_for(b"the live line")
             assert handler.stream is sys.stderr is stderr
-        terminal.write("the live line")
+        terminal.write("the end")
         terminal.flush()
-        shown += wait_for_the_line()
+        shown += wait_for(b"the end")
     os.close(ours)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
-    assert lines.count("the live line") >= 5
+    assert lines.count("the live line") >= 4
     assert lines.count("it is told") == (0 if stderr_is_a_file else 2)
-    assert {*lines} <= {"the live line", "it is told", ""}
+    assert {*lines} <= {"the live line", "it is told", "the end", ""}
     assert (tmp_path / "errors").read_text() == ("it is told\n" * 2 if stderr_is_a_file else "")
 
 
@@ -178,7 +216,7 @@ def test_streams_that_are_closed_are_no_file_s():
     """The next file that is opened has the least number that is free."""
     program = (
         "import os, sys\n"
-        "from runner.terminal import lasting_output\n"
+        "from runner.terminal.output import lasting_output\n"
         "os.closerange(0, 3)\n"
         "sys.stdout = sys.stderr = None\n"
         "with lasting_output():\n"

@@ -1,0 +1,58 @@
+"""The best values of evaluations so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runner.metric_choice import MetricChoice
+
+if TYPE_CHECKING:
+    from runner import State
+
+
+class BestValues:
+    """The best value so far of each loss and metric of the evaluators, by the key under which it is logged."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self._lower: dict[str, bool | None] = {}  # by key, whether lower is better; None: not of an evaluation
+
+    def add(self, key: str, value: float, state: State) -> bool:
+        """Note a value that was logged, and return whether it is the best of its key so far; NaN never is."""
+        if key not in self._lower:
+            self._lower[key] = _lower_is_better(key, state)
+        lower = self._lower[key]
+        if lower is None or math.isnan(value):
+            return False
+        best = self.values.get(key)
+        if best is not None and (value >= best if lower else value <= best):
+            return False
+        self.values[key] = value
+        return True
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint keeps."""
+        return dict(self.values)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue where a checkpoint was taken."""
+        self.values = dict(state)
+
+
+def name_metric(key: str) -> tuple[str, str]:
+    """Return the label and the name of what is logged under a key, by which `monitor` and `objective` know it.
+
+    The label is empty if a user has logged something like `loss/mine`.
+    """
+    kind, _, rest = key.partition("/")
+    label, _, name = rest.rpartition("/") if rest.count("/") < 2 else rest.partition("/")
+    return label, "loss" if (kind, name) == ("loss", "total") else name
+
+
+def _lower_is_better(key: str, state: State) -> bool | None:
+    label, name = name_metric(key)
+    if not key.startswith(("loss/", "metrics/")) or label in ("", "train"):
+        return None
+    return key.startswith("loss/") or MetricChoice(label, name).lower_is_better(state)

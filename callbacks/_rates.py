@@ -1,0 +1,35 @@
+"""Learning rates and their keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Return the key of each parameter group of each optimizer."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        seen[name] += 1
+        prefix = f"lr-{name}" if seen[name] == 1 else f"lr-{name}-{seen[name]}"
+        keys += [f"{prefix}/group{index}" for index in range(len(optimizer.param_groups))]
+    return keys
+
+
+def copy_rates(optimizers: Sequence[Optimizer]) -> list[Any]:
+    """Return the learning rate of each parameter group of each optimizer, without waiting for a device.
+
+    Rates that are tensors are copied, because schedulers change them in place.
+    """
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    return [rate if type(rate) is float else _copy(rate) for rate in rates]
+
+
+def _copy(rate: Any) -> Any:
+    return rate.detach().reshape(()).clone() if hasattr(rate, "detach") else float(rate)

@@ -1,0 +1,37 @@
+"""Where training will end, counted in batches."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from runner import TimeUnit
+
+if TYPE_CHECKING:
+    from runner import State
+    from runner.time import Progress
+
+TINY = 1e-6  # tolerance for rounding errors in quotients that should be whole numbers
+
+
+def known_progress(state: State) -> Progress:
+    """Return the progress of training; if the loader has no length, with the mean length of earlier epochs."""
+    progress = state.progress
+    now = progress.timestamp
+    if progress.batches_per_epoch or not now.epoch:
+        return progress
+    return progress._replace(batches_per_epoch=(now.batch - now.batch_in_epoch) // now.epoch)
+
+
+def batches_in_run(state: State) -> int | None:
+    """Return the number of batches after which training ends, at the present rate if it ends by another unit.
+
+    None: that is not known yet.
+    """
+    end = state.max_duration
+    if end.unit is TimeUnit.BATCH:
+        return int(end.value)
+    if end.unit is TimeUnit.EPOCH and state.train_dataloader_len:
+        return int(end.value) * state.train_dataloader_len
+    done = known_progress(state).elapsed_in(TimeUnit.DURATION)
+    return math.ceil(state.timestamp.batch / done - TINY) if done else None

@@ -1,0 +1,139 @@
+"""A command that composes a config with Hydra: one job or many are run, and the exit code says how that went."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import hydra
+
+from runner.addresses import without_credentials
+from runner.config.catalogue import CONF
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated
+from runner.config.errors import WrongConfig, config_errors
+from runner.config.hydra_mode import composed_once
+from runner.config.own_conf import find_own_conf
+from runner.config.suggestions import about_replaced
+from runner.distributed.endings import noting_interrupts, was_interrupted
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.launch import Ranks
+from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.job import Task, run
+from runner.modes.subcommands import spell_out
+from runner.runs.folder import remove_unused
+from runner.runs.recording import Diverged
+from runner.runs.rerun import with_saved_arguments
+from runner.runs.saved_run import SavedRun, find_saved_run, with_latest
+from runner.sweeps import sweep
+from runner.sweeps.summary import end_sweep
+from runner.sweeps.sweep import SweepRefused
+from runner.terminal.console import print_failure, take_back_title
+from runner.terminal.output import output_to
+from runner.tracebacks import are_whole, raised_by_hydra
+
+
+def run_command() -> int:
+    """Run the command line of this process, whatever its rank, and return the exit code."""
+    end_with_parent()
+    with raised_by_hydra(), noting_interrupts():
+        return lead() if is_rank_zero() else follow(ranks())
+
+
+def lead() -> int:
+    """Run the command line, and return the exit code. Rank 0."""
+    code = 1
+    saved = None
+    try:
+        with config_errors():
+            typed = spell_out(sys.argv[1:])
+            check_options(typed)
+            check_spaces(typed)
+            sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
+            saved = find_saved_run(sys.argv[1:])
+            if saved is not None:
+                sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
+            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had a folder of its own
+            sys.argv[1:] = [*sys.argv[1:], *found]
+            for sentence in about_replaced([*typed, *found], CONF):
+                print(f"WARNING: {sentence}", file=sys.stderr)
+        code = compose_and_run(saved)
+    except Exception as error:
+        code = 130 if was_interrupted() else tell(error, saved)
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        if isinstance(exit.code, str):  # from a user's code; Python would print it too
+            print(exit.code, file=sys.stderr)
+    finally:
+        ranks().dismiss(code)
+    return code
+
+
+def tell(error: Exception, saved: SavedRun | None) -> int:
+    """Print why a command has failed, and return the exit code."""
+    if isinstance(error, Diverged):
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    if not isinstance(error, WrongConfig):
+        print_failure(error)
+        return 1
+    if ranks().size == 1:  # other ranks may have printed below it
+        take_back_title()
+    if are_whole():
+        traceback.print_exception(error.__cause__)
+    print(f"error: {without_credentials(str(error))}", file=sys.stderr)
+    if saved is not None and not saved.is_own:
+        print(f"the config.yaml of {saved.given!r} was changed, or was written by someone else", file=sys.stderr)
+    return 2
+
+
+def follow(ranks: Ranks) -> int:
+    """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
+
+    Errors that all ranks raise alike are printed by rank 0 only.
+    """
+    for job in ranks.receive():
+        with output_to(job.log):
+            try:
+                run(job)
+            except WrongConfig as error:
+                if not ranks.has_next_message():
+                    print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
+                    return 2
+            except Diverged:
+                continue  # rank 0 found the same, and decides whether there is another job
+            except KeyboardInterrupt:
+                return 130
+            except Exception as error:
+                if ranks.report(error):
+                    print_failure(error)
+                return 1
+    return 0
+
+
+def compose_and_run(saved: SavedRun | None) -> int:
+    """Let Hydra compose one job or many, run each on all ranks, and return the exit code.
+
+    Args:
+        saved: the run to resume or to make again, None without one.
+    """
+    task = Task(saved)
+    try:
+        with config_errors(), composed_once(sys.argv[1:]):
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    except SweepRefused as refused:
+        raise refused.error from refused.error.__cause__
+    except Exception as error:
+        if sweep.led is None:
+            raise
+        if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
+            raise WrongConfig(f"the sweep cannot begin: {error}") from error
+        if not sweep.led.is_broken:
+            raise
+    finally:
+        code = end_sweep()
+        remove_unused()
+    if task.error is not None:
+        raise task.error
+    return code

@@ -1,0 +1,148 @@
+"""The docstring and the arguments of a `_target_`, read from its source. Nothing is imported, torch least of all."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from runner.files.whole import read_bounded
+
+INIT = "__init__.py"
+LARGEST = 2_000_000  # bytes of a source that is read
+MOST_LINKS = 8  # modules that import a name from one another
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or function in its source.
+
+    Attributes:
+        name: its own name.
+        file: the file that defines it.
+        text: its docstring; empty without one.
+        arguments: its arguments and their defaults, as written; the default is empty if there is none.
+    """
+
+    name: str
+    file: Path
+    text: str
+    arguments: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """The docstring by section, such as 'Args'; what comes before the first section is under an empty name."""
+        found = {"": ""}
+        title = ""
+        for line in self.text.splitlines():
+            if re.fullmatch(r"(Args|Raises|Logs|Returns|Yields|Attributes):", line):
+                title = line[:-1]
+                found[title] = ""
+                continue
+            if re.match(r"\S", line):  # a section is indented below its title
+                title = ""
+            found[title] += f"{line}\n"
+        return {title: inspect.cleandoc(text) for title, text in found.items()}
+
+    def rows(self, title: str) -> list[tuple[str, str]]:
+        """Return the entries of a section, such as its arguments, as pairs of name and text."""
+        found: list[tuple[str, str]] = []
+        for line in self.sections.get(title, "").splitlines():
+            entry = re.match(r"([^\s:][^:]*): (.*)", line)
+            if entry:
+                found.append((entry[1], entry[2]))
+            elif found:
+                found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}".strip())
+        return found
+
+
+def find_definition(target: str) -> Definition | None:
+    """Return the class or function with a dotted path; None if no source of it can be found."""
+    package, *parts = target.split(".")
+    try:
+        module = _top_module(package)
+        return None if module is None or not parts else _find_in(module, parts, MOST_LINKS)
+    except (OSError, ImportError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def classes_in(file: Path) -> list[Definition]:
+    """Return the public classes of a file; none if it cannot be read."""
+    try:
+        body = ast.parse(read_bounded(file, LARGEST)).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    return [_define(one, file) for one in body if isinstance(one, ast.ClassDef) and not one.name.startswith("_")]
+
+
+def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
+    """Return what `parts` name in a module, given by its file; an import of the name is followed."""
+    while len(parts) > 1 and module.name == INIT and (below := _submodule(module.parent, parts[0])):
+        module = below
+        parts = parts[1:]
+    name = parts[0]
+    stub = module.with_suffix(".pyi")
+    for file in (stub, module) if stub.exists() else (module,):
+        for node in ast.walk(ast.parse(read_bounded(file, LARGEST))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name and len(parts) == 1:
+                return _define(node, file)
+            if isinstance(node, ast.ImportFrom) and links:
+                for alias in node.names:
+                    if name == (alias.asname or alias.name) and (origin := _module_of(node, module)):
+                        return _find_in(origin, [alias.name, *parts[1:]], links - 1)
+    return None
+
+
+def _module_of(node: ast.ImportFrom, module: Path) -> Path | None:
+    """Return the file of the module that an import names."""
+    names = node.module.split(".") if node.module else []
+    if node.level:
+        file: Path | None = module.parents[node.level - 1] / INIT
+    else:
+        file = _top_module(names[0])
+        names = names[1:]
+    for name in names:
+        file = None if file is None else _submodule(file.parent, name)
+    return file
+
+
+def _top_module(name: str) -> Path | None:
+    """Return the file of a module or package at the top; of a folder without one, the file that it would have."""
+    spec = PathFinder.find_spec(name, sys.path)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))) / INIT
+    return None if spec.origin is None else Path(spec.origin)
+
+
+def _submodule(folder: Path, name: str) -> Path | None:
+    return next((one for one in (folder / name / INIT, folder / f"{name}.py") if one.is_file()), None)
+
+
+def _define(node: ast.ClassDef | ast.FunctionDef, file: Path) -> Definition:
+    function = node
+    if isinstance(node, ast.ClassDef):
+        methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+        function = next((one for one in methods if one.name == "__init__"), node)
+    arguments = _fields(function) if isinstance(function, ast.ClassDef) else _parameters(function)
+    return Definition(node.name, file, ast.get_docstring(node) or "", arguments)
+
+
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    """Return the annotated fields of a class, which are the arguments of a dataclass."""
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+    is_dataclass = any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)
+    return {ast.unparse(one.target): ast.unparse(one.value) if one.value else "" for one in fields if is_dataclass}
+
+
+def _parameters(node: ast.FunctionDef) -> dict[str, str]:
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    pairs = [*zip(positional, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return {one.arg: ast.unparse(default) if default else "" for one, default in pairs if one.arg != "self"}

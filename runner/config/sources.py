@@ -1,0 +1,86 @@
+"""Which of the chosen config files set a key, for messages about keys that were not typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.config.command_line import config_dir, key_of
+
+
+def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return the config files that set a key, among those chosen on the command line; none if the key was typed.
+
+    Args:
+        key: the full key.
+        overrides: the overrides as typed on the command line.
+        conf: our own folder of config groups.
+    """
+    if key in {key_of(one) for one in overrides}:
+        return []
+    folders = [*filter(None, (conf, config_dir(overrides)))]
+    files = _files(overrides, folders)
+    return [_shown(file) for file, group in files.items() if _sets(file, group, key)]
+
+
+def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
+    """Yield the choices `group/name` that overrides may be."""
+    for one in overrides:
+        key, equals, value = one.lstrip("+").partition("=")
+        if equals and not one.startswith("-"):
+            yield from (f"{key}/{name}" for name in re.findall(r"[\w/.-]+", value))
+
+
+def _files(overrides: Sequence[str], folders: Sequence[Path]) -> dict[Path, str]:
+    """Return the files of the typed choices and of their defaults, each with its group."""
+    found: dict[Path, str] = {}
+    waiting = [*_typed_choices(overrides)]
+    while waiting:
+        choice = waiting.pop(0)
+        group = choice.rpartition("/")[0]
+        file = next((path for folder in folders if (path := folder / f"{choice}.yaml").is_file()), None)
+        if file is not None and file not in found:  # a file may name itself among its defaults
+            found[file] = group
+            waiting += _chosen(_content(file).get("defaults") or [], group)
+    return found
+
+
+def _chosen(defaults: Sequence[Any], group: str) -> Iterator[str]:
+    """Yield the choices of a defaults list; names without a group are of the group of the file itself."""
+    for entry in defaults:
+        if isinstance(entry, str) and entry != "_self_":
+            yield f"{group}/{entry}" if group else entry
+        for key, names in entry.items() if isinstance(entry, Mapping) else ():
+            for name in names if isinstance(names, list) else [names]:
+                yield f"{key.removeprefix('override').strip().strip('/').partition('@')[0]}/{name}"
+
+
+def _sets(file: Path, group: str, key: str) -> bool:
+    """Return whether a file sets a key; its keys are those of its group, unless it is for the whole config."""
+    node: Any = _content(file)
+    parts = key.split(".")
+    if group and not re.match(r"#\s*@package\s+_global_", file.read_text(encoding="utf-8")):
+        if parts[0] != group:
+            return False
+        parts = parts[1:]
+    for part in parts:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def _content(file: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _shown(file: Path) -> str:
+    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)

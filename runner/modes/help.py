@@ -1,0 +1,229 @@
+"""`runner --help` and `runner help early_stopper`: what there is, and what each of it means. Nothing is composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from runner import __version__
+from runner.config.catalogue import GROUPS, Choice, choices, default_choices, top_keys
+from runner.config.command_line import LISTS
+from runner.config.docstrings import Definition, find_definition
+from runner.config.nearest import nearest
+from runner.failures import WrongKey
+from runner.modes.list import describe_group, own_classes
+from runner.modes.subcommands import CONFIG_DIR
+from runner.modes.table import MODES, Mode
+from runner.terminal.console import show_path
+from runner.terminal.text import heading, in_columns, paragraphs, printable
+
+LINES = (
+    ("optimizer.lr=0.05", "sets a value"),
+    ("model=mlp", "makes another choice in a group"),
+    ("+callbacks=speed_monitor", "adds to the callbacks, likewise to the algorithms"),
+    ("~callbacks.progress_bar", "removes one"),
+    ("-m seed=0,1,2", "a sweep: trains one job for each value"),
+    ("--cfg job", "prints the composed config, and trains nothing"),
+    ("--config-dir FOLDER", "reads config groups of your own there; otherwise in conf/"),
+    ("--version", "prints the version"),
+)
+MORE = (
+    ("runner list GROUP", "a line about each choice of a group"),
+    ("runner help NAME", "a choice, key, class or mode in full"),
+    ("runner completion bash", "completion; also zsh and fish"),
+    ("docs/, README.md", "of the project: guides, and what a run leaves"),
+)
+# Arguments that the runner itself gives, so that no config sets them.
+GIVEN = ("params", "model", "optimizer", "timestamp")
+
+
+def show_help(typed: Mapping[str, str]) -> None:
+    """Print the help as a whole, or what a name means.
+
+    Raises:
+        WrongKey: nothing has this name; the message names the nearest one.
+    """
+    own = Path(typed[CONFIG_DIR]) if CONFIG_DIR in typed else None
+    lines = explain(typed["help"], own) if "help" in typed else overview(own)
+    print("\n".join(lines))
+
+
+def overview(own: Path | None = None) -> Iterator[str]:
+    """Yield the lines of `runner --help`.
+
+    Args:
+        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+    """
+    yield heading(f"runner {__version__}: an experiment runner for PyTorch")
+    yield "  runner [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
+    yield ""
+    yield from in_columns(LINES)
+    yield ""
+    yield heading("Modes: what a command does with mode=NAME")
+    rows = []
+    for mode in MODES.values():
+        rows += [(mode.name, mode.says), ("", mode.example)]
+    yield from in_columns(rows)
+    yield ""
+    yield heading("Config groups, and their choices")
+    rows = []
+    for group, says in GROUPS.items():
+        if names := [one.name for one in choices(own) if one.group == group]:
+            rows += [(group, says), ("", ", ".join(names))]
+    yield from in_columns(rows)
+    yield ""
+    yield heading("More")
+    yield from in_columns(MORE)
+
+
+def explain(name: str, own: Path | None = None) -> Iterator[str]:
+    """Yield the lines of what a name means: each choice, group and mode of this name, or else the key or class.
+
+    Args:
+        name: as typed; the group of a choice may stand in front of it, with a dot or as in an override.
+        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+
+    Raises:
+        WrongKey: nothing has this name; the message names the nearest one.
+    """
+    asked = name.lstrip("+").replace("=", ".").replace("/", ".").removeprefix("mode.")
+    known = choices(own)
+    pages = [[*_explain_mode(MODES[asked])]] if asked in MODES else []
+    if (group := asked.replace(".", "/")) in GROUPS:
+        pages.append([*describe_group(group, known)])
+    pages += [[*_explain_choice(one)] for one in known if asked in _names_of(one)]
+    pages = pages or [page for page in [[*_explain_key(asked, known)]] if page]
+    if not pages:
+        mine = next((one for path, one in own_classes() if asked in (path, one.name)), None)
+        definition = mine or find_definition(asked)
+        pages = [] if definition is None else [[*_explain_definition(definition)]]
+    if not pages:
+        names = [*MODES, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
+        near = nearest(asked, {*names})
+        instead = near if near.startswith("did") else "runner --help lists what there is"
+        raise WrongKey("help", f"there is nothing of this name; {instead}", repr(printable(name)))
+    for number, page in enumerate(pages):
+        yield from [""] * (number > 0)
+        yield from page
+
+
+def _names_of(choice: Choice) -> tuple[str, ...]:
+    """Return the names that stand for a choice: its own, with its group, and that of its class."""
+    return (choice.name, f"{choice.group.replace('/', '.')}.{choice.name}", choice.target.rpartition(".")[2])
+
+
+def _explain_mode(mode: Mode) -> Iterator[str]:
+    yield heading(f"mode={mode.name}: {mode.says}")
+    yield ""
+    comments = {key.name: key for key in top_keys()}
+    own = [comments[name] for name in (f"{mode.name}.{key}" for key in mode.keys) if name in comments]
+    definition = find_definition(mode.runs.replace(":", "."))
+    if definition is not None:
+        yield from paragraphs(definition.sections[""])
+        yield ""
+    if own:
+        yield heading("Keys, and their defaults")
+        yield from in_columns([(key.name, key.value, key.comment) for key in own])
+        yield ""
+    elif mode.keys:
+        yield heading("Keys")
+        yield from in_columns([(f"{mode.name}.{key}", _allowed(value)) for key, value in mode.keys.items()])
+        yield ""
+    yield heading("Example")
+    yield f"  {mode.example}"
+
+
+def _allowed(value: type | tuple[str, ...]) -> str:
+    """Return what a key may have, in words."""
+    if isinstance(value, tuple):
+        return " or ".join(value)
+    return {int: "a whole number", str: "text", list: "a list", bool: "true or false"}[value]
+
+
+def _explain_choice(choice: Choice) -> Iterator[str]:
+    """Yield what a choice is, its keys with their defaults, and an example."""
+    definition = find_definition(choice.target) if choice.target else None
+    yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
+    text = definition.sections[""] if definition is not None else ""
+    if choice.group in LISTS and text:  # the comment says the same, in short
+        yield from paragraphs(text)
+    else:
+        yield from paragraphs(f"{choice.comment}\n\n{text if choice.package else ''}")
+    yield ""
+    package = f"{choice.package}{choice.name}." if choice.group in LISTS else choice.package
+    if rows := [*_rows_of_keys(choice, package, definition)]:
+        yield heading(f"Keys{f' of {package[:-1]}' if package else ''}, and their defaults")
+        yield from in_columns(rows)
+        yield ""
+    for title in ("Logs", "Raises"):
+        if definition is not None and (entries := definition.rows(title)):
+            yield heading(title)
+            yield from in_columns(entries)
+            yield ""
+    yield heading("Example")
+    yield f"  {_example_of(choice, package)}"
+    yield ""
+    yield heading("Read more")
+    places = [show_path(choice.file)]
+    if definition is not None:
+        places.append(show_path(definition.file))
+    yield from in_columns([(place,) for place in places])
+
+
+def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and meaning of the keys in a file, then of the arguments that it leaves out."""
+    arguments = dict(definition.rows("Args")) if definition is not None and choice.package else {}
+    named = [key.name.removeprefix(package) for key in choice.keys]
+    for name, key in zip(named, choice.keys, strict=True):
+        yield name, key.value, arguments.get(name, key.comment)
+    if definition is None or choice.group in ("trainer", "launch"):
+        return
+    sections = {name.partition(".")[0] for name in named}
+    for name, text in arguments.items():
+        if name not in (*sections, *GIVEN) and (default := definition.arguments.get(name)):
+            yield f"+{name}", default, text
+
+
+def _example_of(choice: Choice, package: str) -> str:
+    """Return a command that makes a choice: the one in its file, or else with its first key that has a plain value."""
+    if choice.command:
+        return choice.command.removeprefix("python -m ")
+    if choice.group == "vars":
+        return f"runner {choice.typed}"
+    typed = [] if choice.name in default_choices().get(choice.group, []) else [choice.typed]
+    plain = [key for key in choice.keys if key.value[:1] not in ("", "[", "{", "$", "?") and key.value != "null"]
+    if package and plain:
+        typed.append(f"{plain[0].name}={plain[0].value}")
+    return " ".join(["runner", *typed])
+
+
+def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
+    """Yield what a key means, in each choice that has it; nothing if there is no such key."""
+    for key in top_keys():
+        if asked == key.name:
+            yield heading(f"{key.name}={key.value}")
+            yield from paragraphs(key.comment)
+            return
+    rows = []
+    for choice in known:
+        # A recipe repeats the keys of other groups.
+        rows += [(choice.typed, key.value, key.comment) for key in choice.keys if choice.package and key.name == asked]
+    if rows:
+        yield heading(f"{asked}: its default in each choice")
+        yield from in_columns(rows)
+
+
+def _explain_definition(definition: Definition) -> Iterator[str]:
+    """Yield the docstring of a class or function, section by section."""
+    yield heading(f"{definition.name}: in {show_path(definition.file)}")
+    yield from paragraphs(definition.sections[""] or "It has no docstring.")
+    described = dict(definition.rows("Args"))
+    if rows := [(name, default, described.get(name, "")) for name, default in definition.arguments.items()]:
+        yield ""
+        yield heading("Arguments, and their defaults")
+        yield from in_columns(rows)
+    for title in ("Logs", "Returns", "Raises"):
+        if entries := definition.rows(title):
+            yield ""
+            yield heading(title)
+            yield from in_columns(entries)

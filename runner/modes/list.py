@@ -1,0 +1,66 @@
+"""`runner list callbacks`: the choices of a config group, a line about each. Nothing is composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from runner.config.catalogue import GROUPS, Choice, choices
+from runner.config.command_line import LISTS
+from runner.config.docstrings import Definition, classes_in
+from runner.config.nearest import nearest
+from runner.failures import WrongKey
+from runner.modes.subcommands import CONFIG_DIR
+from runner.modes.table import MODES
+from runner.terminal.text import heading, in_columns
+
+SHIPPED = Path(__file__).parents[1]
+"""The folder that holds the `callbacks` and `algorithms` that come with the runner."""
+
+
+def show_list(typed: Mapping[str, str]) -> None:
+    """Print a line about each choice of a config group, or of all of them; `runner list modes` prints the modes.
+
+    Raises:
+        WrongKey: there is no such group.
+    """
+    known = choices(Path(typed[CONFIG_DIR]) if CONFIG_DIR in typed else None)
+    asked = typed.get("list", "").replace(".", "/")
+    if asked == "modes":
+        print("\n".join(in_columns([(mode.name, mode.says) for mode in MODES.values()], indent=0)))
+        return
+    if asked and asked not in GROUPS:
+        raise WrongKey("list", nearest(asked, [*GROUPS, "modes"]), repr(typed["list"]))
+    filled = {one.group for one in known}
+    pages = [describe_group(group, known) for group in ([asked] if asked else GROUPS) if asked or group in filled]
+    print("\n\n".join("\n".join(page) for page in pages))
+
+
+def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
+    """Yield a line about each choice of a group, and about classes of the user's own that no file names.
+
+    Args:
+        group: the group's folder.
+        known: the choices of all groups.
+    """
+    yield heading(f"{group}: {GROUPS[group]}")
+    rows = [(one.name, f"{one.summary}{' (yours)' if one.is_own else ''}") for one in known if one.group == group]
+    named = {one.target for one in known}
+    for path, found in own_classes():
+        if path.partition(".")[0] == group and path not in named:
+            summary = found.sections[""].partition("\n\n")[0].replace("\n", " ")
+            rows.append((found.name, f"{summary} (yours: +{group}.{found.name}._target_={path})"))
+    yield from in_columns(rows or [("-", "none so far")])
+
+
+def own_classes() -> list[tuple[str, Definition]]:
+    """Return the public classes in `callbacks` and `algorithms` of the working directory, each with its dotted path."""
+    found = []
+    for package in LISTS:
+        if Path(package).resolve() == (SHIPPED / package).resolve():  # in a checkout
+            continue
+        files = [Path(f"{package}.py"), *sorted(Path(package).glob("[!_]*.py"))]
+        for file in files:
+            module = ".".join(file.with_suffix("").parts)
+            found += [(f"{module}.{one.name}", one) for one in classes_in(file)] if file.is_file() else []
+    return found

@@ -1,0 +1,239 @@
+"""`runner table`: means over seeds by keys, as a table for a paper, in which only a verdict makes a number bold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runner.failures import WrongKey
+from runner.runs.candidates import Candidate, Run, common_metric, find_candidate, pair_up
+from runner.runs.conditions import to_number, to_text
+from runner.runs.decision import bootstrap, find_ties
+from runner.runs.listing import SavedFolder
+from runner.terminal.text import printable
+
+KEY = "table.where"
+Place = tuple[str, ...]
+"""The values of the keys of a row or column, as text."""
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {one: f"\\{one}" for one in "&%$#_{}"}
+
+
+@dataclass
+class Cell:
+    """A setting in a table.
+
+    Attributes:
+        candidate: its runs.
+        values: the metric of these runs.
+        interval: bounds of the 95 % interval of their mean; None of a single run.
+        is_best: whether a verdict says that it is better than all others in its column.
+    """
+
+    candidate: Candidate
+    values: list[float]
+    interval: tuple[float, float] | None
+    is_best: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values."""
+        return math.fsum(self.values) / len(self.values)
+
+    def show(self) -> str:
+        """Return the mean, with as many decimals as the interval has any use for, and its interval."""
+        if self.interval is None:
+            return f"{self.mean:.4g}"
+        low, high = self.interval
+        decimals = 4 if high <= low else min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
+        return f"{self.mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Settings by the values of keys.
+
+    Attributes:
+        metric: what is in the cells.
+        keys: keys of rows and of columns.
+        rows: values of the rows' keys.
+        columns: values of the columns' keys; one without values if there are no such keys.
+        cells: by row and column.
+        notes: what else the means are over, and why a column has no verdict.
+    """
+
+    metric: str
+    keys: tuple[Sequence[str], Sequence[str]]
+    rows: list[Place]
+    columns: list[Place]
+    cells: dict[tuple[Place, Place], Cell]
+    notes: list[str]
+
+
+def show_means(typed: Mapping[str, str]) -> None:
+    """Print the mean of a metric over seeds, its 95 % interval and the number of runs, in rows and columns by keys.
+
+    `table.where` names the runs as in `runner verdict`: folders, globs and conditions; all runs in outputs/ without it.
+    `table.rows` and `table.columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
+    key are what differs. A mean is bold if it is better than all others in its column: if no other one may be the best.
+    What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
+
+    Raises:
+        ValueError: a key or a run is wrong, or a cell would have runs that differ in more than the seed.
+    """
+    candidate = find_candidate(typed.get("where", ""), KEY)
+    if not candidate.runs:
+        raise WrongKey(KEY, "none of these runs has finished", repr(candidate.name))
+    metric, lower = common_metric([candidate], typed.get("metric", ""), "table.metric")
+    differing = [*candidate.choices] or [*candidate.varying]
+    columns = _keys(typed, "columns", candidate)
+    rows = _keys(typed, "rows", candidate) or [one for one in differing[:1] if one not in columns]
+    table = make_table(candidate, metric, lower, rows, columns)
+    print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[typed.get("format", "markdown")](table), end="")
+
+
+def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[str], columns: Sequence[str]) -> Table:
+    """Return the runs of a candidate by the values of keys.
+
+    Raises:
+        WrongKey: runs in one cell differ in more than the seed.
+    """
+    groups: dict[tuple[Place, Place], list[Run]] = {}
+    for run in candidate.runs:
+        folder = SavedFolder(run.folder, run.result)
+        groups.setdefault((_place(folder, rows), _place(folder, columns)), []).append(run)
+    missing: dict[tuple[Place, Place], list[SavedFolder]] = {}
+    for one in candidate.left_out:
+        missing.setdefault((_place(one, rows), _place(one, columns)), []).append(one)
+    cells = {}
+    for place, runs in groups.items():
+        name = ", ".join(f"{key}={one}" for key, one in zip([*rows, *columns], sum(place, ()), strict=True)) or "all"
+        cell = Candidate(name, runs, missing.get(place, []))
+        values = [run.result.metrics[metric] for run in runs]
+        cells[place] = Cell(cell, values, bootstrap(np.asarray(values)))
+    varying = [{(key, *found) for key, found in one.candidate.varying.items()} for one in cells.values()]
+    shared = {key for key, *_ in set.intersection(*varying)} if len(cells) > 1 else set()
+    for cell in cells.values():
+        alone = [one for one in cell.candidate.varying if one not in shared]
+        if alone:
+            name = [*cell.candidate.choices, *alone][0]
+            reason = f"the runs of {cell.candidate.name} differ in {name}; add it to table.rows or table.columns"
+            raise WrongKey(KEY, f"{reason}, or choose one value: {name}=...", repr(candidate.name))
+    notes = [f"each mean is also over {', '.join(sorted(shared))}"] if shared else []
+    rows_found = _sorted(row for row, _ in cells)
+    found = Table(metric, (rows, columns), rows_found, _sorted(column for _, column in cells), cells, notes)
+    _mark_best(found, lower)
+    return found
+
+
+def _mark_best(table: Table, lower: bool) -> None:
+    """Mark in each column the cell that is better than all others, if there is one."""
+    for column in table.columns:
+        cells = [cell for (_, place), cell in table.cells.items() if place == column]
+        leader, *others = sorted(cells, key=lambda cell: cell.mean if lower else -cell.mean)
+        try:
+            samples = [pair_up(leader.candidate, one.candidate, table.metric, KEY) for one in others]
+        except ValueError as error:
+            table.notes.append(f"no verdict on {' '.join(column) or 'the rows'}: {error}")
+            continue
+        leader.is_best = bool(samples) and not any(find_ties(samples)) and "diverged" not in leader.candidate.missing
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table in Markdown."""
+    lines = _texts(table, _escape_markdown, "**{}**")
+    rule = ["---"] * len(table.keys[0]) + ["---:"] * (len(lines[0]) - len(table.keys[0]))
+    shown = [f"| {' | '.join(row)} |" for row in (lines[0], rule, *lines[1:])]
+    comments = [f"<!-- {one.replace('--', '- -')} -->" for one in _comments(table)]
+    return "\n".join([*shown, "", *comments, ""])
+
+
+def as_latex(table: Table) -> str:
+    """Return a table in LaTeX, for the package booktabs."""
+    lines = _texts(table, _escape_latex, r"\textbf{{{}}}")
+    head, *rows = [f"{' & '.join(row)} \\\\" for row in lines]
+    aligned = "l" * len(table.keys[0]) + "r" * (len(lines[0]) - len(table.keys[0]))
+    body = [f"\\begin{{tabular}}{{{aligned}}}", "\\toprule", head, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"]
+    return "\n".join([*(f"% {one}" for one in _comments(table)), *body, ""])
+
+
+def as_csv(table: Table) -> str:
+    """Return a line for each cell: its keys, mean, interval, number of runs, whether it is the best, and its runs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.keys[0], *table.keys[1], "metric", "mean", "low", "high", "n", "is_best", "runs"])
+    for row in table.rows:
+        for column in table.columns:
+            if (cell := table.cells.get((row, column))) is not None:
+                bounds = cell.interval or ("", "")
+                folders = " ".join(str(run.folder) for run in cell.candidate.runs)
+                facts = [table.metric, cell.mean, *bounds, len(cell.values), str(cell.is_best).lower(), folders]
+                writer.writerow(map(printable, [*row, *column, *facts]))
+    return text.getvalue()
+
+
+def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the cells of a table as text, the head first."""
+    heads = [" ".join(column) for column in table.columns]
+    lines = [[escape(one) for one in (*table.keys[0], *(head or table.metric for head in heads))]]
+    for row in table.rows:
+        line = [escape(one) for one in row]
+        for column in table.columns:
+            cell = table.cells.get((row, column))
+            shown = "" if cell is None else escape(cell.show())
+            line.append("" if cell is None else f"{bold.format(shown) if cell.is_best else shown} ({len(cell.values)})")
+        lines.append(line)
+    return lines
+
+
+def _comments(table: Table) -> list[str]:
+    """Return what a table is, why it has no verdict, and the runs of each cell."""
+    lines = [f"{table.metric}: mean [95 % interval] (runs); bold is better than all others in its column"]
+    lines += table.notes
+    for cell in table.cells.values():
+        lines.append(f"{cell.candidate.name}: {' '.join(str(run.folder) for run in cell.candidate.runs)}")
+        if cell.candidate.missing:
+            left = ", ".join(f"{count} {status}" for status, count in cell.candidate.missing.items())
+            lines.append(f"{cell.candidate.name}: without {left}")
+    return [printable(one) for one in lines]
+
+
+def _keys(typed: Mapping[str, str], axis: str, candidate: Candidate) -> list[str]:
+    """Return the keys of rows or columns.
+
+    Raises:
+        WrongKey: no run has a value of one.
+    """
+    names = [one for one in re.split(r"[\s,\[\]]+", typed.get(axis, "")) if one]
+    for name in names:
+        if all(SavedFolder(run.folder, run.result).value(name) is None for run in candidate.runs):
+            raise WrongKey(f"table.{axis}", "no run has a value of this name; must be a group or a key", repr(name))
+    return names
+
+
+def _place(run: SavedFolder, keys: Sequence[str]) -> Place:
+    return tuple(to_text(run.value(key)) for key in keys)
+
+
+def _sorted(places: Iterable[Place]) -> list[Place]:
+    """Return distinct values of keys in order, numbers by their size."""
+
+    def order(place: Place) -> list[tuple[bool, float, str]]:
+        numbers = [to_number(one) for one in place]
+        return [(number is None, number or 0.0, text) for number, text in zip(numbers, place, strict=True)]
+
+    return sorted({*places}, key=order)
+
+
+def _escape_markdown(text: str) -> str:
+    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX.get(one, one) for one in printable(text))

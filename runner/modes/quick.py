@@ -1,0 +1,86 @@
+"""Modes that compose nothing, such as `mode=runs`: answered from the typed keys alone, before Hydra is imported."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from runner import __version__
+from runner.config.nearest import nearest
+from runner.distributed.environment import is_rank_zero
+from runner.failures import WrongKey
+from runner.modes.subcommands import CONFIG_DIR, spell_out
+from runner.modes.table import MODES, Mode, find_mode
+
+
+def answer(arguments: Sequence[str]) -> int | None:
+    """Answer a command that composes nothing, and return its exit code; None for all other commands. Rank 0 prints."""
+    try:
+        if _asks_for("--version", arguments):
+            return _print_version()
+        if _asks_for("--help", arguments) or "-h" in arguments:
+            return _run(MODES["help"], {})
+        spelled = spell_out(arguments)
+        names = [one.partition("=")[2] for one in spelled if one.startswith("mode=")]
+        mode = MODES.get(unquoted(names[-1])) if names else None
+        if mode is None or mode.composes:
+            return None
+        return _run(mode, own_keys(mode, spelled))
+    except (ValueError, OSError) as error:
+        if is_rank_zero():
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
+    """Return the values that are typed for a mode, by key: its own, under its name, and that of `--config-dir`.
+
+    Raises:
+        WrongKey: an argument is no key of the mode, or has a value that it may not have.
+    """
+    found: dict[str, str] = {}
+    given = iter(arguments)
+    for one in given:
+        key, equals, value = one.partition("=")
+        if key == CONFIG_DIR:
+            found[CONFIG_DIR] = value if equals else next(given, "")
+            continue
+        if key == "mode" and equals:
+            find_mode(unquoted(value))
+            continue
+        name = mode.name if key == mode.name and mode.has_value else key.removeprefix(f"{mode.name}.")
+        is_known = (name in mode.keys and key != name) or (name == mode.name and mode.has_value)
+        if not equals or not is_known:
+            keys = [mode.name] * mode.has_value + [f"{mode.name}.{own}" for own in mode.keys]
+            raise WrongKey(one, f"mode={mode.name} composes no config and takes no such key; {nearest(key, keys)}")
+        if (text := unquoted(value)) not in ("", "null"):
+            allowed = mode.keys.get(name)
+            if isinstance(allowed, tuple) and text not in allowed:
+                raise WrongKey(key, nearest(text, allowed), repr(text))
+            found[name] = text
+    return found
+
+
+def unquoted(text: str) -> str:
+    """Return a typed value without the quotes that Hydra's grammar asks for."""
+    if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
+        return re.sub(r"\\(.)", r"\1", text[1:-1])
+    return text
+
+
+def _asks_for(option: str, arguments: Sequence[str]) -> bool:
+    """Return whether an option is among the arguments, in full or cut short."""
+    return any(option.startswith(one) and len(one) > 3 for one in arguments)
+
+
+def _print_version() -> int:
+    if is_rank_zero():
+        print(f"runner {__version__}")
+    return 0
+
+
+def _run(mode: Mode, typed: Mapping[str, str]) -> int:
+    if is_rank_zero():
+        mode.resolve()(typed)
+    return 0

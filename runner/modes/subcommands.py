@@ -1,0 +1,65 @@
+"""Modes typed as words: `runner init my_project` is `mode=init init=my_project`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.config.command_line import quoted, typed_value
+from runner.modes.table import MODES, Mode
+
+CONFIG_DIR = "--config-dir"
+
+
+def spell_out(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the words of a mode, or its own keys without `mode=`, as the keys of this mode.
+
+    Raises:
+        ValueError: a mode is followed by too many words or too few.
+    """
+    mode = MODES.get(arguments[0]) if arguments else None
+    if mode is not None and mode.words is not None:
+        return [*_spelled(mode, arguments[1:]), f"mode={mode.name}"]
+    if typed_value(arguments, "mode") is None:
+        for mode in MODES.values():
+            if mode.words is not None and any(
+                _is_own(one, mode) and one.partition("=")[2] != "null" for one in arguments
+            ):
+                return [*arguments, f"mode={mode.name}"]
+    return list(arguments)
+
+
+def _is_own(argument: str, mode: Mode) -> bool:
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and (key == mode.name or key.startswith(f"{mode.name}."))
+
+
+def _spelled(mode: Mode, arguments: Sequence[str]) -> list[str]:
+    """Return what follows the name of a mode, with its words joined in the value that they are."""
+    least, most = mode.words or (0, 0)
+    arguments = _with_values(arguments)
+    words = [one for one in arguments if not _is_key(one, mode)]
+    if not least <= len(words) <= most:
+        raise ValueError(f"{' '.join([mode.name, *arguments])}: write {mode.example}")
+    others = [one for one in arguments if _is_key(one, mode)]
+    if not words:
+        return others
+    if mode.first_key:  # its words are one text
+        return [f"{mode.name}.{mode.first_key}={' '.join(words)}", *others]
+    value = quoted(words[0]) if most == 1 else f"[{','.join(map(quoted, words))}]"
+    return [f"{mode.name}={value}", *others]
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `--config-dir FOLDER` as one of them."""
+    joined = list(arguments)
+    if CONFIG_DIR in joined[:-1]:
+        place = joined.index(CONFIG_DIR)
+        joined[place : place + 2] = [f"{CONFIG_DIR}={joined[place + 1]}"]
+    return joined
+
+
+def _is_key(argument: str, mode: Mode) -> bool:
+    """Return whether an argument is a key or an option; where nothing is composed, a word may have a `=` too."""
+    if argument.startswith("-"):
+        return True
+    return "=" in argument if mode.composes else _is_own(argument, mode)

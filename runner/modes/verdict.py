@@ -1,0 +1,253 @@
+"""`runner verdict A B`: whether B is better than A, how certain that is, and how many seeds are missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.failures import WrongKey
+from runner.modes.quick import unquoted
+from runner.runs.candidates import (
+    Candidate,
+    common_metric,
+    find_candidate,
+    find_differences,
+    pair_up,
+)
+from runner.runs.decision import LEVEL, Decision, decide
+from runner.runs.result import to_json
+from runner.terminal.text import Column, draw_table, heading, in_columns, printable
+
+KEY = "verdict"
+FEW = 6  # values of which an interval covers what it says
+SHOWN = 4  # keys that differ
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate in comparison with the first.
+
+    Attributes:
+        candidate: the candidate.
+        decision: what is known of its mean minus the first one's.
+        pairs: what the runs of each pair share; empty if the runs are not paired.
+        verdict: 'better', 'worse' or 'not decided'.
+    """
+
+    candidate: Candidate
+    decision: Decision
+    pairs: Sequence[str]
+    verdict: str
+
+
+def show_verdict(typed: Mapping[str, str]) -> None:
+    """Print whether candidates are better than the first of them, each of which is several runs with their own seeds.
+
+    A candidate is folders of runs or sweeps, a glob, or conditions as `runner runs` has them, on the runs in `outputs/`
+    or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same seed are pairs. The
+    p-value is that of the exact test that flips the signs of their differences; without two pairs, runs are permuted.
+    Of several candidates it is corrected by Holm's method. `verdict.metric` names a metric other than the objective.
+    Runs that were trained for longer are refused unless `verdict.budget=any`.
+
+    Raises:
+        ValueError: a candidate is wrong, or cannot be compared.
+    """
+    names = parse_names(typed.get(KEY, ""))
+    candidates = [find_candidate(name, KEY) for name in names]
+    for one in candidates:
+        if not one.runs:
+            raise WrongKey(KEY, f"none of its runs has finished ({_describe_missing(one)})", repr(one.name))
+    metric, lower = common_metric(candidates, typed.get("metric", ""), f"{KEY}.metric")
+    found = compare(candidates, metric, lower, typed.get("budget") == "any")
+    if typed.get("format") == "json":
+        print(json.dumps(_as_json(candidates[0], found, metric, lower), indent=1))
+    else:
+        print("\n".join(_lines(candidates[0], found, metric, lower)))
+
+
+def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:
+    """Return how each candidate but the first compares with the first.
+
+    Raises:
+        ValueError: two of them cannot be compared.
+    """
+    first, *others = candidates
+    samples = [pair_up(first, one, metric, KEY, allows_budget) for one in others]
+    decisions = decide(samples)
+    return [
+        Comparison(one, decision, found.pairs, _judge(first, one, decision, lower))
+        for one, decision, found in zip(others, decisions, samples, strict=True)
+    ]
+
+
+def parse_names(text: str) -> list[str]:
+    """Return the candidates in a typed list, `[A,B]`.
+
+    Raises:
+        WrongKey: there are fewer than two.
+    """
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
+    parts = re.findall(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]+)""", inner)
+    names = [name for one in parts if (name := unquoted(one.strip()))]
+    if len(names) < 2:
+        raise WrongKey(KEY, "give two candidates or more: runner verdict A B", repr(text))
+    return names
+
+
+def _judge(first: Candidate, other: Candidate, decision: Decision, lower: bool) -> str:
+    """Return the verdict; what diverges with some seeds is not better because of the others."""
+    if not decision.is_decided:
+        return "not decided"
+    is_better = (decision.difference < 0) == lower
+    winner = other if is_better else first
+    if "diverged" in winner.missing:
+        return "not decided"
+    return "better" if is_better else "worse"
+
+
+def _as_json(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "lower_is_better": lower,
+        "candidates": [
+            {
+                "name": one.name,
+                "runs": [str(run.folder) for run in one.runs],
+                "values": [run.result.metrics[metric] for run in one.runs],
+                "left_out": one.missing,
+            }
+            for one in (first, *(one.candidate for one in found))
+        ],
+        "comparisons": [
+            {
+                "name": one.candidate.name,
+                "with": first.name,
+                "verdict": one.verdict,
+                "paired": one.decision.is_paired,
+                "pairs": [*one.pairs],
+                "n": list(one.decision.n),
+                "means": list(one.decision.means),
+                "difference": one.decision.difference,
+                "interval": one.decision.interval,
+                "p": one.decision.p,
+                "smallest_p": one.decision.smallest_p,
+                "effect": None if math.isnan(one.decision.effect) else to_json(one.decision.effect),
+                "more_seeds": one.decision.more,
+            }
+            for one in found
+        ],
+    }
+
+
+def _lines(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
+    """Yield the lines for people: the answer, the candidates, the numbers, and what they rest on."""
+    letters = _letters(len(found) + 1)
+    yield heading(_answer(letters, found))
+    yield ""
+    candidates = [first, *(one.candidate for one in found)]
+    yield from in_columns([(letter, one.name) for letter, one in zip(letters, candidates, strict=True)], indent=0)
+    yield ""
+    yield from _table(letters, candidates, found, metric)
+    yield ""
+    rows = [("metric", f"{metric}, {'lower' if lower else 'higher'} is better")]
+    for letter, one in zip(letters[1:], found, strict=True):
+        rows += [(f"{name} {letter}" if name and len(found) > 1 else name, text) for name, text in _explain(one)]
+    for letter, one in zip(letters, candidates, strict=True):
+        if one.left_out:
+            rows.append(("left out", f"{letter}: {_describe_missing(one)}"))
+    if len(found) == 1:
+        rows.append(("differs", _describe_differences(first, candidates[1])))
+    yield from in_columns(rows, indent=0)
+
+
+def _answer(letters: Sequence[str], found: Sequence[Comparison]) -> str:
+    if len(found) == 1:
+        verdict = found[0].verdict
+        return "Not decided: the difference may be chance" if verdict == "not decided" else f"B is {verdict} than A"
+    parts = []
+    for verdict in ("better", "worse", "not decided"):
+        names = [letter for letter, one in zip(letters[1:], found, strict=True) if one.verdict == verdict]
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            parts.append(f"{', '.join(names)} {verb} {verdict}{' than A' if verdict != 'not decided' else ''}")
+    return "; ".join(parts)
+
+
+def _table(
+    letters: Sequence[str], candidates: Sequence[Candidate], found: Sequence[Comparison], metric: str
+) -> list[str]:
+    values = [[run.result.metrics[metric] for run in one.runs] for one in candidates]
+    decisions: list[Decision | None] = [None, *(one.decision for one in found)]
+    intervals = [one.interval if one is not None else None for one in decisions]
+    return draw_table(
+        [
+            Column([""], [*letters]),
+            Column(["runs"], [str(len(one)) for one in values], True),
+            Column(["mean"], [_show(statistics.fmean(one)) for one in values], True),
+            Column(["spread"], [f"{statistics.stdev(one):.2g}" if len(one) > 1 else "-" for one in values], True),
+            Column(["minus A"], [f"{one.difference:+.3g}" if one is not None else "" for one in decisions], True),
+            Column(["95 % interval"], [f"{one[0]:+.3g} to {one[1]:+.3g}" if one else "" for one in intervals], True),
+            Column(["p"], [_show_p(one.p) if one is not None else "" for one in decisions], True),
+            Column(["verdict"], ["", *(one.verdict for one in found)]),
+        ]
+    )
+
+
+def _explain(one: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield what a comparison rests on, in sentences."""
+    decision = one.decision
+    count = min(decision.n)
+    if decision.is_paired:
+        seeds = ", ".join(one.pairs[:8]) + (", ..." if len(one.pairs) > 8 else "")
+        yield "test", f"paired: {_plural(count, 'pair')} of runs with equal seeds ({seeds}), signs flipped"
+    else:
+        yield "test", f"not paired, as seeds differ: {decision.n[0]} and {_plural(decision.n[1], 'run')}, permuted"
+    if decision.smallest_p > LEVEL:
+        smallest = _show_p(decision.smallest_p)
+        yield "", f"so few cannot decide: the smallest p that they can have is {smallest}, not {LEVEL}"
+    if decision.interval is not None and count < FEW:
+        yield "", f"the interval is too narrow with fewer than {FEW}"
+    if not decision.is_decided:
+        if decision.more is not None:
+            text = f"{decision.more} more of each would show a difference as large as this one with a chance of 80 %"
+        elif count < 2:
+            text = "8 of each are enough for differences that are clearly larger than the spread"
+        else:
+            text = "more than 1,000 would be needed for a difference as small as this one"
+        yield "seeds", text
+    elif one.verdict == "not decided":
+        yield "", "the one with the better mean has runs that diverged"
+
+
+def _describe_missing(one: Candidate) -> str:
+    return ", ".join(f"{count} {status}" for status, count in one.missing.items()) or "no run"
+
+
+def _describe_differences(a: Candidate, b: Candidate) -> str:
+    rows = find_differences(a, b)
+    shown = [f"{key} {first} -> {second}" for key, first, second in rows[:SHOWN]]
+    more = [f"{len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return printable("; ".join([*shown, *more]) or "no key of the config")
+
+
+def _letters(count: int) -> list[str]:
+    return [chr(ord("A") + place) if count <= 26 else ("A" if place == 0 else f"B{place}") for place in range(count)]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _show(value: float) -> str:
+    """Return a mean as text."""
+    return f"{value:.4g}"
+
+
+def _show_p(p: float) -> str:
+    """Return a p-value as text; one that was drawn has no more digits than it knows."""
+    return f"{p:.2g}" if p >= 1e-4 else "< 0.0001"

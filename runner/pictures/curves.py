@@ -1,0 +1,92 @@
+"""The curves of a run: losses, metrics and learning rates over batches, in memory and in a file that sweeps read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.files.whole import write_whole
+
+FILE = "learning_curves.csv"
+MAX_POINTS = 1024  # more than a screen has columns for
+
+
+class Curve:
+    """The points of one key; neighbours are averaged whenever there are too many, so that memory stays bounded.
+
+    Attributes:
+        steps: batches trained, ascending.
+        values: the values after these batches.
+        stride: number of logged values of which each point is the mean.
+    """
+
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self.values = array("d")
+        self.stride = 1
+        self._pending: list[tuple[float, float]] = []
+
+    def add(self, step: float, value: float) -> None:
+        """Add a value that was logged after so many batches."""
+        if self.stride == 1:
+            self.steps.append(step)
+            self.values.append(value)
+        else:
+            self._pending.append((step, value))
+            if len(self._pending) < self.stride:
+                return
+            for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
+                points.append(sum(numbers) / self.stride)
+            self._pending.clear()
+        if len(self.steps) >= 2 * MAX_POINTS:
+            self.stride *= 2
+            self.steps, self.values = (
+                array("d", ((a + b) / 2 for a, b in zip(one[::2], one[1::2], strict=True)))
+                for one in (self.steps, self.values)
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the points as plain numbers, for a checkpoint."""
+        pending = [list(point) for point in self._pending]
+        return {"steps": list(self.steps), "values": list(self.values), "stride": self.stride, "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the points of a checkpoint."""
+        self.steps = array("d", state["steps"])
+        self.values = array("d", state["values"])
+        self.stride = state["stride"]
+        self._pending = [tuple(point) for point in state["pending"]]
+
+
+def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
+    """Write curves to `learning_curves.csv` in the folder of a run, a row for each point.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(["key", "batch", "value"])
+    for key, curve in curves.items():
+        rows.writerows(
+            [key, f"{step:.10g}", f"{value:.6g}"] for step, value in zip(curve.steps, curve.values, strict=True)
+        )
+    write_whole(folder / FILE, text.getvalue())
+
+
+def read_curve(folder: Path, key: str) -> Curve:
+    """Return one curve from the folder of a run, without values that are not finite; empty if it was not written."""
+    curve = Curve()
+    try:
+        with (folder / FILE).open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["key"] == key and math.isfinite(value := float(row["value"])):
+                    curve.add(float(row["batch"]), value)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return Curve()
+    return curve

@@ -1,0 +1,176 @@
+"""Runs as they lie in `outputs/`: found, read and chosen by their results and configs, without Hydra and torch.
+
+What a run left was perhaps made by someone else, and is read as data: only so much of it, and never executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.files.lock import take_lock
+from runner.files.whole import read_bounded
+from runner.runs.result import FILE, Result, read_result
+
+OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
+LOCK = ".lock"  # in a run's folder, locked while the run trains
+CONFIG = "config.yaml"
+LARGEST = 1_000_000  # bytes of a config that is read
+MOST_NODES = 100_000  # values of a config, in which an alias counts as all that it stands for
+FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
+"""What a run can be chosen by, besides its metrics, its choices and the keys of its config."""
+
+
+@dataclass(frozen=True)
+class SavedFolder:
+    """The folder of a run.
+
+    Attributes:
+        folder: its path.
+        result: how the run ended so far; None if that cannot be read.
+    """
+
+    folder: Path
+    result: Result | None
+
+    @property
+    def status(self) -> str:
+        """The status of the run in lower case; 'cut off' if it stopped without saying so, or else 'unreadable'."""
+        if self.result is None:
+            return "unreadable"
+        if self.result.status == "RUNNING" and not _is_locked(self.folder / LOCK):
+            return "cut off"
+        return self.result.status.lower()
+
+    @property
+    def started(self) -> float:
+        """When the run began, in seconds since 1970, or else when its folder last changed."""
+        if self.result is not None and self.result.started:
+            return self.result.started
+        try:
+            return self.folder.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def value(self, name: str) -> Any:
+        """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
+
+        Args:
+            name: such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
+        """
+        if self.result is None:
+            return {"status": self.status, "folder": str(self.folder), "started": self.started}.get(name)
+        if name in ("status", "started"):
+            return getattr(self, name)
+        if name == "folder":
+            return str(self.folder)
+        if name in FIELDS:
+            return getattr(self.result, name)
+        metrics = self.result.metrics
+        if name in metrics:
+            return metrics[name]
+        evaluated = (key for key in metrics if not key.startswith("train/") and key.partition("/")[2] == name)
+        if (metric := next(evaluated, None)) is not None:
+            return metrics[metric]
+        if name in self.result.choices:
+            return self.result.choices[name]
+        return self.setting(name)
+
+    def setting(self, key: str) -> Any:
+        """Return a value of the config by its full key; None if there is none. Only its section is parsed."""
+        section, *parts = key.split(".")
+        if section not in self._sections:
+            self._sections[section] = self._read_section(section)
+        node = self._sections[section]
+        for part in parts:
+            if not isinstance(node, Mapping) or part not in node:
+                return None
+            node = node[part]
+        return node
+
+    def _read_section(self, name: str) -> Any:
+        found = re.search(rf"^{re.escape(name)}:.*\n(?:[ -].*\n)*", self._config, re.MULTILINE)
+        try:
+            section = load_plain(found[0]) if found else None
+        except ValueError:
+            return None
+        return section.get(name) if isinstance(section, Mapping) else None
+
+    @cached_property
+    def _sections(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def _config(self) -> str:
+        try:
+            return read_bounded(self.folder / CONFIG, LARGEST).decode(errors="replace")
+        except (OSError, ValueError):
+            return ""
+
+
+def find_runs(outputs: Path) -> Iterator[SavedFolder]:
+    """Yield the runs in a folder of outputs, in no particular order."""
+    for pattern in RUNS:
+        for folder in outputs.glob(pattern):
+            if not folder.name.startswith(".") and (folder / FILE).exists():
+                yield SavedFolder(folder, read_result(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of the run in a folder; an empty one if it cannot be read."""
+    try:
+        found = load_plain(read_bounded(folder / CONFIG, LARGEST).decode())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def load_plain(text: str) -> Any:
+    """Return what YAML text holds, in plain containers.
+
+    Raises:
+        ValueError: it is no YAML, is nested too deeply, or holds aliases that stand for more than anyone could read.
+    """
+    loader = yaml.CSafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if _size(node, {}) > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES:,} values")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """Return how many values a node stands for; infinitely many if it contains itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = float("inf")
+    size = 1.0
+    if isinstance(node, yaml.SequenceNode):
+        size += sum(_size(one, known) for one in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size += sum(_size(key, known) + _size(value, known) for key, value in node.value)
+    known[id(node)] = size
+    return size
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process has a file locked; True if the file system cannot say."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+b", buffering=0) as file:
+            return take_lock(file) is not True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

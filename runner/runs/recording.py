@@ -1,0 +1,150 @@
+"""How a run came out, recorded while it trains: its result at the start and at the end, and what makes it a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from runner.addresses import hidden_everywhere
+from runner.config.composed import OF_THE_COMMAND
+from runner.config.errors import WrongConfig
+from runner.config.nearest import nearest
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.runs.result import FILE, Result, read_result
+
+if TYPE_CHECKING:
+    from runner.state import State
+
+log = logging.getLogger("runner")
+
+# Keys that do not affect training.
+_NO_PART = (*OF_THE_COMMAND, "run_name")
+
+
+class Diverged(Exception):
+    """A run was trained to the end, but its loss or objective is NaN or infinite."""
+
+
+def check_converged(state: State, result: Result) -> None:
+    """Raise if a finished run has diverged. All ranks; they raise together.
+
+    Args:
+        state: the state of its Trainer.
+        result: its result, measured.
+
+    Raises:
+        Diverged: the last loss on any rank, or the objective, is not finite.
+    """
+    from runner.distributed.collectives import any_rank
+
+    loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
+    wrong = f"the loss of the last batch is {loss}"
+    if not any_rank(not math.isfinite(loss)):
+        if result.objective is None or math.isfinite(result.objective):
+            return
+        wrong = f"objective {result.objective_name} is {result.objective}"
+    elif math.isfinite(loss):
+        wrong = "the loss of the last batch is not finite on another rank"
+    raise Diverged(
+        f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
+        "(+algorithms=gradient_clipping); allow_divergence=true lets such a run end well"
+    )
+
+
+def check_objective(state: State, objective: str | None) -> None:
+    """Check that a run will have the metric that it is to be compared by.
+
+    Args:
+        state: the state of its Trainer.
+        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy'; every evaluator has a 'loss'. None
+            stands for the first metric of the first evaluator.
+
+    Raises:
+        ValueError: the run has no such metric; the message lists those that it has.
+    """
+    metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
+    metrics["train"] = [*state.train_metrics]
+    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed]
+    if objective is not None and not any(one == objective or one.partition("/")[2] == objective for one in names):
+        raise ValueError(f"objective={objective!r}: this run has no such metric; {nearest(objective, names)}")
+
+
+def identify(config: Mapping[str, Any]) -> str:
+    """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
+    parts = {key: value for key, value in config.items() if key not in _NO_PART}
+    return fingerprint(hidden_everywhere(parts))
+
+
+def identity_in(folder: Path) -> str | None:
+    """Return the identity of the run in a folder, from its result, or from its config if the result is unreadable."""
+    if (found := read_result(folder)) is not None:
+        return found.identity
+    try:
+        return identify(yaml.safe_load((folder / "config.yaml").read_bytes()))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return None
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short hash of plain values, regardless of the order of keys."""
+    return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def recording(job: Job) -> Iterator[Result]:
+    """Write a job's result to its folder: RUNNING on entry, and how the job ended on exit. All ranks.
+
+    After a WrongConfig, the previous result is restored.
+    """
+    folder = Path(job.run_dir)
+    started = time.monotonic()
+    before = read_result(folder)
+    result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    result.started = before.started if before is not None and before.started else time.time()
+    _write(result, folder)
+    try:
+        yield result
+        result.status = "FINISHED"
+    except WrongConfig:
+        _put_back(before, folder)
+        raise
+    except Diverged as error:
+        result.status = "DIVERGED"
+        result.error = result.cause = str(error)
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        result.status = "KILLED"
+        raise
+    except BaseException as error:
+        result.fail(error)
+        raise
+    finally:
+        if result.status != "RUNNING":
+            result.seconds = time.monotonic() - started + (before.seconds if before is not None else 0.0)
+            _write(result, folder)
+
+
+def _write(result: Result, folder: Path) -> None:
+    if is_rank_zero():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            result.write(folder)
+        except OSError as error:
+            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / FILE, error)
+
+
+def _put_back(before: Result | None, folder: Path) -> None:
+    if before is not None:
+        _write(before, folder)
+    elif is_rank_zero():
+        (folder / FILE).unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""A line on the terminal for each job of a sweep that ends, in whichever process it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.addresses import without_credentials
+from runner.runs.folder import LOG
+from runner.runs.result import FILE, Result, read_result
+from runner.sweeps.names import describe, swept_values
+from runner.terminal.console import make_console, show_path
+from runner.terminal.live_line import is_interactive, live_line
+from runner.terminal.text import columns, shortened, show_seconds
+
+if TYPE_CHECKING:
+    from runner.sweeps.sweep import Sweep
+
+INTERVAL = 0.5  # seconds between two looks at the sweep's folder
+WIDEST = 48  # columns for the swept values
+
+
+class Progress:
+    """Watches the folder of a sweep, and prints how each job ended: the only output while jobs run.
+
+    The process that leads the sweep does so on a thread of its own, so it is the same for all launchers. On a terminal,
+    the last line says how many jobs are done, and what the one that runs printed last.
+
+    Args:
+        sweep: the sweep.
+        planned: overrides of its jobs, as far as they are known; the columns are as wide as they need.
+        total: number of jobs; None if unknown.
+    """
+
+    def __init__(self, sweep: Sweep, planned: Sequence[Sequence[str]], total: int | None) -> None:
+        self._sweep = sweep
+        self._total = total
+        self._width = min(WIDEST, max(len(self._describe(one)) for one in planned))
+        self._out = sys.stdout  # a job in this process redirects it
+        self._before = {path: read_result(path.parent) for path in self._files()}  # from an earlier command
+        self._ended: set[Path] = set()
+        self._running: list[Result] = []
+        self._seconds: list[float] = []  # of the jobs that this command trained
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
+        self._live = ExitStack()
+
+    def start(self) -> None:
+        """Print the jobs that have ended before, and go on with the others."""
+        jobs = "" if self._total is None else f": {self._total} {'job' if self._total == 1 else 'jobs'}"
+        self._print(f"{self._sweep.name}{jobs} in {show_path(self._sweep.folder)}")
+        console = make_console()
+        if is_interactive(console):
+            self._live.enter_context(live_line(console, self._draw, interval=0.5))
+            self._out = sys.stdout  # prints above the live line
+        finished = [path for path, one in self._before.items() if one and one.status in ("FINISHED", "DIVERGED")]
+        for path in sorted(finished, key=_changed_at):
+            self._end(path, self._before[path])
+        if finished:
+            self._print("skip_finished=false trains these again, in a new sweep")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Print the jobs that have ended since the last look, and end the thread."""
+        self._over.set()
+        self._thread.join()
+        self._look()
+        self._live.close()
+
+    def _watch(self) -> None:
+        while not self._over.wait(INTERVAL):
+            self._look()
+
+    def _files(self) -> list[Path]:
+        folder = self._sweep.folder
+        return [*folder.glob(f"[!.]*/{FILE}"), *folder.glob(f".refused-*/{FILE}")]
+
+    def _look(self) -> None:
+        files = [path for path in self._files() if path not in self._ended]
+        found = {path: result for path in files if (result := read_result(path.parent)) is not None}
+        self._running = [one for one in found.values() if one.status == "RUNNING"]
+        for path, result in sorted(found.items(), key=lambda item: _changed_at(item[0])):
+            before = self._before.get(path)
+            is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
+            if result.status != "RUNNING" and is_new:
+                self._end(path, result)
+
+    def _end(self, path: Path, result: Result | None) -> None:
+        """Print the line of a job that has ended."""
+        assert result is not None
+        self._ended.add(path)
+        before = self._before.get(path)
+        parts = [self._count(), self._describe(result.overrides).ljust(self._width), _outcome(result)]
+        if before is not None and before.status in ("FINISHED", "DIVERGED"):
+            self._print("  ".join([*parts, "skipped: it has already ended"]))
+            return
+        if result.status != "REFUSED":
+            self._seconds.append(result.seconds)
+            parts.append(f"{show_seconds(result.seconds):>8}")
+        if result.status in ("FAILED", "REFUSED"):
+            parts.append(without_credentials((result.cause or result.error or "").partition("\n")[0]))
+        elif (left := self._left()) is not None:
+            parts.append(f"{show_seconds(left)} left")
+        self._print("  ".join(parts))
+
+    def _count(self) -> str:
+        if self._total is None:
+            return f"{len(self._ended):>3}"
+        return f"{len(self._ended):>{len(str(self._total))}}/{self._total}"
+
+    def _left(self) -> float | None:
+        """Return an estimate of the remaining seconds: as many jobs at a time as now, each as long as those so far."""
+        if self._total is None or len(self._ended) >= self._total:
+            return None
+        jobs = self._total - len(self._ended)
+        at_once = min(jobs, len(self._running) + 1)  # the one that has just ended makes room for another
+        return sum(self._seconds) / len(self._seconds) * jobs / at_once
+
+    def _describe(self, overrides: Sequence[str]) -> str:
+        return describe(swept_values(overrides, self._sweep.fixed)) or "the only job"
+
+    def _draw(self) -> Any:
+        """Return the last line of the terminal. Called on the thread that refreshes it."""
+        from rich.text import Text
+
+        running = self._running
+        texts = [f"{self._count()} done", f"{show_seconds(time.monotonic() - self._began)}"]
+        if running:
+            more = f" and {len(running) - 1} more" if len(running) > 1 else ""
+            texts.append(f"running {self._describe(running[0].overrides)}{more}")
+            texts.append(_last_line(self._sweep.folder / running[0].name / LOG))
+        return Text("  ".join(texts), "dim", no_wrap=True, overflow="ellipsis")
+
+    def _print(self, line: str) -> None:
+        print(shortened(line, columns()) if self._out.isatty() else line, file=self._out, flush=True)
+
+
+def _outcome(result: Result) -> str:
+    """Return the objective of a job, such as 'eval 0.982' or 'eval loss 0.213', or its status without one."""
+    if result.status != "FINISHED" or result.objective is None:
+        return result.status.ljust(10)
+    label, _, name = result.objective_name.partition("/")
+    return f"{label} loss {result.objective:.4g}" if name == "loss" else f"{label} {result.objective:<6.4g}"
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a text file, or as much of it as fits on a screen; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 500))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,109 @@
+"""The report of a sweep: one HTML file with its settings, its picture and its jobs, and the picture by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from runner.files.whole import write_whole
+from runner.pictures.curves import read_curve
+from runner.pictures.figure import render
+from runner.sweeps.names import show_value
+from runner.sweeps.plot import draw
+from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
+from runner.sweeps.sweep import Sweep
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d2733; max-width: 1180px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.5em; overflow-wrap: anywhere } h2 { font-size: 1.15em; margin-top: 2em }
+svg { width: 100%; height: auto }
+div { overflow-x: auto }
+table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums }
+th, td { padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #dfe4ea; white-space: nowrap }
+th { background: #f2f5f8 } .text { text-align: left }
+.settings tbody tr:first-child { font-weight: bold }
+"""
+
+
+def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table]) -> list[Path]:
+    """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
+
+    Args:
+        led: the sweep.
+        settings: its settings, best first; the first has an objective.
+        tables: tables of the settings and of the jobs.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    jobs = [job for setting in settings for job in setting.jobs]
+    objective = objective_name(jobs)
+    key = curve_key(objective)
+    done = [job.result.name for setting in settings for job in setting.done]
+    curves = {name: read_curve(led.folder / name, key) for name in done}
+    figure = draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})
+    picture = {kind: render(figure, kind) for kind in ("svg", "png")}
+    svg = picture["svg"].decode()
+    content = {"html": describe(led, settings, tables, svg[svg.index("<svg") :]).encode(), **picture}
+    files = []
+    for kind, text in content.items():
+        files.append(led.folder / f"report.{kind}")
+        write_whole(files[-1], text)
+    return files
+
+
+def curve_key(objective: str) -> str:
+    """Return the key under which an objective such as 'eval/loss' is logged: 'loss/eval/total'."""
+    label, _, name = objective.partition("/")
+    return f"loss/{label}/total" if name == "loss" else f"metrics/{objective}"
+
+
+def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], svg: str) -> str:
+    """Return the page. Names and values are texts of users, and are escaped.
+
+    Args:
+        led: the sweep.
+        settings: its settings, best first.
+        tables: tables of the settings and of the jobs.
+        svg: the picture.
+    """
+    jobs = [job for setting in settings for job in setting.jobs]
+    best = settings[0]
+    unknown = sum(not setting.objectives for setting in settings)
+    without = f" {unknown} of the settings have no result, and are not in the pictures." if unknown else ""
+    spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    better = "lower" if lower_is_better(jobs, led) else "higher"
+    objective = escape(objective_name(jobs))
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(led.name)}</title><style>{STYLE}</style></head><body>
+<h1>{escape(led.name)}</h1>
+<p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
+<p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
+<div>{svg}</div>
+<h2>Settings, best first</h2>
+<p>Jobs that differ only in the seed are one setting. {objective} is the mean over its n seeds, the spread their sample
+standard deviation. Settings of which a job has no result come after those that are complete.</p>
+{_tabulate(*tables["settings"], kind="settings")}
+<h2>Jobs</h2>
+<details><summary>{len(jobs)} jobs with all their metrics</summary>{_tabulate(*tables["jobs"], kind="jobs")}</details>
+</body></html>
+"""
+
+
+def _tabulate(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str) -> str:
+    columns, rows = without_empty(columns, rows)
+    texts = [any(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
+    starts = ['<{} class="text">' if is_text else "<{}>" for is_text in texts]
+    head = "".join(f"{start.format('th')}{escape(column)}</th>" for start, column in zip(starts, columns, strict=True))
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f"{start.format('td')}{'' if value is None else escape(show_value(value))}</td>"
+            for start, value in zip(starts, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'

@@ -1,0 +1,225 @@
+"""The settings of a sweep: jobs that differ only in the seed are one setting, and settings are ranked by their mean."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.runs.result import Result
+from runner.sweeps.names import describe, short_names, show_value, swept_values
+from runner.sweeps.sweep import Sweep
+
+Table = tuple[list[str], list[list[Any]]]
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep, for comparison.
+
+    Attributes:
+        result: its result.
+        values: the swept values of this job, by key.
+        loss: the lower, the better; infinite if the job has no objective.
+    """
+
+    result: Result
+    values: dict[str, Any]
+    loss: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The jobs of a sweep that differ only in the seed.
+
+    Attributes:
+        values: the swept values that they share, by key; the seed is not among them.
+        jobs: the jobs, sorted by seed.
+        verdict: 'best' or 'leads' of the first, 'tied' if it may be the best as well, 'worse', or empty if its jobs
+            cannot say.
+    """
+
+    values: dict[str, Any]
+    jobs: list[SweepJob]
+    verdict: str = ""
+
+    @property
+    def name(self) -> str:
+        """The values as text, such as `lr=0.01 model=mlp`; 'all seeds' if nothing but the seed is swept."""
+        return describe(self.values) or "all seeds"
+
+    @property
+    def done(self) -> list[SweepJob]:
+        """The jobs that have an objective."""
+        return [job for job in self.jobs if math.isfinite(job.loss)]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The losses of the jobs that have one, by what pairs them with jobs of other settings: their seed."""
+        return {repr(job.values.get(SEED, job.result.name)): job.loss for job in self.done}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its jobs have an objective."""
+        return len(self.done) == len(self.jobs)
+
+    @property
+    def objectives(self) -> list[float]:
+        """The objectives of the jobs that have one."""
+        return [job.result.objective for job in self.done if job.result.objective is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean objective; None if no job has one."""
+        return statistics.fmean(self.objectives) if self.objectives else None
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation of the objective; None with fewer than two values."""
+        return statistics.stdev(self.objectives) if len(self.objectives) > 1 else None
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """What settings are sorted by: those whose jobs all have an objective come first, then the better mean.
+
+        Otherwise a setting that diverges with most seeds could win with the one that is left.
+        """
+        losses = [job.loss for job in self.done]
+        return not losses, not self.is_complete, statistics.fmean(losses) if losses else 0.0
+
+    def average(self, metric: str) -> float | None:
+        """Return the mean of a metric over the jobs that have an objective; None if no job has the metric."""
+        values = [job.result.metrics[metric] for job in self.done if metric in job.result.metrics]
+        return statistics.fmean(values) if values else None
+
+    def describe_missing(self) -> str:
+        """Return what became of the jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
+        statuses = [job.result.status.lower() for job in self.jobs if job not in self.done]
+        missing = Counter("not finite" if status == "finished" else status for status in statuses)
+        return ", ".join(f"{count} {status}" for status, count in missing.items())
+
+
+def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
+    """Return the jobs that results belong to, best first."""
+    jobs = []
+    for result in results:
+        lower = led.direction == "minimize" if led.direction else result.lower_is_better
+        value = result.objective
+        known = value is not None and not math.isnan(value) and result.status == "FINISHED"
+        loss = (value if lower else -value) if known and value is not None else math.inf
+        jobs.append(SweepJob(result, swept_values(result.overrides, led.fixed), loss))
+    return sorted(jobs, key=lambda job: (job.loss, job.result.name))
+
+
+def group(jobs: Sequence[SweepJob]) -> list[Setting]:
+    """Return the settings that jobs belong to, best first, with their verdicts."""
+    groups: dict[str, list[SweepJob]] = {}
+    for job in jobs:
+        groups.setdefault(repr(sorted(_without_seed(job).items())), []).append(job)
+    settings = [Setting(_without_seed(same[0]), sorted(same, key=_seed)) for same in groups.values()]
+    return judge(sorted(settings, key=lambda setting: (setting.rank, setting.name)))
+
+
+def judge(settings: Sequence[Setting]) -> list[Setting]:
+    """Return settings, best first, with their verdicts: which of them may be the best, as far as their seeds tell."""
+    leader, *others = settings
+    judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
+    if not judged or not leader.is_complete or len(leader.jobs) < 2:
+        return [*settings]
+    from runner.runs.decision import find_ties, pair_values  # here, because numpy takes a tenth of a second
+
+    ties = find_ties([pair_values(leader.losses, one.losses) for one in judged])
+    verdicts = {one.name: "tied" if is_tied else "worse" for one, is_tied in zip(judged, ties, strict=True)}
+    verdicts[leader.name] = "leads" if any(ties) else "best"
+    return [replace(one, verdict=verdicts.get(one.name, "")) for one in settings]
+
+
+def objective_name(jobs: Sequence[SweepJob]) -> str:
+    """Return the metric that jobs are compared by; empty if no job has one."""
+    return next((job.result.objective_name for job in jobs if job.result.objective_name), "")
+
+
+def lower_is_better(jobs: Sequence[SweepJob], led: Sweep) -> bool:
+    """Return whether a smaller objective is better: as the sweeper says, or else the metric."""
+    return led.direction == "minimize" if led.direction else any(job.result.lower_is_better for job in jobs)
+
+
+def metrics_of(jobs: Sequence[SweepJob]) -> list[str]:
+    """Return the metrics that jobs have besides the objective, those of evaluators first."""
+    names = {name for job in jobs for name in job.result.metrics} - {objective_name(jobs)}
+    return sorted(names, key=lambda name: (name.startswith("train/"), name))
+
+
+def tabulate_settings(settings: Sequence[Setting], metrics: Sequence[str]) -> Table:
+    """Return columns and rows: for each setting its values, mean, spread, number of seeds, metrics and mean time.
+
+    Args:
+        settings: the settings, best first.
+        metrics: further metrics whose means are included.
+    """
+    jobs = [job for setting in settings for job in setting.jobs]
+    shorts = short_names(sorted({key for setting in settings for key in setting.values}))
+    objective = objective_name(jobs) or "objective"
+    columns = [*shorts.values(), objective, "spread", "n", "verdict", *metrics, "seconds", "missing"]
+    rows = [
+        [
+            *(_cell(setting.values.get(key)) for key in shorts),
+            setting.mean,
+            setting.spread,
+            len(setting.objectives),
+            setting.verdict,
+            *(setting.average(metric) for metric in metrics),
+            round(statistics.fmean(job.result.seconds for job in setting.jobs), 2),
+            setting.describe_missing(),
+        ]
+        for setting in settings
+    ]
+    return columns, rows
+
+
+def tabulate_jobs(jobs: Sequence[SweepJob]) -> Table:
+    """Return columns and rows: for each job its swept values, all its metrics, its time in seconds and its status."""
+    shorts = short_names(sorted({key for job in jobs for key in job.values}))
+    metrics = [name for name in (objective_name(jobs), *metrics_of(jobs)) if name]
+    columns = ["job", *shorts.values(), *metrics, "seconds", "status"]
+    rows = [
+        [
+            job.result.name,
+            *(_cell(job.values.get(key)) for key in shorts),
+            *(job.result.metrics.get(name) for name in metrics),
+            round(job.result.seconds, 2),
+            job.result.status,
+        ]
+        for job in jobs
+    ]
+    return columns, rows
+
+
+def without_empty(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return a table without the columns in which no row has a value."""
+    kept = [place for place in range(len(columns)) if any(row[place] not in (None, "") for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _without_seed(job: SweepJob) -> dict[str, Any]:
+    return {key: value for key, value in job.values.items() if key != SEED}
+
+
+def _are_evaluated_alike(a: Setting, b: Setting) -> bool:
+    """Return whether jobs with one seed have the same evaluation data and metric."""
+    name = objective_name(a.jobs)
+    first, second = ({_seed(job)[0]: job.result.evaluated_by(name) for job in one.done} for one in (a, b))
+    return all(first[seed] == second[seed] for seed in first.keys() & second.keys())
+
+
+def _seed(job: SweepJob) -> tuple[float, str]:
+    seed = job.values.get(SEED)
+    return (seed if isinstance(seed, int) else math.inf), job.result.name
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)

@@ -1,0 +1,161 @@
+"""The console: blocks of labelled lines, titles and failures, and how paths and positions are written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.addresses import without_credentials
+from runner.failures import RankFailed
+from runner.terminal.output import texts_written
+from runner.tracebacks import format_failure
+
+if TYPE_CHECKING:
+    from runner.time import Timestamp
+
+STYLES = {"ok": "bold green", "warning": "bold yellow"}
+"""Styles by the first word of a label."""
+
+_announced: tuple[Path, int, int] | None = None
+"""The run whose title was printed before the run was made: its folder, the title's lines, and `texts_written` then."""
+
+
+def make_console(width: int = 120) -> Any:
+    """Return a console as wide as the terminal; elsewhere `width` columns wide, unless COLUMNS says how wide it is."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, force_jupyter=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = width
+    return console
+
+
+class Unpadded:
+    """What rich renders, without the blanks with which it fills lines.
+
+    Args:
+        renderable: anything that rich prints, such as a table.
+    """
+
+    def __init__(self, renderable: Any) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for line in console.render_lines(self._renderable, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
+            yield Segment.line()
+
+
+def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Print labelled lines under a title.
+
+    Args:
+        title: the title, printed in bold; if it is empty, no title is printed.
+        rows: pairs of label and text; a text that is too long is wrapped in its column.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    block = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        style = STYLES.get(label.partition(" ")[0], "bold cyan")
+        block.add_row(Text(label, style), Text(text, overflow="fold"))
+    console = make_console()
+    if title:
+        console.print(Text(title, "bold"), soft_wrap=True)
+    console.print(Unpadded(block))
+
+
+def announce(name: str, run_dir: Path) -> None:
+    """Print the title of a run before the run is made, if someone watches; anywhere else it can wait.
+
+    Args:
+        name: the name of the run.
+        run_dir: the folder of the run.
+    """
+    from rich.text import Text
+
+    global _announced
+    console = make_console()
+    if console.is_terminal and not console.is_dumb_terminal:
+        title = _title(name, run_dir)
+        console.print(title, style="bold", soft_wrap=True)
+        lines = -(-Text(title).cell_len // console.width)
+        _announced = (run_dir.absolute(), lines, texts_written())
+
+
+def take_back_title() -> None:
+    """Erase the title of a run that was announced and then refused, unless something was printed below it."""
+    global _announced
+    if _announced is not None and _announced[2] == texts_written():
+        print(f"\x1b[{_announced[1]}A\x1b[J", end="", flush=True)
+    _announced = None
+
+
+def print_title(name: str, run_dir: Path) -> None:
+    """Print what is run, and where, as the first line of a run, unless it was announced.
+
+    Args:
+        name: the name of the run.
+        run_dir: the folder of the run.
+    """
+    global _announced
+    if _announced is None or _announced[0] != run_dir.absolute():
+        make_console().print(_title(name, run_dir), style="bold", soft_wrap=True)
+    _announced = None
+
+
+def _title(name: str, run_dir: Path) -> str:
+    name = name.removesuffix("-".join(["", *run_dir.parts[-2:]]))  # a name that was made ends with the time
+    return show_path(run_dir) if name == run_dir.name else f"{name}  {show_path(run_dir)}"
+
+
+def print_failure(error: BaseException) -> None:
+    """Print the traceback of a failure on stderr, from the rank that failed first and without credentials."""
+    text = f"{error}\n" if isinstance(error, RankFailed) else format_failure(error)
+    print(without_credentials(text), end="", file=sys.stderr, flush=True)
+
+
+def show_path(path: Path) -> str:
+    """Return a path as a user would type it: relative if it is inside the working directory."""
+    path = path.absolute()
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def epoch_number(now: Timestamp) -> int:
+    """Return the number of the epoch that is being trained or has just ended, counted from 1."""
+    return now.epoch + (now.batch_in_epoch > 0 or now.epoch == 0)
+
+
+def describe_time(now: Timestamp) -> str:
+    """Return a position as text: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
+    batches = f"{now.batch} {'batch' if now.batch == 1 else 'batches'}"
+    if now.epoch and not now.batch_in_epoch:
+        return f"after epoch {epoch_number(now)} ({batches})"
+    return f"in epoch {epoch_number(now)}, after {batches}"
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def show_in_cell(picture: bytes, kind: str) -> None:
+    """Show a picture below a notebook's cell; `kind` is png or svg, and others cannot be shown."""
+    from IPython.display import SVG, Image, display  # type: ignore[import-not-found]
+
+    if kind == "svg":
+        display(SVG(picture))
+    elif kind == "png":
+        display(Image(picture, format="png"))

@@ -1,0 +1,85 @@
+"""A line that says how far something is: redrawn on a terminal and in a notebook, repeated elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from runner.terminal.console import in_notebook
+from runner.terminal.output import move_logs
+
+
+def is_interactive(console: Any) -> bool:
+    """Return whether someone watches a console on which a line can be redrawn; a CI log is read later."""
+    if os.environ.get("CI", "false").lower() not in ("", "0", "false"):
+        return False
+    return in_notebook() or (console.is_terminal and not console.is_dumb_terminal)
+
+
+@contextmanager
+def live_line(console: Any, draw: Callable[[], Any], interval: float) -> Iterator[None]:
+    """Keep redrawing a line within the `with` block: the last line of a terminal, or a line of a notebook's cell.
+
+    On a terminal, anything printed or logged meanwhile appears above it. Nothing of it stays.
+
+    Args:
+        console: a console for which `is_interactive` is true.
+        draw: a function that returns the content of the line; called on a background thread.
+        interval: seconds between two updates.
+    """
+    if in_notebook():
+        with _line_of_cell(console, draw, interval):
+            yield
+        return
+    from rich.live import Live
+
+    stderr = sys.stderr
+    live = Live(
+        console=console,
+        refresh_per_second=1 / interval,
+        transient=True,
+        get_renderable=draw,
+        redirect_stderr=stderr.isatty(),  # redirecting would divert stderr from its file
+    )
+    with live, ExitStack() as stack:
+        move_logs(stack, stderr, sys.stderr)
+        yield
+
+
+@contextmanager
+def repeated(work: Callable[[], None], interval: float) -> Iterator[None]:
+    """Call a function on a background thread every `interval` seconds within the `with` block."""
+
+    def repeat() -> None:
+        while not ended.wait(interval):
+            work()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=repeat, name="live line", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Iterator[None]:
+    from IPython.display import display  # type: ignore[import-not-found] (a notebook has it)
+
+    def content() -> dict[str, str]:
+        with console.capture() as captured:
+            console.print(draw())
+        return {"text/plain": captured.get().rstrip()}
+
+    line: Any = display(content(), raw=True, display_id=True)
+    try:
+        with repeated(lambda: line.update(content(), raw=True), interval):
+            yield
+    finally:
+        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it goes with the end of training

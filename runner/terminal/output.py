@@ -1,0 +1,116 @@
+"""Where output goes: to a stream that may break, or to the log of a job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Keep printing from failing within the `with` block, by dropping text that cannot be written.
+
+    Writing fails when the disk is full or the terminal has been closed. When text of one stream is lost for the first
+    time, a warning goes to the other stream, unless the reader has merely stopped reading, as with `| head`.
+    """
+    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file opened would get its number
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    out = sys.stdout or os.fdopen(1, "w", closefd=False)
+    err = sys.stderr or os.fdopen(2, "w", closefd=False)
+    lasting_out: Any = _LastingStream(out, "stdout", err)
+    lasting_err: Any = _LastingStream(err, "stderr", out)
+    with redirect_stdout(lasting_out), redirect_stderr(lasting_err):
+        yield
+
+
+@contextmanager
+def output_to(path: str) -> Iterator[None]:
+    """Append what this process prints and logs within the `with` block to a file, instead of the terminal.
+
+    Args:
+        path: the file; if it is empty, the terminal stays in use.
+    """
+    if not path:
+        yield
+        return
+    with ExitStack() as stack:
+        file = Path(path).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        stack.callback(_close, file)
+        lasting: Any = _LastingStream(file, Path(path).name, sys.stderr)
+        stack.enter_context(redirect_stdout(lasting))
+        stack.enter_context(redirect_stderr(lasting))
+        for handler in logging.getLogger().handlers:
+            if type(handler) is logging.StreamHandler:  # its stream may be the one that `sys.stderr` wraps
+                stack.callback(handler.setStream, handler.stream)
+                handler.setStream(lasting)
+        yield
+
+
+def texts_written() -> int:
+    """Return how many texts this process has written to its streams, to tell whether anything was printed since."""
+    return _LastingStream.written
+
+
+def _close(file: TextIO) -> None:
+    with suppress(OSError):  # the disk is full, which a warning has said
+        file.close()
+
+
+def move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
+    """Redirect logging from one stream to another until a stack is closed, as handlers do not follow `sys.stderr`."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            handler.setStream(now)
+            stack.callback(handler.setStream, before)
+
+
+class _LastingStream:
+    """Writes text to a stream, and drops text that cannot be written.
+
+    Args:
+        stream: the stream to write to.
+        name: the stream's name, for the warning.
+        other: the stream to which the warning goes.
+    """
+
+    written = 0  # by all of them
+
+    def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
+        self._stream = stream
+        self._name = name
+        self._other = other
+        self._has_warned = False
+
+    def write(self, text: str) -> int:
+        _LastingStream.written += 1
+        with self._ignoring_errors():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._ignoring_errors():
+            self._stream.flush()
+
+    @contextmanager
+    def _ignoring_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                with suppress(OSError):
+                    lost = f"{self._name} cannot be written ({error}): what is printed there is lost, the run goes on"
+                    print(f"WARNING: {lost}", file=self._other, flush=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import ConsoleSummary
+from runner.callbacks._best_values import BestValues, name_metric
+from runner.data import TensorLoader
+
+
+def make_trainer(tmp_path, *callbacks: Callback) -> Trainer:
+    inputs, targets = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    return Trainer(
+        model=ClassificationModel(nn.Linear(3, 2), 2),
+        train_dataloader=TensorLoader(inputs, targets, batch_size=4, shuffle=True),
+        eval_dataloader=TensorLoader(inputs, targets, batch_size=8, shuffle=False),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        max_duration="2ep",
+        callbacks=list(callbacks),
+        device="cpu",
+        run_dir=tmp_path / "run",
+    )
+
+
+def test_the_best_value_is_the_lowest_loss_and_the_highest_accuracy(tmp_path):
+    best = BestValues()
+    with make_trainer(tmp_path) as trainer:
+        for loss, accuracy in ((math.nan, math.nan), (0.5, 0.6), (0.4, 0.7), (0.4, 0.7), (math.nan, math.nan)):
+            is_best = best.add("loss/eval/total", loss, trainer.state)
+            assert best.add("metrics/eval/MulticlassAccuracy", accuracy, trainer.state) == is_best
+    assert best.values == {"loss/eval/total": 0.4, "metrics/eval/MulticlassAccuracy": 0.7}
+
+
+def test_a_best_value_survives_a_checkpoint(tmp_path):
+    before, after = BestValues(), BestValues()
+    with make_trainer(tmp_path) as trainer:
+        assert before.add("loss/eval/total", 0.5, trainer.state)
+        after.load_state_dict(before.state_dict())
+        assert not after.add("loss/eval/total", 0.6, trainer.state)
+        assert after.add("loss/eval/total", 0.4, trainer.state)
+    assert before.values == {"loss/eval/total": 0.5}
+
+
+def test_what_is_not_of_an_evaluation_has_no_best_value(tmp_path):
+    best = BestValues()
+    with make_trainer(tmp_path) as trainer:
+        for key in ("loss/train/total", "metrics/train/Accuracy", "loss/mine", "mine", "throughput/eval/x"):
+            assert not best.add(key, 1.0, trainer.state), key
+
+
+def test_keys_are_named_as_a_monitor_knows_them():
+    keys = ("loss/eval/total", "loss/eval/aux", "metrics/eval/F1/class_3", "loss/mine", "mine")
+    named = [("eval", "loss"), ("eval", "aux"), ("eval", "F1/class_3"), ("", "mine"), ("", "")]
+    assert [name_metric(key) for key in keys] == named
+
+
+def test_a_key_of_the_users_own_is_in_the_summary(tmp_path, capsys):
+    class Logs(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"loss/mine": 0.25})
+
+    with make_trainer(tmp_path, Logs(), ConsoleSummary()) as trainer:
+        trainer.fit()
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["mine"]]
+    assert row == ["mine", "0.2500"]

@@ -1,0 +1,170 @@
+"""What MLflow says of a run besides its metrics: parameters, data sets, a description and the columns of a list."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import main_runs
+import pytest
+import torch
+from mlflow_runs import log_steps, logging_to, points, query
+
+import runner.callbacks  # the defaults of its classes tell what was changed
+from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow.data_sets import describe_dataset
+from runner.callbacks._mlflow.description import describe_config, show_command
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.spool import read_entries
+from runner.callbacks._mlflow.target import typed_overrides
+from runner.data import DatasetLoader, TensorLoader
+from runner.data.content import MOST_BYTES, digest
+
+assert runner.callbacks and runner.Trainer
+
+
+def test_parameters_are_what_somebody_chose() -> None:
+    saver = {"_target_": "runner.callbacks.CheckpointSaver", "keep": 3, "save_interval": "1ep", "monitor": "eval/loss"}
+    config = {
+        "seed": 3,
+        "mode": "train",
+        "run_name": "a name",
+        "model": {"_target_": "runner.ClassificationModel", "num_classes": 10, "module": {"_target_": "mine.Net"}},
+        "data": {"_target_": "runner.data.load_digits", "seed": 3, "transform": None},
+        "optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1, "param_groups": {}},
+        "trainer": {"_target_": "runner.Trainer", "max_duration": "2ep", "precision": "fp32", "grad_accum": 4},
+        "callbacks": {"checkpoint_saver": saver, "mlflow_logger": {"_target_": "x.Y", "tags": {"a": "b"}}},
+        "algorithms": {"mixup": {"_target_": "runner.algorithms.MixUp", "alpha": 0.2}, "ema": {}},
+    }
+    assert describe_config(config) == {
+        "seed": "3",
+        "model.num_classes": "10",
+        "model.module._target_": "mine.Net",
+        "optimizer.lr": "0.1",
+        "trainer.max_duration": "2ep",
+        "trainer.grad_accum": "4",
+        "callbacks.checkpoint_saver.monitor": "eval/loss",
+        "algorithms": "mixup, ema",
+        "algorithms.mixup.alpha": "0.2",
+    }
+
+
+def test_a_parameter_that_is_added_when_a_run_goes_on_is_a_change(folder: Path) -> None:
+    for lr, more in ((0.1, {}), (0.2, {"grad_accum": 4})):
+        config = {"optimizer": {"lr": lr}, "trainer": {"_target_": "runner.Trainer", **more}}
+        with logging_to(MLflowLogger(), "r", config=config) as (_, logger):
+            logger.log_hyperparameters({"extra": 1})
+    assert dict(query("select key, value from params")) == {"optimizer.lr": "0.1", "extra": "1"}
+    changes = query("select key, value from tags where key like 'param_changed%' order by key")
+    assert changes == [("param_changed.optimizer.lr", "0.2"), ("param_changed.trainer.grad_accum", "4")]
+
+
+def test_a_data_set_is_known_by_its_content() -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples, labels = torch.randn(8, 3, generator=generator), torch.arange(8)
+
+    def described(first: torch.Tensor, **arguments: Any) -> dict[str, Any]:
+        loader = TensorLoader(first, labels, **({"batch_size": 4, "shuffle": True} | arguments))
+        return describe_dataset(loader, "train", {"_target_": "runner.data.load_digits"})
+
+    one = described(samples)
+    assert (one["name"], one["profile"]) == ("digits", {"num_rows": 8})
+    assert json.loads(one["schema"]["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [-1, 3]
+    assert described(samples, batch_size=2, shuffle=False) == one
+    changed = samples.clone()
+    changed[7, 2] += 1
+    assert described(changed)["digest"] != one["digest"]
+    read_as_needed = DatasetLoader(range(8), batch_size=4, shuffle=False)
+    assert describe_dataset(read_as_needed, "train", None)["profile"] == {"num_rows": 8}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor(3.0), torch.zeros(0, 3), torch.zeros(3, 2, dtype=torch.bfloat16).T, torch.ones(3, dtype=torch.bool)],
+    ids=lambda one: f"{one.dtype}{tuple(one.shape)}",
+)
+def test_every_tensor_has_a_digest(tensor: torch.Tensor) -> None:
+    assert len(digest([tensor])) == 16 and digest([tensor]) == digest([tensor.clone()]) != digest([tensor, tensor])
+
+
+def test_of_a_large_tensor_the_digest_reads_a_part() -> None:
+    windows = torch.arange(2 * MOST_BYTES, dtype=torch.int32).unfold(0, 1025, 1024)  # they overlap in memory
+    other = windows.clone()
+    other[-1] += 1
+    assert digest([windows]) == digest([windows.clone()]) != digest([other])
+
+
+def test_the_source_is_the_command_as_it_was_typed() -> None:
+    assert (
+        show_command(["/a/bin/python3", "-m", "runner", "+callbacks=[a,b]"]) == "python3 -m runner '+callbacks=[a,b]'"
+    )
+    assert show_command(["/a/bin/python3", "/a/bin/runner", "model=mlp"]) == "runner model=mlp"
+    assert show_command([]) == "python"
+
+
+def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["python", "-m", "runner", "-m", "seed=0,1", "~callbacks.x", "+vars.a=b=c", "hydra.run.dir=x", "mode=train"]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    assert typed_overrides() == {"seed": "0,1", "vars.a": "b=c"}
+
+
+def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> None:
+    for attempt in range(5):
+        fields = {"tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db", "experiment_name": "e", "run_name": "r"}
+        session = Session(folder / str(attempt), **fields, system_metrics_interval=None)
+        ready = threading.Barrier(2)
+
+        def append(session: Session = session, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            for number in range(200):
+                session.append({"m": {"number": float(number)}, "s": number, "t": 0})
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        ready.wait()
+        session.begin()
+        thread.join()
+        kept = [entry for entry, _ in read_entries(folder / str(attempt) / "mlflow" / "spool.jsonl") if entry]
+        assert [entry["s"] for entry in kept if "m" in entry] == [*range(200)]
+        session.close("KILLED", 0.0)
+
+
+def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path: Path) -> None:
+    run_app(*main_runs.SHORT, "-m", "seed=0,1", "optimizer.lr=0.05")
+    params = dict(
+        main_runs.query(tmp_path, "select key, value from params where key in ('model', 'data', 'optimizer')")
+    )
+    assert params == {"model": "mlp", "data": "digits", "optimizer": "sgd"}
+    runs = main_runs.query(tmp_path, "select name, run_uuid, end_time - start_time from runs order by start_time")
+    summary, (_, job, _), _ = runs
+    assert summary[0] == "sweep-seed-mlp-digits" and summary[2] > 100  # it started before its jobs
+    tags = dict(main_runs.query(tmp_path, "select key, value from tags where run_uuid = ?", job))
+    assert Path(tags["runner.checkpoints"]).is_dir()
+    assert f"plots%2Flearning_curves.png&run_uuid={job}" in tags["mlflow.note.content"]
+    assert "train 1,200 samples" in tags["mlflow.note.content"] and "Data: digits" in tags["mlflow.note.content"]
+    inputs = main_runs.query(tmp_path, "select distinct name, length(digest) from datasets")
+    assert inputs == [("digits", 16)]
+    ((view,),) = main_runs.query(
+        tmp_path, "select value from experiment_tags where key = 'mlflow.sharedViewState.runner'"
+    )
+    columns = json.loads(json.loads(view)["state"])["selectedColumns"]
+    assert {"metrics.`metrics/eval/MulticlassAccuracy`", "metrics.`loss/eval/total`", "params.`model`"} <= {*columns}
+
+
+def test_the_best_values_go_on_after_a_resume(folder: Path) -> None:
+    key = "loss/eval/total"
+    first = MLflowLogger()
+    with logging_to(first, "r") as (state, logger):
+        for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+            logger.log_metrics({key: loss, "metrics/eval/Accuracy/0": loss}, step=step)
+        log_steps(state, logger, range(1, 2))
+        logger.flush()
+        saved = first.state_dict()
+    with logging_to(MLflowLogger(), "r", saved) as (state, logger):
+        for step, loss in ((4, 1.5), (5, 0.5)):
+            logger.log_metrics({key: loss}, step=step)
+    assert points("best/eval/loss") == [(1, 3.0), (2, 1.0), (5, 0.5)]
+    assert not points("best/eval/Accuracy/0")

@@ -1,0 +1,111 @@
+"""What people see of a run, kept as text in `screens/`. A file that is missing is written, and the test fails once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from screen import on_terminal, screen
+
+SCREENS = Path(__file__).parent / "screens"
+SHORT = (
+    *("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.eval_interval=2ba"),
+    "callbacks=[checkpoint_saver,progress_bar,console_summary]",
+)
+EPOCHS = (*SHORT, "trainer.max_duration=2ep")
+
+
+def without_numbers(text: str) -> str:
+    """A screen with placeholders, as wide as the cells that they stand for, for what differs from run to run."""
+
+    def in_place(word: str) -> Any:
+        return lambda found: word.rjust(len(found[0]))
+
+    text = re.sub(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", "DATE/TIME", text)
+    text = re.sub(r"in \S+(?: s)?, [\d,]+ samples/s", "in TIME, RATE samples/s", text)
+    text = re.sub(r", \d+\.\d s$", ", TIME", text, flags=re.MULTILINE)
+    text = re.sub(r"  +(?:\d+\.\d s|\d+:\d\d)(?= |$)", in_place("TIME"), text, flags=re.MULTILINE)
+    text = re.sub(r"  +\d+\.\d\d?(?= |$)", in_place("RATE"), text, flags=re.MULTILINE)
+    text = re.sub(r"\d\.\d{4}", "N.NNNN", text)
+    return text.rstrip("\n") + "\n"
+
+
+def check(name: str, text: str) -> None:
+    """Compare a screen with the one that is kept."""
+    found = without_numbers(text)
+    assert not re.search(r"[ \t]$", found, re.MULTILINE), f"blanks at the end of a line:\n{found}"
+    file = SCREENS / f"{name}.txt"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(found)
+        pytest.fail(f"{file} is written: look at it")
+    assert found == file.read_text()
+
+
+def widest(text: str) -> int:
+    """The length of the longest line that is no command: the terminal wraps commands, so that they can be pasted."""
+    return max(len(line) for line in text.splitlines() if not line.startswith("python -m runner"))
+
+
+@pytest.mark.parametrize("columns", [80, *(pytest.param(other, marks=pytest.mark.slow) for other in (60, 120, 200))])
+def test_on_a_terminal(columns: int, tmp_path: Path):
+    code, written = on_terminal(["-m", "runner", *EPOCHS], columns, tmp_path)
+    shown = screen(written)
+    assert code == 0 and widest(shown) <= columns
+    check(f"terminal-{columns}", shown)
+
+
+def test_in_a_pipe(run_app: Any):
+    """The lines at the end are commands that can be pasted."""
+    done = run_app(*EPOCHS, env={"COLUMNS": None})
+    assert "\x1b" not in done.stdout and widest(done.stdout) <= 120
+    check("pipe", done.stdout)
+    evaluate, longer = done.stdout.splitlines()[-2:]
+    assert "eval/MulticlassAccuracy" in run_app(*evaluate.split()[3:]).stdout.replace("metrics/", "")
+    assert "  4/4  12/12 " in run_app(*longer.split()[3:]).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["NO_COLOR", "CI"])
+def test_what_the_environment_asks_for(variable: str, tmp_path: Path):
+    _, written = on_terminal(["-m", "runner", *EPOCHS], 80, tmp_path, {variable: "true"})
+    if variable == "CI":
+        assert "\u2501" not in written and "\r\x1b" not in written  # nothing is redrawn
+    else:
+        assert not re.search(r"\x1b\[[0-9;]*3[0-9]", written)  # no colour
+    check("terminal-80-CI" if variable == "CI" else "terminal-80", screen(written))
+
+
+@pytest.mark.slow
+def test_with_two_ranks(tmp_path: Path, run_app: Any):
+    check("two-ranks", run_app(*EPOCHS, "launch.nproc_per_node=2", env={"COLUMNS": None}).stdout)
+
+
+@pytest.mark.slow
+def test_a_job_of_a_sweep(tmp_path: Path):
+    code, written = on_terminal(["-m", "runner", "-m", *EPOCHS, "seed=7,8"], 80, tmp_path)
+    assert code == 0 and widest(screen(written)) <= 80
+    (log,) = tmp_path.glob("outputs/sweeps/*/*/seed7-mlp-digits/console.log")
+    check("sweep-job", log.read_text())
+
+
+def test_after_ctrl_c(tmp_path: Path):
+    """The bar is gone, and the last line is the command to paste."""
+    interrupted = []
+
+    def interrupt(written: str, pid: int) -> None:
+        if not interrupted and re.search(r" [2-9]/100000 +\d+/", written):
+            os.kill(pid, signal.SIGINT)
+            interrupted.append(pid)
+
+    endless = (*SHORT, "trainer.max_duration=100000ep", "trainer.eval_interval=0")
+    code, written = on_terminal(["-m", "runner", *endless], 80, tmp_path, react=interrupt)
+    shown = screen(written)
+    assert code == 130 and "\u2501" not in shown
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l"), "the cursor is hidden"
+    head, *_, outcome, folder, title, command = shown.rstrip("\n").splitlines()
+    check("after-ctrl-c", "\n".join([head, re.sub(r"\d+(?=,| b)", "N", outcome), folder, title, command]))

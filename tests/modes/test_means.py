@@ -1,0 +1,84 @@
+"""`runner table`: means and intervals in Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from many_runs import write_seeds
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """Eight seeds of two models and two rates; with the higher rate nothing is decided."""
+    good = [0.95, 0.94, 0.96, 0.95, 0.94, 0.95, 0.96, 0.95]
+    mixed = [0.94, 0.95, 0.95, 0.96, 0.94, 0.94, 0.96, 0.96]
+    for model, lr, values in (
+        ("mlp", 0.1, [one - 0.05 for one in good]),
+        ("res|net_8", 0.1, good),
+        ("mlp", 0.3, mixed),
+        ("res|net_8", 0.3, good),
+    ):
+        write_seeds(tmp_path / f"outputs/{model[:3]}{lr}", values, model=model, lr=lr)
+    return tmp_path / "outputs"
+
+
+def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
+    lines = run_here("table", "table.columns=optimizer.lr", code=0).out.splitlines()
+    assert lines[:4] == [
+        "| model | 0.1 | 0.3 |",
+        "| --- | ---: | ---: |",
+        "| mlp | 0.9000 [0.8937, 0.9062] (8) | 0.9500 [0.9425, 0.9575] (8) |",
+        "| res\\|net_8 | **0.9500 [0.9437, 0.9562]** (8) | 0.9500 [0.9437, 0.9562] (8) |",
+    ]
+    assert "<!-- model=mlp, optimizer.lr=0.1: outputs/mlp0.1/seed0 outputs/mlp0.1/seed1 " in "\n".join(lines)
+
+
+def test_latex_is_escaped(outputs: Path, run_here: Any):
+    text = run_here("table", "optimizer.lr=0.1", "table.rows=model", "table.format=latex", code=0).out
+    assert "res|net\\_8 & \\textbf{0.9500 [0.9437, 0.9562]} (8) \\\\\n" in text
+    assert "\\begin{tabular}{lr}\n\\toprule\nmodel & eval/MulticlassAccuracy \\\\\n\\midrule\n" in text
+    assert text.startswith("% eval/MulticlassAccuracy: mean [95 % interval] (runs)")
+
+
+def test_csv_has_a_line_for_each_cell(outputs: Path, run_here: Any):
+    text = run_here("table", "table.rows=[optimizer.lr,model]", "table.metric=loss", "table.format=csv", code=0).out
+    rows = [*csv.DictReader(io.StringIO(text))]
+    assert [(one["optimizer.lr"], one["model"], one["n"]) for one in rows] == [
+        ("0.1", "mlp", "8"),
+        ("0.1", "res|net_8", "8"),
+        ("0.3", "mlp", "8"),
+        ("0.3", "res|net_8", "8"),
+    ]
+    assert rows[0]["metric"] == "eval/loss" and float(rows[0]["mean"]) == pytest.approx(0.1)
+    assert {one["is_best"] for one in rows} == {"false"}  # two of the four are as good
+
+
+def test_a_cell_is_one_setting(outputs: Path, run_here: Any):
+    assert "each mean is also over optimizer.lr" in run_here("table", "table.rows=model", code=0).out
+    write_seeds(outputs / "more", [0.5] * 8, model="mlp", lr=0.5)
+    ended = run_here("table", "table.rows=model", code=2)
+    assert "the runs of model=mlp differ in optimizer.lr; add it to table.rows or table.columns" in ended.err
+
+
+def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_here: Any):
+    write_seeds(outputs / "other", [0.5] * 8, model="gpt", config={"trainer": {"max_duration": "9ep"}})
+    text = run_here("table", "optimizer.lr=0.1", "table.rows=model", code=0).out
+    assert "**" not in text and "no verdict on the rows: " in text and "different budgets" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["table.rows=modle"], "table.rows='modle': no run has a value of this name"),
+        (["table.format=pdf"], "table.format='pdf': allowed: csv, latex, markdown"),
+        (["model=gpt"], "table.where='model=gpt': no run that was trained"),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
+    ended = run_here("table", *typed, code=2)
+    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1

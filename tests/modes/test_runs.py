@@ -1,0 +1,209 @@
+"""`runner runs`: what is listed of good runs, of broken ones and of those that someone has prepared."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from many_runs import write_many, write_run
+from python_process import PATIENCE
+
+from runner.files.lock import lock_file
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with three runs, one of them a job of a sweep."""
+    monkeypatch.setenv("COLUMNS", "80")
+    day = tmp_path / "outputs" / "2026-11-23"
+    write_run(day / "09-00-00", loss=0.25, started=1.7e9)
+    write_run(day / "10-00-00", loss=0.125, started=1.7e9 + 3600, lr=0.03, seconds=4000.0)
+    write_run(tmp_path / "outputs" / "sweeps" / "2026-11-23" / "11-00-00" / "lr0.1", model="mlp", started=1.8e9)
+    return tmp_path
+
+
+def test_tables_of_eighty_and_of_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    assert (
+        run_here("runs", code=0).out
+        == """\
+3 runs in outputs/
+                                                         eval/
+                                                    Multiclass
+run                                       status      Accuracy    time  typed
+outputs/sweeps/2026-11-23/11-00-00/lr0.1  finished         0.5    12 s  lr=0.1
+outputs/2026-11-23/10-00-00               finished       0.875  67 min  lr=0.03
+outputs/2026-11-23/09-00-00               finished        0.75    12 s  lr=0.1
+"""
+    )
+    assert (
+        run_here("runs", "eval/loss<0.3", "runs.limit=1", code=0).out
+        == """\
+2 of 3 runs in outputs/
+                                                       eval/
+                                                  Multiclass
+run                          status    eval/loss    Accuracy  typed
+outputs/2026-11-23/10-00-00  finished      0.125       0.875  lr=0.03 seed=0
+and 1 more; runs.limit=0 shows all
+"""
+    )
+    monkeypatch.setenv("COLUMNS", "60")
+    assert (
+        run_here("runs", "runs.limit=1", code=0).out
+        == """\
+3 runs in outputs/
+run                                       status
+outputs/sweeps/2026-11-23/11-00-00/lr0.1  finished
+and 2 more; runs.limit=0 shows all
+"""
+    )
+
+
+def folders(text: str) -> list[str]:
+    """The names of the folders in a table, in JSON or in CSV."""
+    if text.startswith("["):
+        return [Path(one["folder"]).name for one in json.loads(text)]
+    return [line.split()[0].rpartition("/")[2] for line in text.splitlines() if line.startswith("outputs/")]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ([], ["lr0.1", "10-00-00", "09-00-00"]),  # the latest first
+        (["eval/loss<0.3"], ["10-00-00", "09-00-00"]),
+        (["loss<0.3", "optimizer.lr>=0.1"], ["09-00-00"]),
+        (["runs.where=eval/loss<0.3 optimizer.lr!=0.1"], ["10-00-00"]),
+        (["mode=runs", "runs.where='model=mlp'"], ["lr0.1"]),
+        (["model=res*"], ["10-00-00", "09-00-00"]),
+        (["callbacks=lr_monitor", "optimizer.betas=0.95", "seed=0"], ["lr0.1", "10-00-00", "09-00-00"]),
+        (["model.module.width>16"], []),
+        (["runs.sort=eval/loss"], ["10-00-00", "09-00-00", "lr0.1"]),
+        (["runs.sort=-seconds", "runs.limit=1"], ["10-00-00"]),
+        (["name=lr0.1"], ["lr0.1"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], found: list[str], form: str):
+    start = [] if typed[:1] == ["mode=runs"] else ["runs"]
+    assert folders(run_here(*start, *typed, f"runs.format={form}", code=0).out) == found
+
+
+def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
+    rows = [*csv.DictReader(io.StringIO(run_here("runs", "runs.format=csv", code=0).out))]
+    assert [row["eval/loss"] for row in rows] == ["0.5", "0.125", "0.25"]
+    assert rows[0]["model"] == "mlp" and rows[0]["overrides"] == "optimizer.lr=0.1 seed=0"
+    assert rows[1]["started"] == "2023-11-14T23:13:20+00:00"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["evl/loss<3"], "runs.where='evl/loss<3': no run has a value of this name; did you mean 'eval/loss'?"),
+        (["runs.sort=los"], "runs.sort='los': no run has a value of this name"),
+        (["eval/loss<small"], "runs.where='eval/loss<small': < compares numbers"),
+        (["eval/loss"], "runs.where='eval/loss': must be name, sign and value without blanks"),
+        (["name='a"], 'runs.where="name=\'a": No closing quotation'),
+        (["runs.format=xml"], "runs.format='xml': allowed: csv, json, table"),
+        (["runs.limit=-1"], "runs.limit='-1': must be a whole number"),
+        (["runs.wher=1"], "runs.wher=1: mode=runs composes no config and takes no such key; did you mean"),
+        (["-m"], "-m: mode=runs composes no config"),
+    ],
+    ids=str,
+)
+def test_a_wrong_key_is_one_message(three: Path, run_here: Any, typed: list[str], said: str):
+    ended = run_here("runs", *typed, code=2)
+    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+
+
+def test_a_run_that_is_cut_off_is_told_from_one_that_trains(tmp_path: Path, run_here: Any):
+    cut = write_run(tmp_path / "outputs" / "cut", status="RUNNING")
+    (cut / ".lock").touch()
+    write_run(tmp_path / "outputs" / "never", status="RUNNING")
+    busy = write_run(tmp_path / "outputs" / "busy", status="RUNNING")
+    program = (
+        f"from runner.files.lock import lock_file; f = lock_file(__import__('pathlib').Path({str(busy / '.lock')!r}))"
+    )
+    command = [sys.executable, "-c", f"{program}; print('locked', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "locked\n"
+        listed = json.loads(run_here("runs", "runs.format=json", code=0).out)
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert {one["name"]: one["status"] for one in listed} == {"cut": "cut off", "never": "cut off", "busy": "running"}
+    lock = lock_file(cut / ".lock")
+    assert lock is not None  # the list has locked nothing
+    lock.close()
+
+
+def test_what_someone_has_prepared_is_data(tmp_path: Path, run_here: Any):
+    outputs = tmp_path / "outputs"
+    good = write_run(outputs / "good")
+    names = ["torn", "list", "deep", "types", "large", "pipe", "link", "huge", "folder"]
+    for name in names:
+        (outputs / name).mkdir()
+    result = json.loads((good / "result.json").read_text())
+    (outputs / "torn" / "result.json").write_text('{"status": "FIN')
+    (outputs / "list" / "result.json").write_text("[1]")
+    (outputs / "deep" / "result.json").write_text("[" * 100_000)
+    (outputs / "types" / "result.json").write_text(json.dumps(result | {"status": ["FINISHED"], "name": {}}))
+    with (outputs / "large" / "result.json").open("wb") as file:
+        file.truncate(10**11)
+    os.mkfifo(outputs / "pipe" / "result.json")
+    (outputs / "link" / "result.json").symlink_to("/dev/zero")
+    (outputs / "huge" / "result.json").write_text(json.dumps(result | {"metrics": {"eval/loss": 10**400}}))
+    (outputs / "folder" / "result.json").mkdir()
+    (outputs / "refused" / ".refused-3").mkdir(parents=True)
+    (outputs / "refused" / ".refused-3" / "result.json").write_text("{}")
+    evil = outputs / "a\x1b[2J\nb\u202e"
+    write_run(evil, name="\x1b]0;owned\x07", status="\x1b[31mFINE", overrides=["a=\r\x1b[K", "b=" + "x" * 10_000])
+    (evil / "config.yaml").write_text("a: &a [1, 1]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(9)))
+    bomb = write_run(outputs / "bomb")
+    levels = "".join(f"\n- &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9))
+    (bomb / "config.yaml").write_text(f"seed:\n- &a0 [x, x]{levels}\n")
+    text = write_run(outputs / "text")
+    (text / "config.yaml").write_text("seed:1\n")
+    loop = write_run(outputs / "loop")
+    (loop / "config.yaml").write_text("seed: &a\n  _: *a\n")
+    began = time.process_time()
+    for form in ("table", "json", "csv"):
+        out = run_here("runs", "seed!=1", "runs.limit=0", f"runs.format={form}", code=0).out
+        assert out.isascii() or form == "table"
+        assert all(one.isprintable() or one == "\n" for one in out)
+        assert max(map(len, out.splitlines())) < 200 or form != "table"
+    assert time.process_time() - began < 20
+    listed = json.loads(run_here("runs", "runs.format=json", code=0).out)
+    status = {Path(one["folder"]).name: one["status"] for one in listed}
+    assert {status[name] for name in names} == {"unreadable"} and status["good"] == "finished"
+    assert len(listed) == len(names) + 5
+
+
+def test_a_thousand_runs_take_less_than_a_second_and_a_half(tmp_path: Path):
+    """CPU time of the whole process, which imports no torch, MLflow or Hydra; `benchmarks/runs.py` has more runs."""
+    write_many(tmp_path / "outputs", 1000)
+    program = """
+import sys, time
+from runner.__main__ import main
+sys.argv = ["runner", *sys.argv[1:]]
+assert main() == 0
+print({"torch", "mlflow", "hydra", "rich"} & set(sys.modules), time.process_time())
+"""
+    command = [sys.executable, "-c", program, "runs", "eval/loss<0.5 model=resnet8", "runs.sort=eval/loss"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert " of 1,000 runs in outputs/\n" in done.stdout
+    imported, seconds = done.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert imported == "set()" and float(seconds) < 1.5
+
+
+def test_nothing_there_is_no_error(tmp_path: Path, run_here: Any):
+    assert run_here("runs", code=0).out == "0 runs in outputs/\n"
+    assert run_here("runs", "eval/loss<1", "runs.format=json", code=0).out == "[]\n"
+    assert list(tmp_path.iterdir()) == []

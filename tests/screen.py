@@ -1,0 +1,81 @@
+"""What is on a terminal after a program has written to it, and a program that runs on one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from python_process import PATIENCE, start_python
+
+_CODES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
+
+
+def screen(output: str) -> str:
+    """The text that stays on a terminal without end, given the codes that rich writes."""
+    lines = [""]
+    row = column = 0
+    for argument, code, moves, text in _CODES.findall(output):
+        if moves == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif moves == "\r":
+            column = 0
+        elif code == "A":
+            row -= int(argument or 1)
+        elif code == "K":
+            lines[row] = "" if argument == "2" else lines[row][:column]
+        elif text:
+            before = lines[row].ljust(column)[:column]
+            lines[row] = before + text + lines[row][column + len(text) :]
+            column += len(text)
+        else:
+            assert code in "mhl", f"not known here: {argument}{code}"
+    return "\n".join(lines)
+
+
+def on_terminal(
+    arguments: Sequence[str],
+    columns: int,
+    folder: Path,
+    env: Mapping[str, str] = {},
+    react: Callable[[str, int], None] = lambda output, pid: None,
+) -> tuple[int, str]:
+    """Run Python on a terminal, and return its exit code and what it wrote.
+
+    Args:
+        arguments: as Python takes them.
+        columns: the width of the terminal.
+        folder: the working directory.
+        env: variables of its environment.
+        react: called with what it has written so far, whenever there is more, and with its process id.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "CI", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", **env}
+    written = b""
+    with start_python(arguments, cwd=folder, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        deadline = time.monotonic() + PATIENCE
+        while (left := deadline - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other side is closed
+                break
+            if not chunk:
+                break
+            written += chunk
+            react(written.decode(errors="replace"), process.pid)
+        else:
+            process.kill()
+    os.close(ours)
+    assert process.returncode is not None
+    return process.returncode, written.decode()

@@ -1,0 +1,34 @@
+"""Results of sweeps that nobody trained, for tables and pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from runner.runs.result import Result
+from runner.sweeps.sweep import Sweep
+
+
+def result(objective: float | None, *overrides: str, status: str = "FINISHED", lower: bool = False) -> Result:
+    """The result of a job with these overrides, named by their values."""
+    metrics = {} if objective is None else {"train/acc": 0.5, "eval/acc": objective}
+    name = "-".join(one.partition("=")[2] for one in overrides)
+    return Result(status, name, "id", [*overrides, "model=mlp"], objective, "eval/acc", lower, metrics, seconds=1.234)
+
+
+def sweep(direction: str = "", folder: Path = Path("folder")) -> Sweep:
+    """A sweep for which `model=mlp` was typed once."""
+    return Sweep(folder, "id", "name", "identity", ["model"], direction=direction)
+
+
+GRID = [
+    result(0.5, "optimizer.lr=0.01", "seed=0"),
+    result(0.7, "optimizer.lr=0.01", "seed=1"),
+    result(0.9, "optimizer.lr=0.1", "seed=0"),
+    result(math.nan, "optimizer.lr=0.1", "seed=1"),
+    result(None, "optimizer.lr=1.0", "seed=0", status="FAILED"),
+    result(0.8, "optimizer.lr=1.0", "seed=1"),
+    result(0.4, "optimizer.lr=10.0", "seed=0"),
+    result(0.4, "optimizer.lr=10.0", "seed=1"),
+]
+"""Of four settings, one seed of the second is not finite, and one of the third has failed."""

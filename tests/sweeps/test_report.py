@@ -1,0 +1,86 @@
+"""The report of a sweep: one file, in which nothing that a user typed is more than text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from sweep_results import result, sweep
+
+from runner.pictures.curves import Curve, write_curves
+from runner.runs.result import Result
+from runner.sweeps.report import curve_key, write_report
+from runner.sweeps.settings import compare, group, tabulate_jobs, tabulate_settings
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the texts of its cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.links: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "onload", "onclick")
+        ]
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.elements[-1:] == ["td"]:
+            self.cells[-1] += data.strip()
+
+
+def report(folder: Path, results: list[Result]) -> Page:
+    led = sweep(folder=folder)
+    led.name = "<i>mine</i>"
+    jobs = compare(results, led)
+    settings = group(jobs)
+    tables = {"settings": tabulate_settings(settings, []), "jobs": tabulate_jobs(jobs)}
+    files = write_report(led, settings, tables)
+    assert [path.name for path in files] == ["report.html", "report.svg", "report.png"]
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    return Page(files[0].read_text())
+
+
+def test_the_report_has_the_picture_and_both_tables_and_loads_nothing(tmp_path: Path):
+    results = [result(value, f"lr={lr}", f"seed={seed}") for lr, seed, value in ((1, 0, 0.5), (1, 1, 0.7), (2, 0, 0.9))]
+    results.append(result(None, "lr=3", "seed=0", status="FAILED"))
+    for one in results[:3]:
+        curve = Curve()
+        for batch in (10, 20):
+            curve.add(batch, 0.1)
+        write_curves(tmp_path / one.name, {"metrics/eval/acc": curve, "loss/eval/total": Curve()})
+    page = report(tmp_path, results)
+    assert page.elements.count("svg") == 1 and page.elements.count("table") == 2
+    assert page.cells[:5] == ["2", "0.9", "", "1", "1.23"]
+    assert page.cells[6:11] == ["1", "0.6", "0.1414", "2", "1.23"]
+    text = (tmp_path / "report.html").read_text()
+    assert ">curves: mean over seeds, band of one standard deviation<" in text
+    assert "1 of the settings have no result" in text
+    assert all(link.startswith("#") for link in page.links) and "script" not in page.elements
+    assert not re.search(r"url\((?!#)", text)
+
+
+@pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "a & b", "$\\\\frac{$", "\"><img src=x onerror='a'>"])
+def test_what_a_user_typed_is_text(tmp_path: Path, hostile: str):
+    results = [result(0.5, 'note="' + hostile.replace('"', '\\"') + '"', f"seed={seed}") for seed in (0, 1)]
+    results += [result(0.6, "note=plain", "seed=0")]
+    for place, one in enumerate(results):
+        one.name = f"{hostile}{place}".replace("/", "-")
+        one.objective_name = "eval/<b>acc</b>"
+    page = report(tmp_path, results)
+    assert {"script", "img", "i"}.isdisjoint(page.elements) and page.elements.count("b") == 1
+    assert any(hostile.replace("\\\\", "\\") in cell.replace("\\\\", "\\") for cell in page.cells)
+
+
+def test_an_objective_is_found_among_the_curves():
+    assert curve_key("eval/loss") == "loss/eval/total"
+    assert curve_key("eval/MulticlassAccuracy") == "metrics/eval/MulticlassAccuracy"

@@ -1,0 +1,23 @@
+"""Durations and tables as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.terminal.text import Column, draw_table, show_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        *((0.123, "0.1 s"), (4.23, "4.2 s"), (12.4, "12 s"), (59.6, "60 s"), (99.0, "99 s"), (240, "4 min")),
+        *((600, "10 min"), (7800, "2 h 10 min"), (864000, "10.0 days"), (float("nan"), "?"), (-1, "?"), (1e300, "?")),
+    ],
+)
+def test_durations_have_units_that_people_use(seconds: float, shown: str):
+    assert show_seconds(seconds) == shown
+
+
+def test_a_table_has_numbers_on_the_right_and_heads_that_end_on_one_line():
+    table = [Column(["run"], ["a", "bcd"]), Column(["eval/", "loss"], ["0.5", "10"], is_number=True)]
+    assert draw_table(table) == ["     eval/", "run   loss", "a      0.5", "bcd     10"]

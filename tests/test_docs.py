@@ -1,0 +1,174 @@
+"""The README and the pages of docs/, followed from top to bottom in a new folder, as a reader would.
+
+A block of Python or YAML with a title is a file that the reader writes, another block of Python is a program to run.
+Each line of a `bash` block is a command. So is what comes after a prompt in a block of `text` or `console`; what comes
+below it in `text` is what the command says, where `...` stands for any lines, and numbers may differ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from python_process import run_python
+from test_readme import PAGES
+
+FAST = ("docs/own_project.md",)
+FOLLOWED = sorted({*PAGES} - {"CONTRIBUTING.md", "CHANGELOG.md"})
+NOT_FOLLOWED = {
+    "pip ": "has been done",
+    "make ": "has been done, or takes an hour",
+    ". .venv/bin/activate": "has been done",
+    "mlflow ui": "tests/test_mlflow_ui.py",
+    "python benchmarks/": "tests/benchmarks/",
+    "torchrun --nnodes=2": "needs another machine",
+    "submitit_slurm": "needs a cluster",
+    "http://host": "needs that server",
+    "data.path=my_texts": "as in docs/own_data.md",
+    "data=cifar10": "needs a network",
+    "data=hf_dataset": "needs a network",
+    "pretrained=true": "needs a network",
+    "model.module.name=gpt2": "needs a network",
+    "sweep=learning_rate seed=0,1,2": "thirty jobs",
+}
+PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
+"""Of commands that are run in processes of their own."""
+EXTRAS = {
+    "model=torchvision": "torchvision",
+    "experiment=pictures": "torchvision",
+    "optuna": "optuna",
+    "joblib": "joblib",
+}
+
+
+class Step(NamedTuple):
+    """What a reader does: write a file, or run a command or a program."""
+
+    kind: str
+    """`file`, `program` or `command`."""
+    text: str
+    title: str = ""
+    shown: tuple[str, ...] = ()
+
+
+def steps(page: str) -> Iterator[Step]:
+    """What a page asks for, in its order."""
+    blocks = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+    for language, title, text in blocks.findall(page):
+        if title:
+            yield Step("file", text, title)
+        elif language == "python":
+            yield Step("program", text)
+        elif language == "bash":
+            yield from (Step("command", line) for line in text.splitlines())
+        elif language in ("text", "console"):
+            for one in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, *shown = one.splitlines()
+                yield Step("command", command, shown=tuple(shown) if language == "text" else ())
+
+
+def shortened(arguments: list[str], length: str, records: bool) -> list[str]:
+    """The arguments of the runner, with training of a few batches in place of all of it.
+
+    Args:
+        arguments: as they are shown.
+        length: of a new run; one that goes on goes on to batch 10.
+        records: whether the run goes to MLflow and leaves pictures, which takes seconds.
+    """
+    modes = [one for one in arguments if one.startswith("mode=")]
+    if "mode=prove" in modes:
+        return [*arguments, "prove.kills=1", "prove.batches=8"]
+    if modes or (arguments and re.fullmatch("[a-z]+|--help|--version", arguments[0])):
+        return arguments
+    kept = [one for one in arguments if not one.startswith("trainer.max_duration=")]
+    if any(one.startswith(("resume=", "rerun=")) for one in arguments):  # which has the callbacks that it had
+        return [*kept, "trainer.max_duration=10ba"]
+    chosen = any(one.startswith("callbacks=") for one in kept)
+    quiet = [f"~callbacks.{one}" for one in ("mlflow_logger", "learning_curves") if f"~callbacks.{one}" not in kept]
+    return [*kept, f"trainer.max_duration={length}", *(() if records or chosen else quiet)]
+
+
+class Said(NamedTuple):
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(command: str, run_here: Any, length: str, records: bool) -> Said:
+    """Run a command line in the working directory: in this process where it starts no ranks or jobs."""
+    words = shlex.split(command, comments=True)
+    given = dict(one.split("=", 1) for one in words if re.match(r"[A-Z_]+=", one))
+    words = [one for one in words if not re.match(r"[A-Z_]+=", one)]
+    torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
+    words[:1] = {"runner": ["python", "-m", "runner"], "torchrun": torchrun}.get(words[0], words[:1])
+    if words[0] != "python" or any(one.startswith(">") for one in words):
+        Path(".config/fish/completions").mkdir(parents=True, exist_ok=True)
+        env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+        env["HOME"] = str(Path.cwd())
+        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
+        return Said(done.returncode, done.stdout, done.stderr)
+    if "runner" in words:
+        place = words.index("runner") + 1
+        words[place:] = shortened(words[place:], length, records)
+    if words[:3] == ["python", "-m", "runner"] and not any(one in command for one in PROCESSES):
+        return Said(*run_here(*words[3:]))
+    done = run_python(words[1:], env=os.environ | given)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def alike(line: str) -> str:
+    """A line of output without what differs from run to run."""
+    return " ".join(re.sub(r"\d[\d.,:]*(e-\d+)?( ?(ep|ba|ms|s|min|kB|MB|k|M)\b)?", "#", line).split())
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Path]:
+    """A new folder, whose modules are forgotten afterwards."""
+    yield tmp_path
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in FAST else pytest.mark.slow) for one in FOLLOWED])
+def test_a_page_can_be_followed(name: str, forgetful: Path, run_here: Any):
+    for step in steps(PAGES[name]):
+        if step.kind == "file":
+            Path(step.title).parent.mkdir(parents=True, exist_ok=True)
+            Path(step.title).write_text(step.text)
+            continue
+        if any(one in step.text for one in NOT_FOLLOWED):
+            continue
+        if any(one in step.text and find_spec(package) is None for one, package in EXTRAS.items()):
+            continue
+        if step.kind == "program":
+            done = run_python(["-c", re.sub(r'max_duration="\w+"', 'max_duration="6ba"', step.text)])
+            said = Said(done.returncode, done.stdout, done.stderr)
+        else:
+            said = run(
+                step.text,
+                run_here,
+                "2ep" if step.shown or "=2ep" in step.text else "6ba",
+                records="mlflow" in name or bool(step.shown),
+            )
+        refused = any(one.startswith("error: ") for one in step.shown)
+        differ = "runner compare" in step.text and said.code == 1  # what its page says of digests
+        assert differ or said.code == (2 if refused else 0), f"{step.text}\n{said.out}\n{said.err}"
+        lines = {alike(line) for line in f"{said.out}\n{said.err}".splitlines()}
+        missing = [line for line in step.shown if line.strip() not in ("", "...") and alike(line) not in lines]
+        assert missing == [], f"{step.text}\n{said.out}\n{said.err}"
+
+
+@pytest.mark.parametrize("name", [one for one in FOLLOWED if one.startswith("docs/") and "/from_" not in one])
+def test_a_page_begins_with_a_command(name: str):
+    assert re.match(r"# .+\n\n```(bash|text|python)\n", PAGES[name]), "a title, and then what to type"

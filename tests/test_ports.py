@@ -1,0 +1,59 @@
+"""How much a user writes for each kind of project that the tests train: the table in docs/questions.md, measured."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PROJECT = ROOT / "runner" / "modes" / "project"
+KINDS = "batch_kinds.py"
+OPTIMIZERS = "config/test_optimizers.py"
+
+# What of the tests is a user's own code: data, model with loss and metric, and factories; files count as a whole.
+PORTS: dict[str, list[Any]] = {
+    "`runner init`: model, data, callback": [PROJECT / f"{name}.py" for name in ("models", "data", "callbacks")],
+    "GAN with alternating steps": [(OPTIMIZERS, "GAN")],
+    "detection": [(KINDS, "Pooled"), (KINDS, "Detector")],
+    "batches of graphs": [(KINDS, "Pooled"), (KINDS, "GraphModel"), (KINDS, "GraphBatch"), (KINDS, "join")],
+    "two views": [(KINDS, "Pooled"), (KINDS, "Views")],
+    "pairs of texts": [(KINDS, "Pooled"), (KINDS, "TextPairs")],
+    "tabular regression": [(KINDS, "Pooled"), (KINDS, "Regression")],
+    "endless loader": [(KINDS, "Pooled"), (KINDS, "Plain"), (KINDS, "Endless"), (KINDS, "load_endless")],
+    "nanoGPT's `configure_optimizers`": [(OPTIMIZERS, "configure_optimizers")],
+}
+
+
+def code_lines(text: str) -> int:
+    """The lines of a program that are neither blank nor comments nor docstrings."""
+    text = textwrap.dedent(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in docstrings for n, line in lines)
+
+
+def source(part: Any) -> str:
+    if isinstance(part, Path):
+        return part.read_text(encoding="utf-8")
+    file, name = part
+    text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    (node,) = (one for one in ast.parse(text).body if getattr(one, "name", None) == name)
+    return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+
+
+def test_the_table_has_the_lines_of_the_tests():
+    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    shown = {name: int(lines) for name, lines in re.findall(r"^\| ([^|]+) \| (\d+) \| trained by", page, re.MULTILINE)}
+    counted = {name: sum(code_lines(source(one)) for one in parts) for name, parts in PORTS.items()}
+    assert shown == counted
+
+
+def test_blank_lines_comments_and_docstrings_do_not_count():
+    assert code_lines('  def f():\n    """Say\n    it."""\n\n    # why\n    return 1  # here\n') == 2

@@ -391,6 +391,28 @@ FAULTS = (
         "UNKNOWN",
         "distributed/test_store.py",
     ),
+    # which is better
+    Fault(
+        "verdict: a difference in one direction only",
+        "runner/runs/decision.py",
+        "return float(np.mean(np.abs(sums) >= observed))",
+        "return float(np.mean(sums >= observed))",
+        "runs/test_decision.py",
+    ),
+    Fault(
+        "verdict: the leader of a sweep has ties as if it had been chosen beforehand",
+        "runner/runs/decision.py",
+        "> LEVEL / len(samples)",
+        "> LEVEL",
+        "runs/test_decision.py sweeps",
+    ),
+    Fault(
+        "verdict: other evaluation data are let through",
+        "runner/runs/candidates.py",
+        "if any(first[pair] != second[pair] for pair in pairs) or",
+        "if",
+        "modes/test_verdict.py",
+    ),
 )
 
 

@@ -99,7 +99,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     with removed_when_refused(run_dir), config_errors():
         plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
-        sweep.check_choice(hydra_config)
+        sweep.check_choice(hydra_config, () if saved is None else saved.overrides)
         if saved is not None:
             plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])

@@ -98,7 +98,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     parts = make_parts(config)
     model = make_model(config)
     _try_on_model(parts, model, config)
-    train_dataloader, eval_dataloader = make_data(config["data"])
+    train_dataloader, eval_dataloader = make_data(config)
     return assemble(
         config,
         run_dir,
@@ -125,17 +125,21 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def make_data(section: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the training and the evaluation data that a section describes; the latter includes its test data.
+def make_data(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the training and the evaluation data that a config describes; the latter includes its test data.
 
     Raises:
-        TypeError: the section's target does not return two or three loaders.
+        TypeError: the target of `data` does not return two or three loaders, or they cannot be divided into folds.
     """
+    section = config["data"]
     made = make("data", section)
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         kind = f"{type(made).__name__} of {len(made)}" if isinstance(made, tuple | list) else type(made).__name__
         allowed = "(train_loader, eval_loader) or (train_loader, eval_loader, test_loader)"
         raise TypeError(f"data: {section['_target_']} must return {allowed}, not a {kind}")
+    if (folds := make("folds", config.get("folds"))) is not None:
+        with _naming("folds", config["folds"]):
+            folds.apply(*made[:2])
     if len(made) == 2 or made[2] is None:
         return made[0], made[1]
     from runner.evaluator import with_test

@@ -212,6 +212,11 @@ class DatasetLoader(OrderedLoader):
             )
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
 
+    def read(self, dataset: Any) -> None:
+        """Read another data set from now on; its length must be that of the order."""
+        self.dataset = dataset
+        vars(self._loader.dataset)["dataset"] = dataset
+
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return BatchReader(self._loader, self._keys, *self._start())

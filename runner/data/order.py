@@ -57,21 +57,30 @@ class SampleOrder:
         _require_int("rank", rank, 0)
         if rank >= world_size:
             raise ValueError(f"rank={rank!r}: must be less than world_size={world_size!r}: ranks count from 0")
-        if drop_last and num_samples < batch_size:
-            raise ValueError(
-                f"batch_size={batch_size!r} with drop_last=True leaves no batch of num_samples={num_samples!r}: "
-                "lower batch_size, or set drop_last=False"
-            )
-        self.num_samples = num_samples
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._num_batches = num_samples // batch_size if drop_last else -(-num_samples // batch_size)
-        self._num_full = num_samples // batch_size
         self._full_counts = self._share(batch_size)
+        self.resize(num_samples)
+
+    def resize(self, num_samples: int) -> None:
+        """Make it the order of another number of samples.
+
+        Raises:
+            ValueError: they are not a single batch.
+        """
+        size = self.batch_size
+        if self.drop_last and num_samples < size:
+            raise ValueError(
+                f"batch_size={size!r} with drop_last=True leaves no batch of num_samples={num_samples!r}: "
+                "lower batch_size, or set drop_last=False"
+            )
+        self.num_samples = num_samples
+        self._num_batches = num_samples // size if self.drop_last else -(-num_samples // size)
+        self._num_full = num_samples // size
         self._epoch: int | None = None
         self._permutation = torch.empty(0, dtype=torch.int64)
 

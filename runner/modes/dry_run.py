@@ -293,7 +293,8 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     section = config["data"]
     target = section["_target_"]
     fake = hasattr(locate("data", target), "fake")
-    train, evaluation = build.make_data({**section, "_target_": f"{target}.fake"} if fake else section)
+    section = {**section, "_target_": f"{target}.fake"} if fake else section
+    train, evaluation = build.make_data({**config, "data": section})
     evaluators = ensure_evaluators(evaluation)
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in loaders:

@@ -22,7 +22,7 @@ from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FILE, Result, read_result
 
 SEED = "seed"
-TRAINED = (SEED, "model", "data", "optimizer", "scheduler", "trainer", "algorithms", "vars")
+TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only watch, or say where they run."""
 
 UNTRAINED = ("callbacks", "launch", "sweep")

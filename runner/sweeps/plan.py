@@ -121,6 +121,7 @@ def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
 
     parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
     model = fingerprint(config["model"])
+    build.make("folds", config.get("folds"))
     if parts not in made:
         build.make_parts(config)
     if model not in made and make_model_on_meta(config) is None:

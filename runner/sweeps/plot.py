@@ -12,7 +12,7 @@ from typing import Any
 from runner.pictures.curves import Curve
 from runner.pictures.figure import COLORS, GREY, add_legend, is_logarithmic, make_figure, scale, shorten, style
 from runner.sweeps.names import short_names, show_value
-from runner.sweeps.settings import SEED, Setting, SweepJob
+from runner.sweeps.settings import REPEATED, Setting, SweepJob
 
 COLUMNS = 3  # panels of effects side by side
 MAX_EFFECTS = 9
@@ -34,8 +34,8 @@ def draw(settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve
     """
     done = [setting for setting in settings if setting.objectives]
     keys = _keys(done)
-    varied = [key for key in keys if key != SEED]
-    effects = (varied or [SEED])[:MAX_EFFECTS]
+    varied = [key for key in keys if key not in REPEATED]
+    effects = (varied or keys[:1])[:MAX_EFFECTS]
     panels: list[Callable[[Any], None]] = []
     if curves:
         panels.append(partial(_draw_curves, settings=done, objective=objective, curves=curves))
@@ -61,7 +61,7 @@ def color_of(place: int) -> str:
 
 
 def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> None:
-    """Draw the objective over batches: for each setting the mean over seeds, in a band of one standard deviation."""
+    """Draw the objective over batches: for each setting the mean over its runs, in a band of one standard deviation."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
@@ -88,7 +88,7 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
         named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GREY)[0]))
     labels, handles = zip(*named, strict=True)
     add_legend(axes, handles, labels, title="best first" if len(named) > 1 else None)
-    axes.set_title("curves" + (": mean over seeds, band of one standard deviation" if has_band else ""))
+    axes.set_title("curves" + (": mean over runs, band of one standard deviation" if has_band else ""))
     axes.set_xlabel("batch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(shorten(objective))
@@ -191,7 +191,7 @@ def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: st
             points.append((place + aside, _objective(job)))
     circle = {"marker": "o", "linestyle": "none", "fillstyle": "none"}
     legend = {"circle: one run": _plot(axes, points, color=POINT, markersize=4.5, alpha=0.7, zorder=3, **circle)}
-    if key == SEED:
+    if key in REPEATED:
         legend |= _draw_mean(axes, settings[0])
     else:
         legend |= _draw_means(axes, groups, is_numeric)
@@ -224,7 +224,7 @@ def _draw_means(axes: Any, groups: Mapping[float, Sequence[float]], is_numeric: 
 
 
 def _draw_mean(axes: Any, setting: Setting) -> dict[str, Any]:
-    """Draw the mean over seeds, with a band of one sample standard deviation on either side."""
+    """Draw the mean over runs, with a band of one sample standard deviation on either side."""
     mean = setting.mean or 0.0
     spread = setting.spread
     if spread is None:

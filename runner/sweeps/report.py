@@ -83,8 +83,8 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
 <div>{svg}</div>
 <h2>Settings, best first</h2>
-<p>Jobs that differ only in the seed are one setting. {objective} is the mean over its n seeds, the spread their sample
-standard deviation. Settings of which a job has no result come after those that are complete.</p>
+<p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their
+sample standard deviation. Settings of which a job has no result come after those that are complete.</p>
 {_tabulate(*tables["settings"], kind="settings")}
 <h2>Jobs</h2>
 <details><summary>{len(jobs)} jobs with all their metrics</summary>{_tabulate(*tables["jobs"], kind="jobs")}</details>

@@ -1,4 +1,4 @@
-"""The settings of a sweep: jobs that differ only in the seed are one setting, and settings are ranked by their mean."""
+"""The settings of a sweep: jobs that differ only in seed or fold are one setting, and settings are ranked by mean."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from runner.sweeps.sweep import Sweep
 
 Table = tuple[list[str], list[list[Any]]]
 SEED = "seed"
+REPEATED = (SEED, "folds.held_out")
+"""Keys whose values repeat a setting: jobs that differ in nothing else are the same setting."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Setting:
-    """The jobs of a sweep that differ only in the seed.
+    """The jobs of a sweep that differ only in seed or fold.
 
     Attributes:
-        values: the swept values that they share, by key; the seed is not among them.
-        jobs: the jobs, sorted by seed.
+        values: the swept values that they share, by key; seed and fold are not among them.
+        jobs: the jobs, sorted by seed and fold.
         verdict: 'best' or 'leads' of the first, 'tied' if it may be the best as well, 'worse', or empty if its jobs
             cannot say.
     """
@@ -49,8 +51,8 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The values as text, such as `lr=0.01 model=mlp`; 'all seeds' if nothing but the seed is swept."""
-        return describe(self.values) or "all seeds"
+        """The values as text, such as `lr=0.01 model=mlp`; 'all runs' if only seeds and folds are swept."""
+        return describe(self.values) or "all runs"
 
     @property
     def done(self) -> list[SweepJob]:
@@ -59,8 +61,8 @@ class Setting:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses of the jobs that have one, by what pairs them with jobs of other settings: their seed."""
-        return {repr(job.values.get(SEED, job.result.name)): job.loss for job in self.done}
+        """The losses of the jobs that have one, by what pairs them with jobs of other settings: seed and fold."""
+        return {repr(_repetition(job)): job.loss for job in self.done}
 
     @property
     def is_complete(self) -> bool:
@@ -119,8 +121,8 @@ def group(jobs: Sequence[SweepJob]) -> list[Setting]:
     """Return the settings that jobs belong to, best first, with their verdicts."""
     groups: dict[str, list[SweepJob]] = {}
     for job in jobs:
-        groups.setdefault(repr(sorted(_without_seed(job).items())), []).append(job)
-    settings = [Setting(_without_seed(same[0]), sorted(same, key=_seed)) for same in groups.values()]
+        groups.setdefault(repr(sorted(_shared(job).items())), []).append(job)
+    settings = [Setting(_shared(same[0]), sorted(same, key=_repetition)) for same in groups.values()]
     return judge(sorted(settings, key=lambda setting: (setting.rank, setting.name)))
 
 
@@ -205,20 +207,21 @@ def without_empty(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Tabl
     return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
-def _without_seed(job: SweepJob) -> dict[str, Any]:
-    return {key: value for key, value in job.values.items() if key != SEED}
+def _shared(job: SweepJob) -> dict[str, Any]:
+    return {key: value for key, value in job.values.items() if key not in REPEATED}
 
 
 def _are_evaluated_alike(a: Setting, b: Setting) -> bool:
     """Return whether jobs with one seed have the same evaluation data and metric."""
     name = objective_name(a.jobs)
-    first, second = ({_seed(job)[0]: job.result.evaluated_by(name) for job in one.done} for one in (a, b))
-    return all(first[seed] == second[seed] for seed in first.keys() & second.keys())
+    first, second = ({_repetition(job): job.result.evaluated_by(name) for job in one.done} for one in (a, b))
+    return all(first[one] == second[one] for one in first.keys() & second.keys())
 
 
-def _seed(job: SweepJob) -> tuple[float, str]:
-    seed = job.values.get(SEED)
-    return (seed if isinstance(seed, int) else math.inf), job.result.name
+def _repetition(job: SweepJob) -> tuple[float | str, ...]:
+    """Return what distinguishes a job from the others of its setting: seed and fold, or else its name."""
+    found = [job.values[key] for key in REPEATED if isinstance(job.values.get(key), int)]
+    return (*found,) if found else (math.inf, job.result.name)
 
 
 def _cell(value: Any) -> Any:

@@ -145,6 +145,7 @@ def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
                     {
                         "name": job.result.name,
                         "seed": job.values.get("seed"),
+                        "fold": job.values.get("folds.held_out"),
                         "objective": job.result.objective if job in setting.done else None,
                         "status": job.result.status,
                         "seconds": round(job.result.seconds, 3),
@@ -208,8 +209,8 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     rows = []
     best = settings[0]
     if best.mean is not None:
-        seeds = f" +- {best.spread:.2g} over {len(best.objectives)} seeds" if best.spread is not None else ""
-        rows.append(("best", f"{best.name}: {objective_name(jobs)} {best.mean:.4g}{seeds}"))
+        spread = f" +- {best.spread:.2g} over {len(best.objectives)} runs" if best.spread is not None else ""
+        rows.append(("best", f"{best.name}: {objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
     if len(settings) > 1 and all(len(setting.jobs) == 1 for setting in settings):
         rows.append(("note", "one run each: add sweep=seeds to see whether the differences are more than chance"))
@@ -232,7 +233,9 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
 
     least = count_needed(math.inf, LEVEL / compared)
     n = len(settings[0].objectives)
-    too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
+    too_few = (
+        f"; {n} runs of each cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
+    )
     yield f"{names} may be as good{too_few}"
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,8 +228,12 @@ def _count_jobs(config: DictConfig, jobs: list[PlannedJob]) -> int | None:
     return len(jobs) if is_grid(config) else config.hydra.sweeper.get("n_trials")
 
 
-def check_choice(hydra_config: Any) -> None:
+def check_choice(hydra_config: Any, recorded: Sequence[str] = ()) -> None:
     """Check that no sweep, sweeper or launcher is chosen for a single run.
+
+    Args:
+        hydra_config: Hydra's config of the run.
+        recorded: overrides of the run that it continues, which may be a job of a sweep.
 
     Raises:
         ValueError: one of them is chosen without `-m`, and would be ignored.
@@ -237,7 +242,7 @@ def check_choice(hydra_config: Any) -> None:
         return
     for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
         choice = hydra_config.runtime.choices.get(group)
-        if choice != plain:
+        if choice != plain and f"{group}={choice}" not in recorded:
             raise ValueError(f"{group}={choice}: is for several runs; add -m: python -m runner -m {group}={choice}")
 
 

@@ -119,7 +119,7 @@ def test_every_key_that_ships_is_decided():
     assert safe == {key.removeprefix("trainer.") for key in SAFE if key.startswith("trainer.")}
     assert {*trainer} == {"_target_", *refused, *safe}
     assert {key for key in KEYS if key not in OF_THE_COMMAND} == {
-        *("model", "data", "optimizer", "scheduler", "algorithms", "trainer", "seed"),
+        *("model", "data", "folds", "optimizer", "scheduler", "algorithms", "trainer", "seed"),
         *(key for key in SAFE if "." not in key),
     }
     assert {*GROUPS} <= {*KEYS}

@@ -63,7 +63,7 @@ def test_the_report_has_the_picture_and_both_tables_and_loads_nothing(tmp_path: 
     assert page.cells[:5] == ["2", "0.9", "", "1", "1.23"]
     assert page.cells[6:11] == ["1", "0.6", "0.1414", "2", "1.23"]
     text = (tmp_path / "report.html").read_text()
-    assert ">curves: mean over seeds, band of one standard deviation<" in text
+    assert ">curves: mean over runs, band of one standard deviation<" in text
     assert "1 of the settings have no result" in text
     assert all(link.startswith("#") for link in page.links) and "script" not in page.elements
     assert not re.search(r"url\((?!#)", text)

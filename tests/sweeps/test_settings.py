@@ -58,7 +58,7 @@ def test_jobs_without_a_seed_are_settings_of_one_job():
 
 def test_a_sweep_of_seeds_is_one_setting():
     (setting,) = group(compare([result(0.1 * seed, f"seed={seed}") for seed in (10, 2)], sweep()))
-    assert (setting.name, setting.objectives, setting.mean) == ("all seeds", [0.2, 1.0], 0.6)
+    assert (setting.name, setting.objectives, setting.mean) == ("all runs", [0.2, 1.0], 0.6)
 
 
 def verdicts(*values: list[float], data: str = "") -> dict[str, str]:

@@ -282,6 +282,22 @@ def test_a_sweep_goes_on_where_what_is_noted_of_it_was_torn(run_here: Any, folde
 
 
 @pytest.mark.slow
+def test_folds_are_one_setting_and_are_evaluated_on_once_each(run_here: Any, folder: Path):
+    done = run_here("-m", "sweep=folds", "folds.count=3", "folds.stratified=true", *QUIET)
+    assert done.code == 0, done.err
+    assert "over 3 runs" in done.out
+    (sweep,) = sweeps(folder)
+    found = [json.loads(file.read_text())["evaluation"] for file in sorted(sweep.glob("*/result.json"))]
+    assert [one["eval:size"] for one in found] == ["599", "599", "599"]  # of 1,797 digits
+    assert len({one["eval:data"] for one in found}) == 3
+    job = min(sweep.glob("*/result.json")).parent
+    done = run_here("mode=eval", f"resume={job}")  # a job of a sweep is a run of its own
+    assert done.code == 0, done.err
+    (file,) = folder.glob("outputs/20*/*/result.json")
+    assert json.loads(file.read_text())["evaluation"] == found[0]
+
+
+@pytest.mark.slow
 def test_a_folder_of_one_s_own_holds_one_sweep(run_here: Any, folder: Path):
     command = ("-m", "hydra.sweep.dir=mine", *QUIET)
     assert run_here(*command, "seed=0,1").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
@@ -15,6 +16,9 @@ from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
 
+log = logging.getLogger("runner")
+
+MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may have no end
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 
@@ -117,6 +121,8 @@ class BatchStream:
         if self.ranks_read is not None:
             batches = self._share(batches, self.ranks_read)
         batches = itertools.islice(batches, batch - read, None)
+        if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
+            batches = self._watch_length(batches)
         if not self._resident:
             batches = (to_device(one, self._device) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
@@ -135,6 +141,14 @@ class BatchStream:
                 yield next(batches)
             except StopIteration:
                 return
+
+    def _watch_length(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and warn once that there are so many that the loader may have no end."""
+        for number, one in enumerate(batches, start=1):
+            if number == MANY:
+                name = name_of_loader(self.label)
+                log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+            yield one
 
     def _share(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
         """Yield this rank's share of the batches. All ranks."""

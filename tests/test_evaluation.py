@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer
+from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer, dataloader
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.evaluation import _IN_FLIGHT
@@ -260,6 +261,16 @@ def test_an_evaluator_without_data_is_an_error():
     with pytest.raises(ValueError, match="evaluator 'mine' yielded no batch; a generator that is used up"):
         trainer.fit()
     assert trainer.state.timestamp.batch == 2
+
+
+@pytest.mark.parametrize("batches", [3, 2])
+def test_a_loader_that_may_have_no_end_is_told(batches: int, monkeypatch: Any, caplog: Any):
+    monkeypatch.setattr(dataloader, "MANY", 3)
+    endless = itertools.chain(make_data(4 * batches))  # without a length
+    with make_trainer(eval_dataloader=Evaluator("mine", endless), eval_interval=0) as trainer:
+        trainer.eval()
+    message = "dataloader of evaluator 'mine': 3 batches so far; subset_num_batches limits a loader that has no end"
+    assert caplog.messages == [message] * (batches == 3)
 
 
 def test_evaluating_other_data_does_not_change_what_training_evaluates():

@@ -129,7 +129,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
     """Return what to do about an unknown key at the top of a config."""
-    return f"{nearest(key, known)}. A value of your own goes into vars: +vars.{key}=..."
+    near = nearest(key, known, 0, "python -m runner --cfg job shows those that there are.")
+    return f"{near} A value of your own goes into vars: +vars.{key}=..."
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:

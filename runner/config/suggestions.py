@@ -198,7 +198,8 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
-            if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], config):
+            around = {} if group in LISTS and depth > 1 else config  # other hooks have keys of the same names
+            if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
                 return f"{key}: {where}; did you mean {' or '.join(meant)}?"
             known = [*node, *(one for one in groups if one not in node)]
             return f"{key}: {where}; {nearest(part, known) if above else about_unknown(key, known)}"

@@ -89,7 +89,7 @@ def explained(*overrides: str) -> str:
                 "add to it with +callbacks.mlflow_logger.tags.team=...",
             ),
             (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
-            (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? Allowed: "),
+            (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? A value of your own"),
             (
                 ["~callbacks.lr_monitor"],
                 "callbacks.lr_monitor: 'lr_monitor' is not part of this run; it is added with +",

@@ -63,6 +63,7 @@ class ConsoleSummary(LoggerDestination):
         self._state: State | None = None
         self._logger: Logger | None = None
         self._seconds = 0.0  # in earlier calls of fit
+        self._evaluating = 0.0  # seconds of all calls
         self._began: float | None = None
 
     def init(self, state: State, logger: Logger) -> None:
@@ -83,6 +84,13 @@ class ConsoleSummary(LoggerDestination):
         self._seconds = self._total_seconds()
         self._began = None
 
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._eval_began = time.perf_counter()
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        if self._began is not None:  # otherwise it is no part of training
+            self._evaluating += time.perf_counter() - self._eval_began
+
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
             self._loss.add(record)
@@ -102,7 +110,8 @@ class ConsoleSummary(LoggerDestination):
         if state.error is None:
             for line in self._metric_lines(console.width):
                 console.print(line, soft_wrap=True)
-        console.print(_outcome(state, show_clock(self._total_seconds())), soft_wrap=True)
+        for line in _outcome(state, self._total_seconds(), self._evaluating):
+            console.print(line, soft_wrap=True)
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
         commands = dict(_commands(state, logger))
         if commands:
@@ -119,6 +128,7 @@ class ConsoleSummary(LoggerDestination):
             "best_at": {key: at.state_dict() for key, at in self._best_at.items()},
             "loss": self._loss.state_dict(),
             "seconds": self._total_seconds(),
+            "evaluating": self._evaluating,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,6 +137,7 @@ class ConsoleSummary(LoggerDestination):
         self._best_at = {key: Timestamp.from_state_dict(at) for key, at in state["best_at"].items()}
         self._loss.load_state_dict(state["loss"])
         self._seconds = state["seconds"]
+        self._evaluating = state.get("evaluating", 0.0)
 
     def _note(self, key: str, value: float, timestamp: Timestamp) -> None:
         self._final[key] = value
@@ -185,17 +196,20 @@ class ConsoleSummary(LoggerDestination):
             yield f"and {len(rows) - len(shown)} more, in the log of the run"
 
 
-def _outcome(state: State, seconds: str) -> str:
-    """Return how a run ended, and what it has done by then."""
+def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
+    """Yield how a run ended, what it has done by then, and how fast: the rate leaves out the time of evaluations."""
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
-        return f"{outcome:<8} {describe_time(now)}, {seconds}"
+        yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
+        return
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
     batches = f"{now.batch:,} batch{'es' * (now.batch != 1)}"
     count, unit = (now.token, "tokens") if now.token else (now.sample, "samples")
-    rate = f", {count / now.total_wct:,.0f} {unit}/s" if now.total_wct else ""  # evaluations left out
-    return f"trained  {epochs}{batches} in {seconds}{rate}"
+    yield f"trained  {epochs}{batches} in {show_clock(seconds)}"
+    if (training := seconds - evaluating) > 0:
+        without = f" in the {show_clock(training)} without evaluations" if evaluating else ""
+        yield f"speed    {count / training:,.0f} {unit}/s{without}"
 
 
 def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:

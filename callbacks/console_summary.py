@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
 from runner.callbacks._best_values import BestValues, name_metric
-from runner.callbacks._columns import (
-    NUMBER_WIDTH,
-    Column,
-    fit_columns,
-    join_cells,
-    join_titles,
-    show_clock,
-    show_number,
-)
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
+from runner.terminal.text import Column, draw_table, show_clock, show_number
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -171,29 +163,23 @@ class ConsoleSummary(LoggerDestination):
         for key in sorted(
             self._final, key=lambda key: (key.count("/"), key not in self._best_at, key.startswith("loss/"))
         ):
-            value = self._final[key]
-            cells = {"metric": "/".join(filter(None, name_metric(key))), "final": show_number(value)}
+            final, best, where = show_number(self._final[key]), "", ""
             if (at := self._best_at.get(key)) is not None:
-                cells["best"] = show_number(self._best.values[key])
-                cells["at"] = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
+                best = show_number(self._best.values[key])
+                where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
-                cells["final"] = show_number(self._loss.mean)
-                cells["at"] = "epoch mean"
-            rows.append(cells)
+                final, where = show_number(self._loss.mean), "epoch mean"
+            rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
         if not rows:
             return
-        shown = rows[:MAX_METRICS]
-        columns = [
-            Column("metric", "metric", max(len(one["metric"]) for one in shown), 0, justify_left=True),
-            Column("final", "final", NUMBER_WIDTH, 1),
-            Column("best", "best", NUMBER_WIDTH, 2),
-            Column("at", "at", max(len(one.get("at", "")) for one in shown), 3, justify_left=True),
-        ]
-        columns = fit_columns(columns, width)
-        yield join_titles(columns)
-        yield from (join_cells(columns, cells) for cells in shown)
-        if len(rows) > len(shown):
-            yield f"and {len(rows) - len(shown)} more, in the log of the run"
+        metric, finals, bests, places = (list(cells) for cells in zip(*rows[:MAX_METRICS], strict=True))
+        columns = [Column(["metric"], metric), Column(["final"], finals, True)]
+        columns += [Column(["best"], bests, True), Column(["at"], places)]
+        while sum(one.width + 2 for one in columns) - 2 > width and len(columns) > 1:
+            columns.pop()
+        yield from draw_table(columns)
+        if (more := len(rows) - MAX_METRICS) > 0:
+            yield f"and {more} more, in the log of the run"
 
 
 def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:

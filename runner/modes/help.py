@@ -207,17 +207,11 @@ def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
     rows = []
     for choice in known:
         # A recipe repeats the keys of other groups.
-        rows += [
-            (choice.typed, key.value, key.comment) for key in choice.keys if choice.package and asked in _ends(key.name)
-        ]
+        keys = choice.keys if choice.package else []
+        rows += [(choice.typed, one.value, one.comment) for one in keys if f".{one.name}".endswith(f".{asked}")]
     if rows:
         yield heading(f"{asked}: its default in each choice")
         yield from in_columns(rows)
-
-
-def _ends(key: str) -> tuple[str, str]:
-    """Return the names under which one asks for a key: all of it, and its last part."""
-    return key, key.rpartition(".")[2]
 
 
 def _explain_definition(definition: Definition) -> Iterator[str]:

@@ -177,7 +177,7 @@ class _Scale:
 
 
 def _place_of_zero(values: Sequence[float]) -> float:
-    """Return where 0 stands among few values: below the others, a tenth of the least, if theirs is a logarithmic axis."""
+    """Return where 0 stands among few values: below the others, at a tenth of the least, if those are logarithmic."""
     others = [one for one in values if one != 0]
     is_below = 0 < len(others) < len(values) <= MAX_TICKS and is_logarithmic(others, decades=1.0)
     return min(others) / 10 if is_below else 0.0

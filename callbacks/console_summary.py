@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
 from runner.callbacks._best_values import BestValues, name_metric
-from runner.callbacks._columns import (
-    NUMBER_WIDTH,
-    Column,
-    fit_columns,
-    join_cells,
-    join_titles,
-    show_clock,
-    show_number,
-)
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
+from runner.terminal.text import Column, draw_table, show_clock, show_number
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -63,6 +55,7 @@ class ConsoleSummary(LoggerDestination):
         self._state: State | None = None
         self._logger: Logger | None = None
         self._seconds = 0.0  # in earlier calls of fit
+        self._evaluating = 0.0  # seconds of all calls
         self._began: float | None = None
 
     def init(self, state: State, logger: Logger) -> None:
@@ -83,6 +76,13 @@ class ConsoleSummary(LoggerDestination):
         self._seconds = self._total_seconds()
         self._began = None
 
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        self._eval_began = time.perf_counter()
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        if self._began is not None:  # otherwise it is no part of training
+            self._evaluating += time.perf_counter() - self._eval_began
+
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
             self._loss.add(record)
@@ -102,7 +102,8 @@ class ConsoleSummary(LoggerDestination):
         if state.error is None:
             for line in self._metric_lines(console.width):
                 console.print(line, soft_wrap=True)
-        console.print(_outcome(state, show_clock(self._total_seconds())), soft_wrap=True)
+        for line in _outcome(state, self._total_seconds(), self._evaluating):
+            console.print(line, soft_wrap=True)
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
         commands = dict(_commands(state, logger))
         if commands:
@@ -119,6 +120,7 @@ class ConsoleSummary(LoggerDestination):
             "best_at": {key: at.state_dict() for key, at in self._best_at.items()},
             "loss": self._loss.state_dict(),
             "seconds": self._total_seconds(),
+            "evaluating": self._evaluating,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,6 +129,7 @@ class ConsoleSummary(LoggerDestination):
         self._best_at = {key: Timestamp.from_state_dict(at) for key, at in state["best_at"].items()}
         self._loss.load_state_dict(state["loss"])
         self._seconds = state["seconds"]
+        self._evaluating = state.get("evaluating", 0.0)
 
     def _note(self, key: str, value: float, timestamp: Timestamp) -> None:
         self._final[key] = value
@@ -160,42 +163,39 @@ class ConsoleSummary(LoggerDestination):
         for key in sorted(
             self._final, key=lambda key: (key.count("/"), key not in self._best_at, key.startswith("loss/"))
         ):
-            value = self._final[key]
-            cells = {"metric": "/".join(filter(None, name_metric(key))), "final": show_number(value)}
+            final, best, where = show_number(self._final[key]), "", ""
             if (at := self._best_at.get(key)) is not None:
-                cells["best"] = show_number(self._best.values[key])
-                cells["at"] = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
+                best = show_number(self._best.values[key])
+                where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
-                cells["final"] = show_number(self._loss.mean)
-                cells["at"] = "epoch mean"
-            rows.append(cells)
+                final, where = show_number(self._loss.mean), "epoch mean"
+            rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
         if not rows:
             return
-        shown = rows[:MAX_METRICS]
-        columns = [
-            Column("metric", "metric", max(len(one["metric"]) for one in shown), 0, justify_left=True),
-            Column("final", "final", NUMBER_WIDTH, 1),
-            Column("best", "best", NUMBER_WIDTH, 2),
-            Column("at", "at", max(len(one.get("at", "")) for one in shown), 3, justify_left=True),
-        ]
-        columns = fit_columns(columns, width)
-        yield join_titles(columns)
-        yield from (join_cells(columns, cells) for cells in shown)
-        if len(rows) > len(shown):
-            yield f"and {len(rows) - len(shown)} more, in the log of the run"
+        metric, finals, bests, places = (list(cells) for cells in zip(*rows[:MAX_METRICS], strict=True))
+        columns = [Column(["metric"], metric), Column(["final"], finals, True)]
+        columns += [Column(["best"], bests, True), Column(["at"], places)]
+        while sum(one.width + 2 for one in columns) - 2 > width and len(columns) > 1:
+            columns.pop()
+        yield from draw_table(columns)
+        if (more := len(rows) - MAX_METRICS) > 0:
+            yield f"and {more} more, in the log of the run"
 
 
-def _outcome(state: State, seconds: str) -> str:
-    """Return how a run ended, and what it has done by then."""
+def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
+    """Yield how a run ended, what it has done by then, and how fast: the rate leaves out the time of evaluations."""
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
-        return f"{outcome:<8} {describe_time(now)}, {seconds}"
+        yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
+        return
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
     batches = f"{now.batch:,} batch{'es' * (now.batch != 1)}"
     count, unit = (now.token, "tokens") if now.token else (now.sample, "samples")
-    rate = f", {count / now.total_wct:,.0f} {unit}/s" if now.total_wct else ""  # evaluations left out
-    return f"trained  {epochs}{batches} in {seconds}{rate}"
+    yield f"trained  {epochs}{batches} in {show_clock(seconds)}"
+    if (training := seconds - evaluating) > 0:
+        without = f" in the {show_clock(training)} without evaluations" if evaluating else ""
+        yield f"speed    {count / training:,.0f} {unit}/s{without}"
 
 
 def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:

@@ -9,12 +9,24 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner import LoggerDestination, Record, TimeUnit
-from runner.callbacks._columns import Column, fit_columns, join_cells, join_titles, show_clock, show_number
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
-from runner.callbacks._progress_columns import BATCH, ELAPSED, EPOCH, LEFT, RATE, progress_columns, show_part
+from runner.callbacks._progress_columns import (
+    BATCH,
+    ELAPSED,
+    EPOCH,
+    LEFT,
+    RATE,
+    ProgressColumn,
+    fit_columns,
+    join_cells,
+    join_titles,
+    progress_columns,
+    show_part,
+)
 from runner.callbacks._remaining import batches_in_run, known_progress
 from runner.terminal.console import epoch_number, make_console
 from runner.terminal.live_line import is_interactive, live_line, repeated
+from runner.terminal.text import show_clock, show_number
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -50,8 +62,8 @@ class ProgressBar(LoggerDestination):
         self._logger: Logger | None = None  # while training
         self._console: Any
         self._live = ExitStack()  # what shows how far the run is
-        self._columns: list[Column] = []
-        self._shown: list[Column] = []  # those under the last header
+        self._columns: list[ProgressColumn] = []
+        self._shown: list[ProgressColumn] = []  # those under the last header
         self._values: dict[str, float] = {}  # since the last line
         self._loss = EpochLoss()
         self._rows: deque[_Row] = deque()
@@ -205,7 +217,7 @@ class ProgressBar(LoggerDestination):
         mean = self._loss.mean
         return {} if mean is None else {TRAIN_LOSS: mean}
 
-    def _fitting(self) -> list[Column]:
+    def _fitting(self) -> list[ProgressColumn]:
         free = BAR_AND_GAP if is_interactive(self._console) else 0
         return fit_columns(self._columns, self._console.width - free)
 

@@ -178,7 +178,7 @@ class Session:
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            timeout: maximum seconds to wait; a run that is KILLED waits two seconds at most.
+            timeout: maximum seconds to wait; a run that is KILLED waits two seconds at most, and its writer goes on.
         """
         self.append({"status": status, "t": now_ms()})
         spool = self._spool
@@ -192,7 +192,8 @@ class Session:
             self._known_id = self.run_id
             self._deliver()
         self._writer.finish(self._progress)
-        self._progress.wait(spool.lines, min(timeout, KILLED_TIMEOUT) if status == "KILLED" else timeout)
+        killed = status == "KILLED"
+        self._progress.wait(spool.lines, min(timeout, KILLED_TIMEOUT) if killed else timeout, warns=not killed)
 
     def _open(self) -> None:
         """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""

@@ -23,6 +23,7 @@ from mlflow.store.artifact.artifact_repo import verify_artifact_path
 from runner.callbacks._mlflow.delivery import run_deleted
 from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
 from runner.callbacks._mlflow.view import add_to_view
+from runner.terminal.text import shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,11 +70,6 @@ def checked_path(path: str) -> str:
     except mlflow.exceptions.MlflowException as error:
         raise ValueError(error.message) from error
     return path
-
-
-def shorten(value: str, length: int) -> str:
-    """Return a text of at most `length` characters, ending in `...` if it had to be cut."""
-    return value if len(value) <= length else value[: length - 3] + "..."
 
 
 class RunSink:
@@ -191,7 +187,7 @@ class RunSink:
         changed: dict[str, str] = {}
         for key, value in entry["params"].items():
             key = self._key(key)
-            value = shorten(value, PARAM_LENGTH)
+            value = shortened(value, PARAM_LENGTH)
             is_late = entry.get("resumed") and key not in self._params
             if self._params.setdefault(key, value) == value and not is_late:
                 new[key] = value
@@ -204,7 +200,7 @@ class RunSink:
             self._log_tags({"tags": changed})
 
     def _log_tags(self, entry: dict[str, Any]) -> None:
-        tags = [RunTag(self._key(key), shorten(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
+        tags = [RunTag(self._key(key), shortened(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
         for start in range(0, len(tags), PAIRS_PER_CALL):
             self._client.log_batch(self.run_id, tags=tags[start : start + PAIRS_PER_CALL])
 
@@ -276,7 +272,7 @@ class RunSink:
     def _log_input(self, entry: dict[str, Any]) -> None:
         described = entry["input"]
         dataset = Dataset(
-            name=shorten(described["name"], DATASET_NAME_LENGTH),
+            name=shortened(described["name"], DATASET_NAME_LENGTH),
             digest=described["digest"],
             source_type="code",
             source=json.dumps({"tags": described["source"]}),

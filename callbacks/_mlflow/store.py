@@ -16,10 +16,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
 from runner.callbacks._mlflow.delivery import Deleted, explain, run_deleted
-from runner.callbacks._mlflow.sink import TAG_LENGTH, shorten
+from runner.callbacks._mlflow.sink import TAG_LENGTH
 from runner.callbacks._mlflow.spool import is_id
 from runner.callbacks._mlflow.target import SQLITE
 from runner.files.whole import read_object
+from runner.terminal.text import shortened
 
 LOCK_TIMEOUT = 60.0  # seconds
 
@@ -171,7 +172,7 @@ def open_run(
                 experiment_id,
                 start_time=target["start_time"],
                 run_name=target["run_name"],
-                tags={key: shorten(value, TAG_LENGTH) for key, value in marked.items()},
+                tags={key: shortened(value, TAG_LENGTH) for key, value in marked.items()},
             )
         run = found[0]
     refuse_deleted(client.get_experiment(run.info.experiment_id))  # it may have been renamed

@@ -26,6 +26,10 @@ _ROOT = str(Path(runner.__file__).absolute().parents[1])
 _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
 
 
+QUIET = 5.0
+"""Seconds for which one waits for the writer without being told of it."""
+
+
 class Progress:
     """The progress of the writer with one run, as last reported.
 
@@ -58,26 +62,25 @@ class Progress:
         if report.get("stopped"):
             self.stopped.set()
 
-    def wait(self, lines: int, timeout: float) -> None:
-        """Wait until the writer has stopped. After a second, print its progress on stderr.
+    def wait(self, lines: int, timeout: float, warns: bool = True) -> None:
+        """Wait until the writer has stopped. When that takes so long that one wonders, print its progress on stderr.
 
         Args:
             lines: number of lines in the finished spool.
             timeout: maximum seconds to wait.
+            warns: whether to warn when it has not sent everything by then.
         """
         deadline = time.monotonic() + timeout
-        if not self.stopped.wait(min(1.0, timeout)):
+        if not self.stopped.wait(min(QUIET, timeout)):
             terminal = sys.stderr.isatty()
-            start = "\r" if terminal else ""
-            end = "" if terminal else "\n"
-            while True:
-                print(f"{start}sending to MLflow: {self.lines} of {lines} lines", end=end, file=sys.stderr, flush=True)
-                pause = 0.5 if terminal else 10.0  # less often in a log file
-                if self.stopped.wait(max(0.0, min(pause, deadline - time.monotonic()))) or time.monotonic() >= deadline:
+            erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+            pause = 0.5 if terminal else 10.0  # less often in a log file
+            while (left := deadline - time.monotonic()) > 0:
+                print(f"{erase}sending to MLflow: {self.lines} of {lines} lines", end=end, file=sys.stderr, flush=True)
+                if self.stopped.wait(min(pause, left)):
                     break
-            if terminal:
-                print(file=sys.stderr)
-        if not self.complete:
+            print(end=erase, file=sys.stderr, flush=True)
+        if warns and not self.complete:
             self.warn(f"{self.lines} of {lines} lines were sent when the run ended")
 
     def warn(self, reason: str) -> None:

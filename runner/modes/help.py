@@ -207,7 +207,8 @@ def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
     rows = []
     for choice in known:
         # A recipe repeats the keys of other groups.
-        rows += [(choice.typed, key.value, key.comment) for key in choice.keys if choice.package and key.name == asked]
+        keys = choice.keys if choice.package else []
+        rows += [(choice.typed, one.value, one.comment) for one in keys if f".{one.name}".endswith(f".{asked}")]
     if rows:
         yield heading(f"{asked}: its default in each choice")
         yield from in_columns(rows)

@@ -77,11 +77,14 @@ def _table(
     title = f"{counts.removesuffix('s') if counts == '1 runs' else counts} in {OUTPUTS}/"
     if not runs:
         return [title]
+    statuses = {run.status for run in runs}
+    if len(statuses) == 1:  # which then needs no column
+        title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
     typed = _what_differs(runs)
     widest = max(map(len, typed))
-    chosen = [Column(["run"], [printable(run.folder) for run in runs])]
+    chosen = [Column(["run"], _places(runs, columns()))]
     room = columns() - chosen[0].width
-    for column, matters in _by_importance(runs, conditions, order):
+    for column, matters in _by_importance(runs, conditions, order, len(statuses) > 1):
         kept = 0 if matters or not widest else min(widest, TYPED) + 2
         if column.width + 2 + kept <= room:
             chosen.append(column)
@@ -94,11 +97,21 @@ def _table(
     return lines
 
 
+def _places(runs: Sequence[SavedFolder], width: int) -> list[str]:
+    """Return the folders of runs; on a narrow terminal all without `outputs/`, and long ones without their start."""
+    texts = [printable(run.folder) for run in runs]
+    if max(map(len, texts)) > width // 3:
+        texts = [text.removeprefix(f"{OUTPUTS}/") for text in texts]
+    most = width // 2
+    return [text if len(text) <= most else f"…{text[1 - most :]}" for text in texts]
+
+
 def _by_importance(
-    runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str
+    runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str, has_status: bool
 ) -> Iterator[tuple[Column, bool]]:
     """Yield columns, those that matter most first, and whether each matters more than what was typed for a run."""
-    yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
+    if has_status:
+        yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
     exact = [one.name for one in conditions if one.sign == "="]  # which says the same of each run
     asked = [one.name for one in conditions if one.name not in exact] + [order.removeprefix("-")] * bool(order)
     objectives = _objectives(runs)
@@ -144,7 +157,8 @@ def _objectives(runs: Sequence[SavedFolder]) -> list[str]:
 
 def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
     """Return for each run the overrides that not all of these runs were typed with, keys cut to their last part."""
-    typed = [[] if run.result is None else run.result.overrides for run in runs]
+    known = [[] if run.result is None else run.result.overrides for run in runs]
+    typed = [[one for one in overrides if not one.startswith("resume=")] for overrides in known]
     shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
     texts = []
     for overrides in typed:

@@ -86,7 +86,7 @@ def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
         yield PATCH, [f"{len(one.splitlines()):,} lines" if one else "none" for one in patches]
     codes = [read_code(one) for one in folders]
     if any(one != codes[0] for one in codes):
-        yield "code/", [f"{len(one)} files" if one else "none" for one in codes]
+        yield "code/", [f"{len(one)} file{'s' * (len(one) > 1)}" if one else "none" for one in codes]
 
 
 def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

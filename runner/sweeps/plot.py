@@ -148,7 +148,8 @@ class _Scale:
         self._found = sort_values(values)
         self._texts = [show_value(one) for one in self._found]
         self._is_numeric = all(_is_number(one) for one in self._found)
-        self._is_log = self._is_numeric and is_logarithmic(self._found, decades=1.0)
+        self._zero = _place_of_zero(self._found) if self._is_numeric else 0.0
+        self._is_log = self._is_numeric and is_logarithmic([one or self._zero for one in self._found], decades=1.0)
         self._low = self._number(self._found[0])
         self._high = self._number(self._found[-1])
 
@@ -172,7 +173,14 @@ class _Scale:
     def _number(self, value: Any) -> float:
         if not self._is_numeric:
             return float(self._texts.index(show_value(value)))
-        return math.log10(value) if self._is_log else float(value)
+        return math.log10(value or self._zero) if self._is_log else float(value)
+
+
+def _place_of_zero(values: Sequence[float]) -> float:
+    """Return where 0 stands among few values: below the others, at a tenth of the least, if those are logarithmic."""
+    others = [one for one in values if one != 0]
+    is_below = 0 < len(others) < len(values) <= MAX_TICKS and is_logarithmic(others, decades=1.0)
+    return min(others) / 10 if is_below else 0.0
 
 
 def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: str, has_legend: bool) -> None:
@@ -238,8 +246,9 @@ def _set_up(axes: Any, values: Sequence[Any]) -> dict[str, float]:
     """Set up the horizontal axis for values, and return their positions: numbers to scale, others side by side."""
     texts = [show_value(one) for one in values]
     is_numeric = all(_is_number(one) for one in values)
-    places = [float(one) for one in values] if is_numeric else [float(place) for place in range(len(values))]
+    places = [float(place) for place in range(len(values))]
     if is_numeric:
+        places = [float(one or _place_of_zero(values)) for one in values]
         scale(axes, "x", places, decades=1.0)  # learning rates, for example
     crowded = is_numeric and (len(places) > MAX_TICKS or not _lie_apart(axes, places))
     if not crowded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import NamedTuple
 WIDEST = 100  # columns of running text: longer lines are hard to read
 LEAST = 20  # columns for the last cell of a row
 LONGEST = 26  # characters of a cell that others are aligned with
+NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
 
 
 def columns() -> int:
@@ -34,6 +36,28 @@ def printable(text: object) -> str:
 def shortened(text: str, width: int) -> str:
     """Return text cut to a width, with an ellipsis at its end if something is missing."""
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def show_number(value: float) -> str:
+    """Return a metric as text: four decimals where they fit in seven digits, such as '0.9000', else '1.23e-05'."""
+    size = abs(value)
+    if not math.isfinite(value) or value == 0 or 1e-3 <= size < 1e5:
+        whole = len(str(int(size))) if math.isfinite(value) else 1
+        return f"{value:.{min(4, 6 - whole)}f}"
+    return f"{value:.2e}"
+
+
+def show_clock(seconds: float) -> str:
+    """Return a length of time as text of at most seven characters: '9.3 s', '2:05', '1:02:05', '12h 05m', '6d 03h'."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours == 0:
+        return f"{minutes}:{rest:02}"
+    if hours < 10:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours}h {minutes:02}m" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
 
 
 def show_seconds(seconds: float) -> str:

@@ -99,7 +99,9 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
     assert rows["train/loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch", "mean"]
     accuracy = memory.data["metrics/train/MulticlassAccuracy"][-1][1]
     assert rows["train/MulticlassAccuracy"] == [f"{accuracy:.4f}"]
-    assert re.search(r"^trained  3 epochs, 9 batches in [\d.]+ s, [\d,]+ samples/s$", "\n".join(lines), re.MULTILINE)
+    text = "\n".join(lines)
+    assert re.search(r"^trained  3 epochs, 9 batches in [\d.]+ s$", text, re.MULTILINE)
+    assert re.search(r"^speed    [\d,]+ samples/s in the [\d.]+ s without evaluations$", text, re.MULTILINE)
     command = f"python -m runner resume={tmp_path / 'run'}"
     assert lines[-5:] == [
         f"run      {tmp_path / 'run'}",
@@ -161,6 +163,21 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
         make_trainer(tmp_path, ending(), config={"seed": 0}).fit()
     text = " ".join(capsys.readouterr().out.split())
     assert "to start it again (no checkpoint was written): python -m runner resume=run" in text
+
+
+def test_the_speed_is_that_of_the_time_without_evaluations(tmp_path, capsys, steady):
+    class Takes(Callback):
+        def batch_start(self, state, logger):
+            steady.sleep(2)
+
+        def eval_start(self, state, logger):
+            steady.sleep(3)
+
+    with make_trainer(tmp_path, Takes()) as trainer:
+        trainer.fit()
+    lines = capsys.readouterr().out.splitlines()
+    assert "trained  3 epochs, 9 batches in 27.0 s" in lines
+    assert "speed    2 samples/s in the 18.0 s without evaluations" in lines
 
 
 def test_a_resumed_run_remembers_the_best(tmp_path, capsys):

@@ -26,7 +26,8 @@ def without_numbers(text: str) -> str:
         return lambda found: word.rjust(len(found[0]))
 
     text = re.sub(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", "DATE/TIME", text)
-    text = re.sub(r"in \S+(?: s)?, [\d,]+ samples/s", "in TIME, RATE samples/s", text)
+    text = re.sub(r"(trained .*) in \S+(?: s)?$", r"\1 in TIME", text, flags=re.MULTILINE)
+    text = re.sub(r"[\d,]+ samples/s in the \S+(?: s)? ", "RATE samples/s in the TIME ", text)
     text = re.sub(r", \d+\.\d s$", ", TIME", text, flags=re.MULTILINE)
     text = re.sub(r"  +(?:\d+\.\d s|\d+:\d\d)(?= |$)", in_place("TIME"), text, flags=re.MULTILINE)
     text = re.sub(r"  +\d+\.\d\d?(?= |$)", in_place("RATE"), text, flags=re.MULTILINE)

@@ -113,6 +113,7 @@ def test_keys_modes_groups_and_classes_are_explained():
     assert first("seed") == "seed=0"
     rows = "\n".join(explain("optimizer.lr", CONF))
     assert re.search(r"^  optimizer=sgd +0\.1 +learning rate", rows, re.MULTILINE)
+    assert [*explain("lr", CONF)][1:] == [*explain("optimizer.lr", CONF)][1:]
     assert re.search(r"^  prove.kills +5 +kills at random moments", "\n".join(explain("prove", CONF)), re.MULTILINE)
     assert first("scheduler") == f"scheduler: {GROUPS['scheduler']}"
     assert [*explain("EarlyStopper", CONF)] == [*explain("+callbacks=early_stopper", CONF)]

@@ -34,23 +34,23 @@ def test_tables_of_eighty_and_of_sixty_columns(three: Path, run_here: Any, monke
     assert (
         run_here("runs", code=0).out
         == """\
-3 runs in outputs/
-                                                         eval/
-                                                    Multiclass
-run                                       status      Accuracy    time  typed
-outputs/sweeps/2026-11-23/11-00-00/lr0.1  finished         0.5    12 s  lr=0.1
-outputs/2026-11-23/10-00-00               finished       0.875  67 min  lr=0.03
-outputs/2026-11-23/09-00-00               finished        0.75    12 s  lr=0.1
+3 runs in outputs/, all finished
+                                       eval/
+                                  Multiclass
+run                                 Accuracy  eval/loss    time  typed
+sweeps/2026-11-23/11-00-00/lr0.1         0.5        0.5    12 s  lr=0.1
+2026-11-23/10-00-00                    0.875      0.125  67 min  lr=0.03
+2026-11-23/09-00-00                     0.75       0.25    12 s  lr=0.1
 """
     )
     assert (
         run_here("runs", "eval/loss<0.3", "runs.limit=1", code=0).out
         == """\
-2 of 3 runs in outputs/
-                                                       eval/
-                                                  Multiclass
-run                          status    eval/loss    Accuracy  typed
-outputs/2026-11-23/10-00-00  finished      0.125       0.875  lr=0.03 seed=0
+2 of 3 runs in outputs/, finished
+                                     eval/
+                                Multiclass
+run                  eval/loss    Accuracy    time  typed
+2026-11-23/10-00-00      0.125       0.875  67 min  lr=0.03 seed=0
 and 1 more; runs.limit=0 shows all
 """
     )
@@ -58,9 +58,11 @@ and 1 more; runs.limit=0 shows all
     assert (
         run_here("runs", "runs.limit=1", code=0).out
         == """\
-3 runs in outputs/
-run                                       status
-outputs/sweeps/2026-11-23/11-00-00/lr0.1  finished
+3 runs in outputs/, finished
+                                     eval/
+                                Multiclass
+run                               Accuracy  typed
+…eps/2026-11-23/11-00-00/lr0.1         0.5  lr=0.1 seed=0
 and 2 more; runs.limit=0 shows all
 """
     )
@@ -70,7 +72,7 @@ def folders(text: str) -> list[str]:
     """The names of the folders in a table, in JSON or in CSV."""
     if text.startswith("["):
         return [Path(one["folder"]).name for one in json.loads(text)]
-    return [line.split()[0].rpartition("/")[2] for line in text.splitlines() if line.startswith("outputs/")]
+    return [line.split()[0].rpartition("/")[2] for line in text.splitlines() if "2026-11-23/" in line]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ print({"torch", "mlflow", "hydra", "rich"} & set(sys.modules), time.process_time
 """
     command = [sys.executable, "-c", program, "runs", "eval/loss<0.5 model=resnet8", "runs.sort=eval/loss"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert " of 1,000 runs in outputs/\n" in done.stdout
+    assert " of 1,000 runs in outputs/, all finished\n" in done.stdout
     imported, seconds = done.stdout.splitlines()[-1].rsplit(" ", 1)
     assert imported == "set()" and float(seconds) < 1.5
 

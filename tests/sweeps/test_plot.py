@@ -53,6 +53,17 @@ def test_the_effect_of_a_parameter_has_runs_means_and_the_best_setting():
     assert (low, high) == (pytest.approx(0.6 - 0.02**0.5), pytest.approx(0.6 + 0.02**0.5))
 
 
+def test_zero_stands_below_values_that_are_logarithmic():
+    decays = [0, 0.0001, 0.001, 0.01]
+    results = [result(0.5, f"decay={one}", f"lr={lr}") for one in decays for lr in (1, 2)]
+    parallel, decay, _ = picture(results)
+    assert decay.get_xscale() == "log"
+    assert [*decay.get_xticks()] == pytest.approx([0.00001, 0.0001, 0.001, 0.01])
+    assert [one.get_text() for one in decay.get_xticklabels()] == ["0", "0.0001", "0.001", "0.01"]
+    heights = {height for line in parallel.get_lines()[:8] for height in [line.get_ydata()[0]]}
+    assert sorted(heights) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+
+
 def test_a_curve_is_the_mean_over_seeds_in_a_band_of_one_standard_deviation():
     results = [result(value, f"lr={lr}", f"seed={seed}") for lr, seed, value in ((1, 0, 0.4), (1, 1, 0.6), (2, 0, 0.9))]
     curves = {"1-0": curve(0.1, 0.2, 0.4), "1-1": curve(0.3, 0.4, 0.6), "2-0": curve(0.9, 0.9, 0.9)}

@@ -46,6 +46,7 @@ class Facts:
         target: the `_target_` that raised the exception when it was called with its section.
         works_without: the config group without which the failure does not occur.
         refusal: the message for people, if the failure shows that the config is wrong although it could be built.
+        of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -55,6 +56,7 @@ class Facts:
     target: str = ""
     works_without: str = ""
     refusal: str = ""
+    of_environment: bool = False
 
     @property
     def raised_by(self) -> str:

@@ -7,13 +7,41 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def nearest(name: str, allowed: Iterable[Any]) -> str:
+class Advice(str):
+    """A phrase that tells people what is allowed, with the facts in it as attributes; they outlive `+`."""
+
+    allowed: tuple[str, ...] = ()
+    """All allowed names."""
+    meant: str = ""
+    """The nearest of them, if any is near."""
+    key: str = ""
+    """The config key at fault, if it is known."""
+
+    def knowing(self, **facts: Any) -> Advice:
+        """Return the same phrase with further facts."""
+        return self._with(str(self), facts)
+
+    def __add__(self, text: str) -> Advice:
+        return self._with(str(self) + str(text), {})
+
+    def __radd__(self, text: str) -> Advice:
+        return self._with(str(text) + str(self), {})
+
+    def _with(self, text: str, facts: dict[str, Any]) -> Advice:
+        found = Advice(text)
+        found.__dict__.update(self.__dict__ | facts)
+        return found
+
+
+def nearest(name: str, allowed: Iterable[Any]) -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many."""
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]
     swapped = [one for one in names if sorted(one) == sorted(str(name))]
     near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    facts = {"allowed": tuple(names), "meant": near[0] if near else ""}
     if len(names) > 40:
-        return f"did you mean {near[0]!r}?" if near else "it has many others"
+        return Advice(f"did you mean {near[0]!r}?" if near else "it has many others").knowing(**facts)
     listed = ", ".join(names) or "none"
-    return f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
+    text = f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
+    return Advice(text).knowing(**facts)

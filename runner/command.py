@@ -9,7 +9,7 @@ import hydra
 
 from runner.addresses import without_credentials
 from runner.config.catalogue import CONF
-from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_mode import composed_once
 from runner.config.own_conf import find_own_conf
@@ -49,6 +49,7 @@ def lead() -> int:
     try:
         with config_errors():
             typed = spell_out(sys.argv[1:])
+            give(mode=typed_value(typed, "mode") or "train")
             check_options(typed)
             check_spaces(typed)
             sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))

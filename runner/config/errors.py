@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from runner.config.catalogue import CONF
-from runner.config.command_line import key_of
+from runner.config.command_line import key_of, typed_value
 from runner.config.nearest import Advice
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_with
@@ -71,6 +71,8 @@ class Explanation(NamedTuple):
         advice = next((one for one in (self.text, getattr(error, "reason", "")) if isinstance(one, Advice)), Advice())
         at = self.at or self.key or advice.key
         fix = fix_of(at, advice.meant, self.is_value)
+        if fix and not self.is_value and (value := typed_value(sys.argv[1:], at)) is not None:
+            fix = f"{fix}={value}"
         return WrongConfig(self.message, self.key, at, advice.allowed, fix)
 
     @property

@@ -29,6 +29,7 @@ def answer(arguments: Sequence[str]) -> int | None:
         mode = MODES.get(unquoted(names[-1])) if names else None
         if mode is None or mode.composes:
             return None
+        give(mode=mode.name)
         return _run(mode, own_keys(mode, spelled))
     except (ValueError, OSError) as error:
         if is_rank_zero():
@@ -103,7 +104,6 @@ def _print_version() -> int:
 
 
 def _run(mode: Mode, typed: Mapping[str, str]) -> int:
-    give(mode=mode.name)
     if is_rank_zero():
         mode.resolve()(typed)
     return 0

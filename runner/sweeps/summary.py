@@ -65,7 +65,8 @@ def end_sweep() -> int:
         log.warning("the summary of the sweep was not written: %s", error)
     _print_errors(led, jobs, refused)
     statuses = {one.status for one in results}
-    give(result=_describe(led, jobs, refused))
+    if results:
+        give(result=_describe(led, jobs, refused))
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
     if led.stopped_by:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
-from runner.failures import RankFailed, facts_of
+from runner.failures import Facts, RankFailed, facts_of
 
 DONE = 0
 FAILED = 1
@@ -42,6 +43,11 @@ def is_of_environment(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+def facts_to_report(error: BaseException) -> Facts:
+    """Return the facts about a failure that another rank needs, with whether the machine caused it."""
+    return replace(facts_of(error), of_environment=is_of_environment(error))
 
 
 def code_of_failure(error: BaseException) -> int:

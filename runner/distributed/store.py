@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -17,8 +16,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.exit_codes import is_of_environment
-from runner.failures import UNKNOWN, Facts, RankFailed, facts_of
+from runner.exit_codes import facts_to_report
+from runner.failures import UNKNOWN, Facts, RankFailed
 from runner.tracebacks import format_failure
 
 log = logging.getLogger("runner")
@@ -131,14 +130,10 @@ def first_failure(error: BaseException) -> BaseException:
     try:
         if follows:
             _await_failure(_round)
-        first = report_failure(_round, _rank(), format_failure(error), _facts_to_report(error))
+        first = report_failure(_round, _rank(), format_failure(error), facts_to_report(error))
     except RuntimeError:  # the host of the store has ended
         return error
     return first if follows and first.rank != _rank() else error
-
-
-def _facts_to_report(error: BaseException) -> Facts:
-    return replace(facts_of(error), of_environment=is_of_environment(error))
 
 
 def _await_failure(store: Store) -> None:

@@ -16,8 +16,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.exit_codes import facts_to_report
-from runner.failures import UNKNOWN, Facts, RankFailed
+from runner.failures import UNKNOWN, Facts, RankFailed, facts_to_report
 from runner.tracebacks import format_failure
 
 log = logging.getLogger("runner")

@@ -138,9 +138,11 @@ class Result:
 
 def error_of_failure(error: BaseException) -> dict[str, Any]:
     """Return the JSON form of a failure in training, with the key of the hook at fault."""
-    first, _, _ = str(error).partition("\n")
-    facts = error.facts if isinstance(error, RankFailed) else facts_of(error)
-    return error_object(code_of_failure(error), f"{type(error).__name__}: {first}", facts.key or facts.raised_by)
+    is_of_other_rank = isinstance(error, RankFailed)
+    facts = error.facts if is_of_other_rank else facts_of(error)
+    first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    message = str(error) if is_of_other_rank else first
+    return error_object(code_of_failure(error), message, facts.key or facts.raised_by)
 
 
 def _write_over(path: Path, content: bytes) -> None:

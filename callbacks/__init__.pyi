@@ -19,6 +19,7 @@ from runner.callbacks.nan_monitor import NaNMonitor
 from runner.callbacks.oom_observer import OOMObserver
 from runner.callbacks.optimizer_monitor import OptimizerMonitor
 from runner.callbacks.progress_bar import ProgressBar
+from runner.callbacks.progress_lines import ProgressLines
 from runner.callbacks.replica_monitor import ReplicaMonitor
 from runner.callbacks.runtime_estimator import RuntimeEstimator
 from runner.callbacks.speed_monitor import SpeedMonitor
@@ -51,6 +52,7 @@ __all__ = [
     "OOMObserver",
     "OptimizerMonitor",
     "ProgressBar",
+    "ProgressLines",
     "ReplicaMonitor",
     "RuntimeEstimator",
     "SpeedMonitor",

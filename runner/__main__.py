@@ -1,7 +1,8 @@
 """The command line: help and lists come at once, all else is composed with Hydra and run.
 
 Exit codes: 0, all is done; 1, training failed, with a trace; 2, the configuration is wrong, with one message; 3, the
-run has diverged; 128 plus the number of a signal that ended the run after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM.
+run has diverged; 75, the machine failed and a retry may succeed; 128 plus the number of a signal that ended the run
+after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See `runner.exit_codes`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NoReturn
 
 from runner.distributed.threads import wait_briefly
 from runner.modes.quick import answer
+from runner.terminal.answer import answered
 from runner.terminal.output import lasting_output
 
 
@@ -21,6 +23,10 @@ def main() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    return answered(_run)
+
+
+def _run() -> int:
     code = answer(sys.argv[1:])
     if code is None:
         from runner.command import run_command  # imports Hydra, which takes longer than the help does as a whole

@@ -9,7 +9,7 @@ import hydra
 
 from runner.addresses import without_credentials
 from runner.config.catalogue import CONF
-from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_mode import composed_once
 from runner.config.own_conf import find_own_conf
@@ -18,15 +18,18 @@ from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.exit_codes import DIVERGED, WRONG_CONFIG, code_of_failure
 from runner.job import Task, run
 from runner.modes.subcommands import spell_out
 from runner.runs.folder import remove_unused
 from runner.runs.recording import Diverged
 from runner.runs.rerun import with_saved_arguments
+from runner.runs.result import error_of_failure
 from runner.runs.saved_run import SavedRun, find_saved_run, with_latest
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
+from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
 from runner.terminal.output import output_to
 from runner.tracebacks import are_whole, raised_by_hydra
@@ -46,6 +49,7 @@ def lead() -> int:
     try:
         with config_errors():
             typed = spell_out(sys.argv[1:])
+            give(mode=typed_value(typed, "mode") or "train")
             check_options(typed)
             check_spaces(typed)
             sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
@@ -74,18 +78,21 @@ def tell(error: Exception, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print(f"error: {error}", file=sys.stderr)
-        return 3
+        give(error=error_object(DIVERGED, str(error)))
+        return DIVERGED
     if not isinstance(error, WrongConfig):
         print_failure(error)
-        return 1
+        give(error=error_of_failure(error))
+        return code_of_failure(error)
     if ranks().size == 1:  # other ranks may have printed below it
         take_back_title()
     if are_whole():
         traceback.print_exception(error.__cause__)
     print(f"error: {without_credentials(str(error))}", file=sys.stderr)
+    give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
         print(f"the config.yaml of {saved.given!r} was changed, or was written by someone else", file=sys.stderr)
-    return 2
+    return WRONG_CONFIG
 
 
 def follow(ranks: Ranks) -> int:
@@ -108,7 +115,7 @@ def follow(ranks: Ranks) -> int:
             except Exception as error:
                 if ranks.report(error):
                     print_failure(error)
-                return 1
+                return code_of_failure(error)
     return 0
 
 

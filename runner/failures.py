@@ -15,6 +15,7 @@ with the exception; `to_data` and `from_data` convert them where pickle is not u
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Facts:
         target: the `_target_` that raised the exception when it was called with its section.
         works_without: the config group without which the failure does not occur.
         refusal: the message for people, if the failure shows that the config is wrong although it could be built.
+        of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -55,6 +57,7 @@ class Facts:
     target: str = ""
     works_without: str = ""
     refusal: str = ""
+    of_environment: bool = False
 
     @property
     def raised_by(self) -> str:
@@ -206,3 +209,27 @@ class UnsupportedType(TypeError):
     def __init__(self, message: str, type_name: str = "") -> None:
         super().__init__(message)  # message only: a DataLoader rebuilds a worker's exception from it
         self.type_name = type_name
+
+
+_SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
+
+
+def is_of_environment(error: BaseException) -> bool:
+    """Return whether the machine caused a failure: no space or memory was left, or a process was killed."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, MemoryError) or facts_of(link).of_environment:
+            return True
+        if isinstance(link, RankFailed) and link.facts.of_environment:
+            return True
+        if isinstance(link, OSError) and link.errno in _SHORTAGES:
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def facts_to_report(error: BaseException) -> Facts:
+    """Return the facts about a failure that another rank needs, with whether the machine caused it."""
+    return replace(facts_of(error), of_environment=is_of_environment(error))

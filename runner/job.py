@@ -34,6 +34,7 @@ from runner.runs.result import is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
+from runner.terminal.answer import give
 from runner.terminal.console import announce
 from runner.terminal.output import lasting_output
 
@@ -103,6 +104,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         if saved is not None:
             plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])
+        give(mode=mode.name)
         threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
         resume = plain["resume"]
         tags: dict[str, str] = {}

@@ -15,6 +15,7 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
     *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
+    "output",
     "allow_divergence",
     *MODE_KEYS,
 )
@@ -130,11 +131,13 @@ def check_keys(config: Mapping[str, Any]) -> None:
 def about_unknown(key: str, known: Iterable[str]) -> str:
     """Return what to do about an unknown key at the top of a config."""
     near = nearest(key, known, 0, "python -m runner --cfg job shows those that there are.")
-    return f"{near} A value of your own goes into vars: +vars.{key}=..."
+    return near + f" A value of your own goes into vars: +vars.{key}=..."
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:
     find_mode(config["mode"])
+    if (form := config.get("output", "text")) != "text":
+        raise WrongKey("output", nearest(str(form), ("text", "json")) + ", typed with the command", repr(form))
     if not isinstance(config["vars"], Mapping):
         reason = "holds values of your own; write +vars.<name>=..., or vars=<name> for a file conf/vars/<name>.yaml"
         raise WrongKey("vars", reason, repr(config["vars"]))
@@ -168,7 +171,7 @@ def _check_choices(config: Mapping[str, Any]) -> None:
             raise WrongKey(group, f"set its keys: {', '.join(f'{group}.{key}=...' for key in known)}", repr(section))
         for key, value in section.items():
             if key not in known:
-                raise WrongKey(f"{group}.{key}", f"nothing reads it; {nearest(key, known)}")
+                raise WrongKey(f"{group}.{key}", "nothing reads it; " + nearest(key, known))
             allowed = known[key]
             if isinstance(allowed, type):
                 if type(value) is not allowed:

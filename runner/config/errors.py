@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from runner.config.catalogue import CONF
-from runner.config.command_line import key_of
+from runner.config.command_line import key_of, typed_value
+from runner.config.nearest import Advice
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_with
 from runner.config.suggestions import about_composing, is_empty_choice
 from runner.event import Event
 from runner.failures import WrongKey, argument_of, facts_of
+from runner.modes.quick import fix_of
 from runner.tracebacks import VARIABLE, is_of_user
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
@@ -33,11 +35,17 @@ class WrongConfig(Exception):
     Args:
         message: what is wrong and what to do.
         key: the config key with which the message begins, if the message also shows the key's value.
+        at: the config key at fault, however the message begins; empty if no single key is.
+        allowed: the values or names that may stand there; empty if they cannot be listed.
+        fix: an argument to type in place of the wrong one; empty if it cannot be told.
     """
 
-    def __init__(self, message: str, key: str = "") -> None:
+    def __init__(self, message: str, key: str = "", at: str = "", allowed: Sequence[str] = (), fix: str = "") -> None:
         super().__init__(message)
         self.key = key
+        self.at = at or key
+        self.allowed = tuple(allowed)
+        self.fix = fix
 
 
 class ConstructorFailed(ValueError):
@@ -53,6 +61,19 @@ class Explanation(NamedTuple):
     place: str | None = None
     """The file and line at fault, if they are worth knowing."""
     remedy: str = ""
+    at: str = ""
+    """The config key at fault, however the text begins."""
+    is_value: bool = False
+    """Whether the value of that key is at fault, and not the key itself."""
+
+    def as_error(self, error: Exception) -> WrongConfig:
+        """Return the exception to raise after another one, whose facts it takes over."""
+        advice = next((one for one in (self.text, getattr(error, "reason", "")) if isinstance(one, Advice)), Advice())
+        at = self.at or self.key or advice.key
+        fix = fix_of(at, advice.meant, self.is_value)
+        if fix and not self.is_value and (value := typed_value(sys.argv[1:], at)) is not None:
+            fix = f"{fix}={value}"
+        return WrongConfig(self.message, self.key, at, advice.allowed, fix)
 
     @property
     def message(self) -> str:
@@ -75,7 +96,7 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
         if event is not None and all(one.event is not event for one in facts_of(error).raisers):
             raise
         explanation = explain(error, sys.argv[1:], CONF)
-        raise WrongConfig(explanation.message, explanation.key) from error
+        raise explanation.as_error(error) from error
     except AssertionError as error:
         file = _with_override_before_a_list(error)
         if file is None:
@@ -100,14 +121,18 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
     """
     text = str(error).strip() or type(error).__name__
     if isinstance(error, HydraException) or is_empty_choice(error):
-        return Explanation(about_composing(error, overrides, conf))
+        is_choice = isinstance(error, MissingConfigException)
+        return Explanation(about_composing(error, overrides, conf), is_value=is_choice)
     if isinstance(error, OmegaConfBaseException):
-        return Explanation(f"{error.full_key or 'config'}: {_reason_of_omegaconf(error)}")
+        return Explanation(f"{error.full_key or 'config'}: {_reason_of_omegaconf(error)}", at=error.full_key or "")
     if isinstance(error, NoSuchArgument):
-        return Explanation(text, remedy=_how_to_remove(error.keys, overrides, conf))
+        return Explanation(text, remedy=_how_to_remove(error.keys, overrides, conf), at=error.key)
     if isinstance(error, WrongKey):
         files = files_with(error.key, overrides, conf)
-        return Explanation(text, error.key if error.value is not None else "", place=" and ".join(files) or None)
+        is_value = error.value is not None
+        return Explanation(
+            text, error.key if is_value else "", " and ".join(files) or None, at=error.key, is_value=is_value
+        )
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
     return _with_place(error, text, overrides)
@@ -177,7 +202,7 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str]) -> Explan
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
-    return Explanation(text, key, place, trace)
+    return Explanation(text, key, place, trace, at=key or facts.section)
 
 
 def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:

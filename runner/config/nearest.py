@@ -7,7 +7,33 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> str:
+class Advice(str):
+    """A phrase that tells people what is allowed, with the facts in it as attributes; they outlive `+`."""
+
+    allowed: tuple[str, ...] = ()
+    """All allowed names."""
+    meant: str = ""
+    """The nearest of them, if any is near."""
+    key: str = ""
+    """The config key at fault, if it is known."""
+
+    def knowing(self, **facts: Any) -> Advice:
+        """Return the same phrase with further facts."""
+        return self._with(str(self), facts)
+
+    def __add__(self, text: str) -> Advice:
+        return self._with(str(self) + str(text), {})
+
+    def __radd__(self, text: str) -> Advice:
+        return self._with(str(text) + str(self), {})
+
+    def _with(self, text: str, facts: dict[str, Any]) -> Advice:
+        found = Advice(text)
+        found.__dict__.update(self.__dict__ | facts)
+        return found
+
+
+def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many.
 
     Args:
@@ -20,7 +46,9 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
     longer = [one for one in names if name and one.startswith(name)]
     swapped = [one for one in names if sorted(one) == sorted(str(name))]
     near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    facts = {"allowed": tuple(names), "meant": near[0] if near else ""}
     if len(names) > most:
-        return f"did you mean {near[0]!r}?" if near else otherwise
+        return Advice(f"did you mean {near[0]!r}?" if near else otherwise).knowing(**facts)
     listed = ", ".join(names) or "none"
-    return f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
+    text = f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
+    return Advice(text).knowing(**facts)

@@ -78,7 +78,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     if not open_ended and (unknown := [key for key in keys if key not in named]):
         foreign = about_foreign(f"{path}.{unknown[0]}", section[unknown[0]])
         near = foreign or nearest(unknown[0], [one for one in named if one not in supplied])
-        raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; {near}")
+        raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; " + near)
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
         return

@@ -17,7 +17,7 @@ from runner.config.catalogue import choices, default_choices
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
 from runner.config.foreign import about_foreign, about_foreign_value
-from runner.config.nearest import nearest
+from runner.config.nearest import Advice, nearest
 from runner.modes.table import MODES
 
 EXTRAS = {
@@ -49,16 +49,16 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     """
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return _about_choice(group, name, error.options or (), overrides)
+        return _as_advice(_about_choice(group, name, error.options or (), overrides)).knowing(key=group)
     if isinstance(error, MissingConfigException):
         return f"--config-name={error.missing_cfg_file}: conf/ has no such file; experiment=<name> chooses a whole run"
     if isinstance(error, OverrideParseException):
         return _about_grammar(error.override or str(error).splitlines()[0], overrides)
     text = str(error).strip()
     if found := NO_SUCH_KEY.match(text):
-        return _about_missing_key(found[1], error, overrides, conf)
+        return _as_advice(_about_missing_key(found[1], error, overrides, conf)).knowing(key=found[1])
     if found := KEY_EXISTS.match(text):
-        return f"+{found[1]}: is there already; write {found[1]}=... without the +"
+        return Advice(f"+{found[1]}: is there already; write {found[1]}=... without the +").knowing(key=found[1])
     if found := NO_SUCH_GROUP.match(text):
         return _about_override_in_file(found[1], found[2], conf)
     if found := CHOSEN_TWICE.match(text):
@@ -69,8 +69,12 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         key, _, value = found[1].partition("=")
         takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
-        return f"{found[1]}: several values; {listed}add -m to run each"
+        return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key)
     return text.partition("\n\n")[0]
+
+
+def _as_advice(text: str) -> Advice:
+    return text if isinstance(text, Advice) else Advice(text)
 
 
 def is_empty_choice(error: Exception) -> bool:
@@ -110,7 +114,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     if (foreign := about_foreign(typed)) is not None:
         return f"{typed}: no such choice; {foreign}"
     own = listed or [one for one, having in groups.items() if group in having]
-    return f"{typed}: no such choice; {nearest(name, own)}"
+    return f"{typed}: no such choice; " + nearest(name, own)
 
 
 def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
@@ -159,7 +163,7 @@ def _about_override_in_file(file: str, group: str, conf: Path) -> str:
     if package:
         return f"{file}: must begin with the line '# @package _global_', so that it can override /{name}"
     groups = [path.name for path in conf.iterdir() if path.is_dir()]
-    return f"{file}: 'override /{group}' names no group; {nearest(group, [*groups, 'vars'])}"
+    return f"{file}: 'override /{group}' names no group; " + nearest(group, [*groups, "vars"])
 
 
 def _typed(name: str, groups: Sequence[str]) -> str:
@@ -172,7 +176,8 @@ def _about_empty(overrides: Sequence[str], conf: Path) -> str:
         name, _, value = one.lstrip("+").partition("=")
         if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
             files = [path.stem for path in (conf / name).glob("*.yaml")]
-            return f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
+            text = f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
+            return Advice(text).knowing(key=name, allowed=tuple(sorted(files)))
         if not name:
             return f"{one}: has no key; write key=value"
     return "a group takes the name of a choice, or a list of names"
@@ -194,15 +199,16 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
             if group == "vars":
-                return f"{key}: is not among your values; {nearest(part, node)}. Add it with +{key}=..."
+                return f"{key}: is not among your values; " + nearest(part, node) + f". Add it with +{key}=..."
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
             around = {} if group in LISTS and depth > 1 else config  # other hooks have keys of the same names
             if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
-                return f"{key}: {where}; did you mean {' or '.join(meant)}?"
+                text = f"{key}: {where}; did you mean {' or '.join(meant)}?"
+                return Advice(text).knowing(meant=meant[0] if len(meant) == 1 else "")
             known = [*node, *(one for one in groups if one not in node)]
-            return f"{key}: {where}; {nearest(part, known) if above else about_unknown(key, known)}"
+            return f"{key}: {where}; " + (nearest(part, known) if above else about_unknown(key, known))
         node = node[part]
     if node is None:
         return f"{key}: is null, there is nothing to remove"

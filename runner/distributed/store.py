@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.failures import UNKNOWN, Facts, RankFailed, facts_of
+from runner.failures import UNKNOWN, Facts, RankFailed, facts_to_report
 from runner.tracebacks import format_failure
 
 log = logging.getLogger("runner")
@@ -129,7 +129,7 @@ def first_failure(error: BaseException) -> BaseException:
     try:
         if follows:
             _await_failure(_round)
-        first = report_failure(_round, _rank(), format_failure(error), facts_of(error))
+        first = report_failure(_round, _rank(), format_failure(error), facts_to_report(error))
     except RuntimeError:  # the host of the store has ended
         return error
     return first if follows and first.rank != _rank() else error

@@ -12,7 +12,8 @@ from typing import Any
 
 from runner.distributed.signals import HANDLED
 from runner.distributed.store import agreed_to_end, connect, find_failure, report_failure, stopping
-from runner.failures import RankFailed
+from runner.exit_codes import FAILED, code_of_failure
+from runner.failures import Facts, RankFailed
 
 STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
 """Exit codes of a child that a signal stopped, usually because all ranks agreed to, and the signal's name."""
@@ -67,14 +68,14 @@ class Watch:
         # Reading back from a GPU may wait for an all-reduce, which in turn waits for the failed rank.
         if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
             print(self._failure, file=sys.stderr, flush=True)
-            os._exit(1)
+            os._exit(FAILED if self._failure is None else code_of_failure(self._failure))
 
     def _look(self) -> RankFailed | None:
         """Return what failed first, None while nothing has."""
         for rank, child in enumerate(self._children, 1):
             code = child.poll()
             if code is not None and not (code in STOPPED and agreed_to_end.wait(AGREED)):
-                return report_failure(self._store, rank, _describe_end(code))
+                return report_failure(self._store, rank, _describe_end(code), Facts(of_environment=code < 0))
         return find_failure(self._store)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

@@ -8,10 +8,12 @@ warning: see `lint`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from runner.config.composed import targets
 from runner.distributed.job import Job
+from runner.terminal.answer import give, plain
 from runner.terminal.console import print_block
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def check(job: Job) -> None:
     from runner.modes.dry_run import try_out
 
     findings = try_out(job.config, job.choices)
+    give(result={"overrides": job.overrides, **plain(asdict(findings))})
     print_block(title_of(job), report(job.config, findings))
 
 

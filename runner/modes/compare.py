@@ -20,6 +20,7 @@ from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
 from runner.runs.result import FILE, read_result
 from runner.runs.saved_run import is_id
+from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns, printable
 
 
@@ -100,9 +101,17 @@ def compare(job: Job) -> None:
         folders = [_folder_of(str(one), job.config) for one in _read_names(job.config["compare"])]
     lines = side_by_side(folders)
     rows, agree = _compare_digests(folders)
+    give(result={"runs": [_describe(one) for one in folders], "digests": dict(rows), "agree": agree})
     print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))
     if not agree:
+        give(reason="the digests of these runs differ")
         raise SystemExit(1)
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    """Return a run in its JSON form."""
+    result = read_result(folder)
+    return {"folder": str(folder)} | ({} if result is None else result.as_json())
 
 
 def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bool]:

@@ -18,6 +18,7 @@ from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
 from runner.runs.recording import check_objective, recording
 from runner.runs.saved_run import SavedRun
+from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
@@ -126,12 +127,15 @@ def predict(job: Job) -> None:
             with config_errors():
                 raise WrongKey("predict.split", f"this run has no such data; give {others}", repr(split))
         written = []
+        files = []
         for label, loader in loaders.items():
             stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
             path = state.run_dir / f"{stem}.{wanted['format']}"
             samples, order = write_predictions(trainer, loader, path)
             trainer.logger.log_artifact(path, "predictions")
+            files.append({"split": label, "path": str(path), "samples": samples})
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
+    give(result={"folder": job.run_dir, "files": files})
     _print(trainer, written)
 
 

@@ -28,6 +28,7 @@ from runner.distributed.job import Job
 from runner.event import Event
 from runner.hooks import Algorithm, Hooks
 from runner.modes.check import title_of
+from runner.terminal.answer import give
 from runner.terminal.console import Unpadded, make_console, print_block
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def explain(job: Job) -> None:
     # Constructors may print, which must not get between the JSON on standard output.
     with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):
         explained = timeline(job.config)
+    give(result=explained)
     if wanted == "json":
         print(json.dumps(explained, indent=1))
     else:

@@ -12,6 +12,7 @@ from typing import Any
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.failures import WrongKey
+from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 TEMPLATE = Path(__file__).parent / "project"
@@ -30,6 +31,7 @@ def write_project(job: Job) -> None:
         readme.write_text(Template(readme.read_text(encoding="utf-8")).safe_substitute(name=folder.name), "utf-8")
     train = f"cd {shlex.quote(show_path(folder))}; python -m runner experiment=two_moons"
     rows = [("read", show_path(readme)), ("train", train)]
+    give(result={"folder": str(folder)})
     print_block("a project that runs", rows)
 
 

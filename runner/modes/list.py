@@ -12,6 +12,7 @@ from runner.config.nearest import nearest
 from runner.failures import WrongKey
 from runner.modes.subcommands import CONFIG_DIR
 from runner.modes.table import MODES
+from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns
 
 SHIPPED = Path(__file__).parents[1]
@@ -27,12 +28,15 @@ def show_list(typed: Mapping[str, str]) -> None:
     known = choices(Path(typed[CONFIG_DIR]) if CONFIG_DIR in typed else None)
     asked = typed.get("list", "").replace(".", "/")
     if asked == "modes":
+        give(result={"modes": {mode.name: mode.says for mode in MODES.values()}})
         print("\n".join(in_columns([(mode.name, mode.says) for mode in MODES.values()], indent=0)))
         return
     if asked and asked not in GROUPS:
         raise WrongKey("list", nearest(asked, [*GROUPS, "modes"]), repr(typed["list"]))
     filled = {one.group for one in known}
     pages = [describe_group(group, known) for group in ([asked] if asked else GROUPS) if asked or group in filled]
+    chosen = [one for one in known if asked in ("", one.group)]
+    give(result={"choices": [{"group": one.group, "name": one.name, "summary": one.summary} for one in chosen]})
     print("\n\n".join("\n".join(page) for page in pages))
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from runner.runs.candidates import Candidate, Run, common_metric, find_candidate
 from runner.runs.conditions import to_number, to_text
 from runner.runs.decision import bootstrap, find_ties
 from runner.runs.listing import SavedFolder
+from runner.terminal.answer import give
 from runner.terminal.text import printable
 
 KEY = "table.where"
@@ -95,6 +97,7 @@ def show_means(typed: Mapping[str, str]) -> None:
     columns = _keys(typed, "columns", candidate)
     rows = _keys(typed, "rows", candidate) or [one for one in differing[:1] if one not in columns]
     table = make_table(candidate, metric, lower, rows, columns)
+    give(result=as_data(table))
     print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[typed.get("format", "markdown")](table), end="")
 
 
@@ -161,6 +164,22 @@ def as_latex(table: Table) -> str:
     aligned = "l" * len(table.keys[0]) + "r" * (len(lines[0]) - len(table.keys[0]))
     body = [f"\\begin{{tabular}}{{{aligned}}}", "\\toprule", head, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"]
     return "\n".join([*(f"% {one}" for one in _comments(table)), *body, ""])
+
+
+def as_data(table: Table) -> dict[str, Any]:
+    """Return the table for programs: its cells, each with its keys, mean, interval and runs."""
+    cells = [
+        {
+            "keys": dict(zip([*table.keys[0], *table.keys[1]], [*row, *column], strict=True)),
+            "mean": cell.mean,
+            "interval": cell.interval,
+            "n": len(cell.values),
+            "is_best": cell.is_best,
+            "runs": [str(run.folder) for run in cell.candidate.runs],
+        }
+        for (row, column), cell in table.cells.items()
+    ]
+    return {"metric": table.metric, "cells": cells, "notes": table.notes}
 
 
 def as_csv(table: Table) -> str:

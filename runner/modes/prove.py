@@ -33,6 +33,7 @@ from runner.modes.compare import difference
 from runner.modes.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
 from runner.runs.record import write_record
 from runner.runs.result import read_result
+from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 FILE = "prove.json"
@@ -107,7 +108,9 @@ def prove(job: Job) -> None:
     except (KeyboardInterrupt, WrongConfig):
         proof.remove()
         raise
+    give(result={"proven": verdict.is_good, "outcome": verdict.outcome, "reason": verdict.reason})
     if not verdict.is_good:
+        give(reason=f"{verdict.outcome}: {verdict.reason}")
         proof.write(verdict)
         print_block("", [_row(verdict.outcome, verdict.reason), _row("folder", f"kept: {show_path(proof.folder)}")])
         raise SystemExit(1)

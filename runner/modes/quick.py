@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from runner import __version__
-from runner.config.nearest import nearest
+from runner.config.nearest import Advice, nearest
 from runner.distributed.environment import is_rank_zero
-from runner.failures import WrongKey
+from runner.exit_codes import WRONG_CONFIG
+from runner.failures import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
+from runner.terminal.answer import error_object, give
 
 
 def answer(arguments: Sequence[str]) -> int | None:
@@ -26,11 +29,31 @@ def answer(arguments: Sequence[str]) -> int | None:
         mode = MODES.get(unquoted(names[-1])) if names else None
         if mode is None or mode.composes:
             return None
+        give(mode=mode.name)
         return _run(mode, own_keys(mode, spelled))
     except (ValueError, OSError) as error:
         if is_rank_zero():
             print(f"error: {error}", file=sys.stderr)
+            give(error=describe_error(error))
         return 2
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Return the JSON form of an error in what was typed."""
+    advice = error.reason if isinstance(error, WrongKey) and isinstance(error.reason, Advice) else Advice()
+    key = error.key.partition("=")[0] if isinstance(error, WrongKey) else argument_of(error)
+    is_value = isinstance(error, WrongKey) and error.value is not None
+    fix = fix_of(key, advice.meant, is_value)
+    return error_object(WRONG_CONFIG, str(error), key, advice.allowed, fix)
+
+
+def fix_of(key: str, meant: str, is_value: bool) -> str:
+    """Return what to type in place of a wrong argument: the key with another value, or another key."""
+    if not meant:
+        return ""
+    if is_value:
+        return f"{key}={meant}"
+    return meant if "." in meant else f"{key.rpartition('.')[0]}.{meant}".removeprefix(".")
 
 
 def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
@@ -53,7 +76,7 @@ def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
         is_known = (name in mode.keys and key != name) or (name == mode.name and mode.has_value)
         if not equals or not is_known:
             keys = [mode.name] * mode.has_value + [f"{mode.name}.{own}" for own in mode.keys]
-            raise WrongKey(one, f"mode={mode.name} composes no config and takes no such key; {nearest(key, keys)}")
+            raise WrongKey(one, f"mode={mode.name} composes no config and takes no such key; " + nearest(key, keys))
         if (text := unquoted(value)) not in ("", "null"):
             allowed = mode.keys.get(name)
             if isinstance(allowed, tuple) and text not in allowed:

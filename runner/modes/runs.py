@@ -16,6 +16,7 @@ from runner.failures import WrongKey
 from runner.runs.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
 from runner.runs.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.runs.result import to_json
+from runner.terminal.answer import give
 from runner.terminal.text import Column, columns, draw_table, printable, shortened, show_seconds
 
 LIMIT = 25  # runs in a table
@@ -43,6 +44,7 @@ def show_runs(typed: Mapping[str, str]) -> None:
     found = [*find_runs(Path(OUTPUTS))]
     runs = in_order(choose(found, conditions), order)
     shown = runs[: limit or None]
+    give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(found)})
     if form == "table":
         print("\n".join(_table(shown, conditions, order, len(runs), len(found))))
     elif form == "json":

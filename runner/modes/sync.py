@@ -7,6 +7,7 @@ from pathlib import Path
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.terminal.answer import give
 
 
 def sync(job: Job) -> None:
@@ -21,5 +22,7 @@ def sync(job: Job) -> None:
         results = [one.sync(run_dir) for one in build.make_destinations(job.config)]
         if all(one is None for one in results):
             raise ValueError("mode=sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger")
+    give(result={"sent": False not in results})
     if False in results:
+        give(reason="something could still not be sent")
         raise SystemExit(1)

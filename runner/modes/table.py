@@ -283,5 +283,5 @@ def find_mode(name: Any) -> Mode:
     mode = MODES.get(str(name))
     if mode is None:
         instead = about_foreign(f"mode={name}") or nearest(str(name), MODES)
-        raise WrongKey("mode", f"no such mode; {instead}", repr(name))
+        raise WrongKey("mode", "no such mode; " + instead, repr(name))
     return mode

@@ -21,6 +21,7 @@ from runner.runs.candidates import (
 )
 from runner.runs.decision import LEVEL, Decision, decide
 from runner.runs.result import to_json
+from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, heading, in_columns, printable
 
 KEY = "verdict"
@@ -64,8 +65,10 @@ def show_verdict(typed: Mapping[str, str]) -> None:
             raise WrongKey(KEY, f"none of its runs has finished ({_describe_missing(one)})", repr(one.name))
     metric, lower = common_metric(candidates, typed.get("metric", ""), f"{KEY}.metric")
     found = compare(candidates, metric, lower, typed.get("budget") == "any")
+    described = _as_json(candidates[0], found, metric, lower)
+    give(result=described)
     if typed.get("format") == "json":
-        print(json.dumps(_as_json(candidates[0], found, metric, lower), indent=1))
+        print(json.dumps(described, indent=1))
     else:
         print("\n".join(_lines(candidates[0], found, metric, lower)))
 

@@ -20,7 +20,9 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.exit_codes import DIVERGED
 from runner.runs.result import FILE, Result, read_result
+from runner.terminal.answer import error_object, give
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -120,7 +122,7 @@ def recording(job: Job) -> Iterator[Result]:
         raise
     except Diverged as error:
         result.status = "DIVERGED"
-        result.error = result.cause = str(error)
+        result.error = error_object(DIVERGED, str(error))
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
@@ -132,6 +134,7 @@ def recording(job: Job) -> Iterator[Result]:
         if result.status != "RUNNING":
             result.seconds = time.monotonic() - started + (before.seconds if before is not None else 0.0)
             _write(result, folder)
+            give(result=result.as_json() | {"folder": str(folder)})
 
 
 def _write(result: Result, folder: Path) -> None:

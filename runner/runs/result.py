@@ -9,10 +9,13 @@ import socket
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.addresses import hidden_everywhere
+from runner.exit_codes import code_of_failure
+from runner.failures import RankFailed, facts_of
 from runner.files.whole import read_bounded, write_whole
+from runner.terminal.answer import SCHEMA, error_object, plain
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -42,8 +45,8 @@ class Result:
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         seconds: training time in all sessions that ended.
         started: when training began, in seconds since 1970; 0 until it does.
-        error: stack trace of the failure, or the reason for a refusal.
-        cause: the exception behind the failure, in one line.
+        error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
+        trace: stack trace of the failure; empty without one.
         wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
         pid: the process that trains the run, or last did.
         host: the machine that trains the run, or last did.
@@ -63,8 +66,8 @@ class Result:
     tested: str | None = None
     seconds: float = 0.0
     started: float = 0.0
-    error: str | None = None
-    cause: str = ""
+    error: dict[str, Any] | None = None
+    trace: str = ""
     wrong_key: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
@@ -104,9 +107,17 @@ class Result:
     def fail(self, error: BaseException) -> None:
         """Fill in that the run failed, and why."""
         self.status = "FAILED"
-        self.error = "".join(traceback.format_exception(error))
-        first, _, _ = str(error).partition("\n")
-        self.cause = f"{type(error).__name__}: {first}"
+        self.error = error_of_failure(error)
+        self.trace = "".join(traceback.format_exception(error))
+
+    @property
+    def message(self) -> str:
+        """What went wrong, for people; empty if nothing did."""
+        return str((self.error or {}).get("message", ""))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of `result.json`, which is also the `result` that `output=json` prints."""
+        return {"schema": SCHEMA, **plain(hidden_everywhere(asdict(self)))}
 
     def write(self, folder: Path) -> None:
         """Write the result into a folder, replacing an earlier one; NaN and infinities are written as text.
@@ -116,16 +127,22 @@ class Result:
         Raises:
             OSError: the file cannot be written.
         """
-        content = hidden_everywhere(asdict(self))
-        content["objective"] = to_json(self.objective)
-        content["metrics"] = {name: to_json(value) for name, value in self.metrics.items()}
-        text = json.dumps(content, indent=1)
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         try:
             write_whole(folder / FILE, text)
         except OSError:  # no new file can be made, for example without a free inode
             if not (folder / FILE).exists():
                 raise
             _write_over(folder / FILE, text.encode())
+
+
+def error_of_failure(error: BaseException) -> dict[str, Any]:
+    """Return the JSON form of a failure in training, with the key of the hook at fault."""
+    is_of_other_rank = isinstance(error, RankFailed)
+    facts = error.facts if is_of_other_rank else facts_of(error)
+    first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    message = str(error) if is_of_other_rank else first
+    return error_object(code_of_failure(error), message, facts.key or facts.raised_by)
 
 
 def _write_over(path: Path, content: bytes) -> None:
@@ -145,6 +162,7 @@ def read_result(folder: Path) -> Result | None:
     """Return the result of the run in a folder; None if there is none that can be read, whoever may have written it."""
     try:
         content = json.loads(read_bounded(folder / FILE, LARGEST))
+        content.pop("schema", None)
         content["objective"] = None if content["objective"] is None else float(content["objective"])
         for key in ("metrics", "choices", "evaluation"):
             kind = float if key == "metrics" else str
@@ -157,7 +175,8 @@ def read_result(folder: Path) -> Result | None:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
     texts = (result.status, result.name, result.identity, result.objective_name, result.wrong_key, result.host)
-    return result if all(isinstance(one, str) for one in texts) else None
+    is_sound = all(isinstance(one, str) for one in (*texts, result.trace)) and isinstance(result.error, dict | None)
+    return result if is_sound else None
 
 
 def is_unfinished(folder: Path) -> bool:

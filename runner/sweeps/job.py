@@ -18,6 +18,7 @@ from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
 from runner.distributed.signals import end
+from runner.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.runs.folder import LOG
 from runner.runs.listing import LOCK
@@ -25,6 +26,7 @@ from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Result, read_result
 from runner.sweeps.names import name_job
 from runner.sweeps.sweep import STOP, Sweep
+from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure
 from runner.terminal.output import output_to
 
@@ -56,7 +58,8 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         return nothing if objective is None else objective
     except WrongConfig as error:
         overrides = list(hydra_config.overrides.task)
-        refused = Result("REFUSED", "", "", overrides, error=str(error), wrong_key=error.key)
+        refused = Result("REFUSED", "", "", overrides, wrong_key=error.key)
+        refused.error = error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix)
         folder = sweep.folder / f".refused-{hydra_config.job.num}"
         folder.mkdir(exist_ok=True)
         refused.write(folder)

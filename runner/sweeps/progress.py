@@ -105,7 +105,7 @@ class Progress:
             self._seconds.append(result.seconds)
             parts.append(f"{show_seconds(result.seconds):>8}")
         if result.status in ("FAILED", "REFUSED"):
-            parts.append(without_credentials((result.cause or result.error or "").partition("\n")[0]))
+            parts.append(without_credentials(result.message.partition("\n")[0]))
         elif (left := self._left()) is not None:
             parts.append(f"{show_seconds(left)} left")
         self._print("  ".join(parts))

@@ -15,6 +15,7 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.destination import SweepSummary
+from runner.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
 from runner.runs.result import Result
@@ -34,6 +35,7 @@ from runner.sweeps.settings import (
     without_empty,
 )
 from runner.sweeps.sweep import Sweep
+from runner.terminal.answer import give
 from runner.terminal.console import make_console, print_block, show_path
 from runner.terminal.text import Column, draw_table
 
@@ -63,11 +65,29 @@ def end_sweep() -> int:
         log.warning("the summary of the sweep was not written: %s", error)
     _print_errors(led, jobs, refused)
     statuses = {one.status for one in results}
+    if results:
+        give(result=_describe(led, jobs, refused))
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
     if led.stopped_by:
         return 128 + led.stopped_by
-    return 2 if "REFUSED" in statuses else int(not statuses.isdisjoint(("FAILED", "KILLED")))
+    errors = [one.error or {} for one in results if one.status in ("FAILED", "REFUSED")]
+    if errors:
+        give(error=errors[0])
+    if "REFUSED" in statuses:
+        return WRONG_CONFIG
+    if errors and all(one.get("code") == NAMES[ENVIRONMENT] for one in errors):
+        return ENVIRONMENT
+    return FAILED if not statuses.isdisjoint(("FAILED", "KILLED")) else DONE
+
+
+def _describe(led: Sweep, jobs: list[SweepJob], refused: list[Result]) -> dict[str, Any]:
+    """Return the `result` of a sweep in JSON: settings, best first, and all jobs as `result.json` has them."""
+    return {
+        "folder": str(led.folder),
+        **(_as_json(led, group(jobs)) if jobs else {"sweep": led.id, "name": led.name, "settings": []}),
+        "jobs": [one.as_json() for one in [*(job.result for job in jobs), *refused]],
+    }
 
 
 def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result]) -> None:
@@ -75,14 +95,14 @@ def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result
     ended: dict[tuple[str, str], list[Result]] = {}
     for job in jobs:
         if job.result.status in ("FAILED", "DIVERGED"):
-            ended.setdefault((job.result.status, job.result.cause), []).append(job.result)
+            ended.setdefault((job.result.status, job.result.message), []).append(job.result)
     for (status, _), results in ended.items():
         first, *others = results
         more = f" and {len(others)} more" if others else ""
         where = show_path(led.folder / first.name / LOG)
-        print(f"{first.name}{more}: {status}, see {where}\n{(first.error or '').rstrip()}", file=sys.stderr)
-    for message in dict.fromkeys(one.error or "" for one in refused):
-        first, *others = (one for one in refused if one.error == message)
+        print(f"{first.name}{more}: {status}, see {where}\n{(first.trace or first.message).rstrip()}", file=sys.stderr)
+    for message in dict.fromkeys(one.message for one in refused):
+        first, *others = (one for one in refused if one.message == message)
         own = own_overrides(first.overrides, led.fixed)
         print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
 

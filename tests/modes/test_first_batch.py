@@ -231,7 +231,7 @@ def test_a_later_failure_is_a_failed_run_with_the_users_lines_first(folder: Path
     assert "in fail" in ended.err and "loop.py" not in ended.err
     (run,) = run_folders(folder)
     result = json.loads((run / "result.json").read_text())
-    assert result["status"] == "FAILED" and "loop.py" in result["error"]
+    assert result["status"] == "FAILED" and "loop.py" in result["trace"]
     assert stores.query(folder / "outputs" / "mlflow.db", "select status from runs") == [("FAILED",)]
 
 

@@ -41,7 +41,10 @@ def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_pat
     (folder,) = run_folders(tmp_path)
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "DIVERGED" and result["metrics"]["eval/loss"] == "nan"
-    assert result["error"].startswith("the run has diverged") and not (folder / "checkpoints" / "latest").exists()
+    assert (
+        result["error"]["message"].startswith("the run has diverged")
+        and not (folder / "checkpoints" / "latest").exists()
+    )
     assert query(tmp_path, "select status from runs") == [("FAILED",)]
 
 

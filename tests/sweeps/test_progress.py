@@ -42,11 +42,11 @@ def test_each_job_that_ends_is_a_line(sweep: Sweep, capsys: pytest.CaptureFixtur
     progress._look()
     leave(sweep, "a", PLANNED[0])
     progress._look()
-    leave(sweep, "b", PLANNED[1], "FAILED", error="Traceback ...", cause="RuntimeError: https://u:secret@host failed")
+    leave(sweep, "b", PLANNED[1], "FAILED", error={"message": "RuntimeError: https://u:secret@host failed"})
     progress._look()
     leave(sweep, "c", PLANNED[2], "DIVERGED", objective=math.nan, seconds=6.0)
     progress._look()
-    leave(sweep, ".refused-3", PLANNED[3], "REFUSED", error="data: no images\n  more")
+    leave(sweep, ".refused-3", PLANNED[3], "REFUSED", error={"message": "data: no images\n  more"})
     progress.stop()
     progress._look()
     lines = printed(capsys)
@@ -63,7 +63,7 @@ def test_what_an_earlier_command_finished_is_skipped_and_what_it_left_is_awaited
     sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ):
     leave(sweep, "a", PLANNED[0])
-    leave(sweep, "b", PLANNED[1], "FAILED", cause="RuntimeError: before")
+    leave(sweep, "b", PLANNED[1], "FAILED", error={"message": "RuntimeError: before"})
     progress = Progress(sweep, PLANNED, 4)
     progress.start()
     progress._look()
@@ -110,7 +110,7 @@ def test_a_terminal_has_no_line_that_wraps_and_a_last_line_that_goes(
         (sweep.folder / "a" / "console.log").write_text("epoch 1/3\nepoch 2/3  |  train loss 0.5\n")
         progress._look()
         shown = progress._draw().plain
-        leave(sweep, "b", PLANNED[1], "FAILED", cause="RuntimeError: " + 100 * "long ")
+        leave(sweep, "b", PLANNED[1], "FAILED", error={"message": "RuntimeError: " + 100 * "long "})
         progress.stop()
         terminal.flush()
         read = b""

@@ -79,7 +79,7 @@ def test_an_error_of_many_jobs_is_printed_once(
     monkeypatch.chdir(tmp_path)
     error = "Traceback (most recent call last):\n  File ...\nRuntimeError: no\n"
     results = [
-        Result("FAILED", f"seed{seed}", "id", [f"seed={seed}"], error=error, cause="RuntimeError: no")
+        Result("FAILED", f"seed{seed}", "id", [f"seed={seed}"], error={"message": "RuntimeError: no"}, trace=error)
         for seed in range(3)
     ]
     code, summary = end(tmp_path / "sweep", results, monkeypatch)

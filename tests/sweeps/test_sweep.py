@@ -96,7 +96,7 @@ def test_a_job_that_failed_goes_on_from_its_checkpoint_and_the_others_run(run_he
     (sweep,) = sweeps(folder)
     names = [f"seed{seed}-mlp-digits" for seed in range(3)]
     assert statuses(sweep) == dict(zip(names, ("FINISHED", "FAILED", "FINISHED"), strict=True))
-    assert "a callback that fails" in json.loads((sweep / "seed1-mlp-digits" / "result.json").read_text())["error"]
+    assert "a callback that fails" in json.loads((sweep / "seed1-mlp-digits" / "result.json").read_text())["trace"]
     batches(folder)
     again = run_here(*command)
     assert again.code == 0, again.err

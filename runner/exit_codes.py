@@ -1,0 +1,29 @@
+"""Exit codes, each of which says what to do next; `docs/programs.md` lists them for users. Standard library only."""
+
+from __future__ import annotations
+
+from runner.failures import is_of_environment
+
+DONE = 0
+FAILED = 1
+WRONG_CONFIG = 2
+DIVERGED = 3
+ENVIRONMENT = 75
+"""The machine failed rather than the program, so a retry may succeed; `EX_TEMPFAIL` of sysexits.h."""
+INTERRUPTED = 130
+TERMINATED = 143
+
+NAMES = {
+    FAILED: "failed",
+    WRONG_CONFIG: "wrong_config",
+    DIVERGED: "diverged",
+    ENVIRONMENT: "environment",
+    INTERRUPTED: "interrupted",
+    TERMINATED: "terminated",
+}
+"""The `code` of an error in JSON, by exit code."""
+
+
+def code_of_failure(error: BaseException) -> int:
+    """Return the exit code after a failure in training."""
+    return ENVIRONMENT if is_of_environment(error) else FAILED

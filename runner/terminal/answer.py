@@ -1,0 +1,128 @@
+"""The one JSON object that a command with `output=json` prints; `docs/programs.md` says what is in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from typing import Any
+
+from runner.addresses import without_credentials
+from runner.distributed.environment import is_rank_zero
+from runner.exit_codes import FAILED, INTERRUPTED, NAMES
+
+SCHEMA = 1
+"""The version of the form; it grows when a field changes its meaning or goes, not when one is added."""
+KEPT = 1_000_000  # characters of text
+
+_given: dict[str, Any] = {}
+
+
+def give(**found: Any) -> None:
+    """Note what the command's object is to hold, such as its `result`; without `output=json` nothing comes of it."""
+    _given.update(found)
+
+
+def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] = (), fix: str = "") -> dict[str, Any]:
+    """Return an error in its JSON form.
+
+    Args:
+        code: the exit code.
+        message: what people are told.
+        key: the config key at fault; empty if no single key is.
+        allowed: the values or names that may stand there; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if it cannot be told.
+    """
+    return {
+        "code": NAMES.get(code, NAMES[FAILED]),
+        "key": key or None,
+        "message": without_credentials(message),
+        "allowed": [*allowed] or None,
+        "fix": fix or None,
+    }
+
+
+def answered(run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; with `output=json` among its arguments, print one JSON object at its end.
+
+    Until then all that this process and its children write to stdout goes to stderr. The argument is taken out of
+    `sys.argv`, because it changes nothing but the output. Rank 0 prints.
+    """
+    _given.clear()
+    typed = sys.argv[1:]
+    forms = [one.partition("=")[2].strip("'\"") for one in typed if one.startswith("output=")]
+    if not forms or not {*forms} <= {"text", "json"}:  # another value is refused with all that is wrong in the config
+        return run()
+    sys.argv[1:] = [one for one in typed if not one.startswith("output=")]
+    if forms[-1] == "text":
+        return run()
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # for processes that this one starts, and for code that is not Python
+    kept: Any = _Kept()
+    try:
+        with redirect_stdout(kept):
+            try:
+                code = run()
+            except KeyboardInterrupt:  # while the runner was imported
+                code = INTERRUPTED
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    if is_rank_zero():
+        print(_as_text(typed, code, "".join(kept.texts)), flush=True)
+    return code
+
+
+def _as_text(typed: Sequence[str], code: int, text: str) -> str:
+    error = _given.get("error")
+    if error is None and code:
+        error = error_object(code, _given.get("reason", f"the command ended with exit code {code}; see stderr"))
+    result = _given.get("result")
+    if result is None and not code and text:
+        result = {"text": text}
+    content = {
+        "schema": SCHEMA,
+        "mode": _given.get("mode"),
+        "command": [without_credentials(one) for one in typed],
+        "exit_code": code,
+        "result": result,
+        "error": error,
+    }
+    return json.dumps(plain(content), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN and infinities as text, and what it has no form for as text, too."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+class _Kept:
+    """Passes text on to stderr, and keeps it for modes that have no other result."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._room = KEPT
+
+    def write(self, text: str) -> int:
+        if self._room > 0:
+            self.texts.append(text[: self._room])
+            self._room -= len(text)
+        with suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)

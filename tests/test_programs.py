@@ -1,0 +1,133 @@
+"""What programs read: one JSON object on stdout, exit codes, and lines of progress."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from main_runs import SHORT
+from test_main_wrong_commands import WRONG
+from tiers import one_in
+
+from runner.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
+from runner.failures import Facts, RankFailed
+from runner.terminal.answer import SCHEMA
+
+FIELDS = {"schema", "mode", "command", "exit_code", "result", "error"}
+QUIET = (*SHORT, "callbacks=none")
+
+
+def read(ended: Any) -> dict[str, Any]:
+    """The object of a command: all of stdout, and of the documented form."""
+    (line,) = ended.out.splitlines()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert set(found) == FIELDS and found["schema"] == SCHEMA and found["exit_code"] == ended.code
+    error = found["error"]
+    assert (error is None) == (ended.code == 0)
+    if error is not None:
+        assert set(error) == {"code", "key", "message", "allowed", "fix"}
+        assert error["code"] == NAMES[ended.code] and error["message"]
+        assert error["allowed"] is None or all(isinstance(one, str) for one in error["allowed"])
+        assert all(error[name] is None or isinstance(error[name], str) for name in ("key", "fix"))
+    return found
+
+
+@pytest.mark.parametrize("command", one_in(40, WRONG))
+def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path):
+    (folder / "needy.py").write_text("import not_installed_at_all\n")
+    (folder / "torn.py").write_text("class Mine(:\n")
+    ended = run_here(*command.split(), "output=json", code=2)
+    found = read(ended)
+    assert found["result"] is None
+    assert f"error: {found['error']['message']}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "fix", "allowed"),
+    [
+        ("runs runs.format=tabel", "runs.format", "runs.format=table", "csv"),
+        ("model=mpl", "model", "model=mlp", "resnet8"),
+        ("optimizer.lrr=1", "optimizer.lrr", "optimizer.lr=1", "momentum"),
+    ],
+)
+def test_an_error_has_facts(command: str, key: str, fix: str, allowed: str, run_here: Any):
+    error = read(run_here(*command.split(), "output=json", code=2))["error"]
+    assert (error["key"], error["fix"]) == (key, fix)
+    assert allowed in error["allowed"]
+
+
+def test_another_form_of_output_is_refused(run_here: Any):
+    ended = run_here("output=yaml", code=2)
+    assert "output='yaml'" in ended.err and "json, text" in ended.err
+
+
+def test_a_run_answers_with_its_result(run_here: Any, tmp_path: Path):
+    file = tmp_path / "progress.jsonl"
+    lines = ("callbacks=progress_lines", f"callbacks.progress_lines.path={file}")
+    found = read(run_here(*SHORT, *lines, "output=json", code=0))
+    folder = Path(found["result"].pop("folder"))
+    assert found["result"] == json.loads((folder / "result.json").read_text())
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one["event"] for one in events] == ["fit_start", *["epoch_end", "eval_end"] * 2, "fit_end"]
+    assert events[-1]["batch"] == 6 and "eval/loss" in events[-1]["metrics"]
+
+
+@pytest.mark.slow
+def test_every_mode_answers(run_here: Any, tmp_path: Path):
+    one, two = (str(tmp_path / "outputs" / name) for name in ("one", "two"))
+    for folder, seed in ((one, 0), (two, 1)):
+        run_here(*SHORT, "callbacks=checkpoint_saver", f"hydra.run.dir={folder}", f"seed={seed}", "output=json", code=0)
+    commands = {
+        "list data": "choices",
+        "help seed": "text",
+        "completion bash": "text",
+        "mode=check model=mlp": "warnings",
+        "mode=explain": "events",
+        "runs": "runs",
+        "table": "cells",
+        f"compare {one} {two}": "runs",
+        f"verdict {one} {two}": "comparisons",
+        f"mode=eval resume={one}": "metrics",
+        f"mode=predict predict.format=pt resume={one}": "files",
+        "init mine": "folder",
+    }
+    for command, name in commands.items():
+        found = read(run_here(*command.split(), "output=json", code=0))
+        assert name in found["result"], command
+
+
+@pytest.mark.slow
+def test_a_sweep_answers_with_its_jobs(run_here: Any):
+    found = read(run_here("-m", "seed=0,1", *QUIET, "output=json", code=0))["result"]
+    assert [job["status"] for job in found["jobs"]] == ["FINISHED"] * 2 and found["settings"][0]["n"] == 2
+
+
+def raised(error: BaseException) -> RuntimeError:
+    outer = RuntimeError("training failed")
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT),
+        (OSError(errno.ENOENT, "No such file"), FAILED),
+        (MemoryError(), ENVIRONMENT),
+        (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),
+        (RankFailed(1, "ValueError: no"), FAILED),
+        (ValueError("no"), FAILED),
+    ],
+)
+def test_the_exit_code_says_whether_a_retry_may_help(error: BaseException, code: int):
+    assert code_of_failure(raised(error)) == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_process_prints_the_object_alone(run_app: Any, ranks: int):
+    done = run_app(*QUIET, f"launch.nproc_per_node={ranks}", "output=json")
+    assert json.loads(done.stdout)["result"]["status"] == "FINISHED"

@@ -1,12 +1,17 @@
-"""Checks of arguments that several classes take."""
+"""Checks of arguments and loaders that several classes take."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from runner.failures import wrong_argument
+
+log = logging.getLogger("runner")
+
+MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may have no end
 
 
 def check_whole(name: str, value: int, least: int, what: str = "a whole number") -> None:
@@ -55,3 +60,17 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     if not fits:
         function = getattr(value, "func", value)  # of a partial, as a config makes it
         raise wrong_argument(name, getattr(function, "__qualname__", function), f"must be {allowed}", TypeError)
+
+
+def name_of_loader(label: str) -> str:
+    """Return what users call the loader with a label: 'train', an evaluator's label, or 'predict'."""
+    names = {"train": "train_dataloader", "predict": "dataloader"}
+    return names.get(label, f"dataloader of evaluator {label!r}")
+
+
+def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield batches, and warn once if there are so many that their loader may have no end."""
+    for number, one in enumerate(batches, start=1):
+        if number == MANY:
+            log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+        yield one

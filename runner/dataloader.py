@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 import torch
 
 from runner.batch import count_samples, to_device
+from runner.checks import name_of_loader, told_if_endless
 from runner.distributed.collectives import get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
 from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
 
-log = logging.getLogger("runner")
-
-MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may have no end
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 
@@ -122,7 +119,7 @@ class BatchStream:
             batches = self._share(batches, self.ranks_read)
         batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
-            batches = self._watch_length(batches)
+            batches = told_if_endless(batches, name_of_loader(self.label))
         if not self._resident:
             batches = (to_device(one, self._device) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
@@ -141,14 +138,6 @@ class BatchStream:
                 yield next(batches)
             except StopIteration:
                 return
-
-    def _watch_length(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches, and warn once that there are so many that the loader may have no end."""
-        for number, one in enumerate(batches, start=1):
-            if number == MANY:
-                name = name_of_loader(self.label)
-                log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
-            yield one
 
     def _share(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
         """Yield this rank's share of the batches. All ranks."""
@@ -176,12 +165,6 @@ def _sampler(loader: Any) -> Any:
     # Given a batch_sampler, torch sets loader.sampler to a default that it never uses.
     batch_sampler = getattr(loader, "batch_sampler", None)
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
-
-
-def name_of_loader(label: str) -> str:
-    """Return what users call the loader with a label: 'train', an evaluator's label, or 'predict'."""
-    names = {"train": "train_dataloader", "predict": "dataloader"}
-    return names.get(label, f"dataloader of evaluator {label!r}")
 
 
 def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:

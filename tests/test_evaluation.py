@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer, dataloader
+from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer, checks
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.evaluation import _IN_FLIGHT
@@ -265,7 +265,7 @@ def test_an_evaluator_without_data_is_an_error():
 
 @pytest.mark.parametrize("batches", [3, 2])
 def test_a_loader_that_may_have_no_end_is_told(batches: int, monkeypatch: Any, caplog: Any):
-    monkeypatch.setattr(dataloader, "MANY", 3)
+    monkeypatch.setattr(checks, "MANY", 3)
     endless = itertools.chain(make_data(4 * batches))  # without a length
     with make_trainer(eval_dataloader=Evaluator("mine", endless), eval_interval=0) as trainer:
         trainer.eval()

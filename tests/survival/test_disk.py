@@ -61,7 +61,7 @@ def test_what_came_of_a_run_is_said_though_no_file_can_be_made(disk: Path):
     result = Result("RUNNING", "run", "", [])
     result.write(disk)
     fill(disk)
-    result.status, result.error = "FAILED", "a trace\n" * 100
+    result.status, result.error = "FAILED", {"message": "a trace\n" * 100}
     result.write(disk)
     assert read_result(disk) == result
     result.status, result.error = "FINISHED", None

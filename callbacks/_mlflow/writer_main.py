@@ -34,7 +34,6 @@ def serve() -> None:
     """Serve the trainer that started this process until it has ended and everything is sent."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
-    os.nice(10)  # a tenth of a core that training wants too
     set_environment()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)

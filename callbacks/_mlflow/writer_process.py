@@ -115,8 +115,7 @@ class WriterProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            # Ctrl-C reaches only the trainer, which records how the run ended. No session of its own: Linux shares the
-            # cores out among sessions first, and `os.nice` would count for nothing.
+            # Ctrl-C reaches only the trainer, which records how the run ended.
             process_group=0,
         )
         self.pid = self._process.pid

@@ -251,6 +251,6 @@ class Full(Callback):
     def batch_start(self, state, logger):
         raise OSError(errno.ENOSPC, "No space left on device")
 """)
-    run_here(*SHORT, "+callbacks.mine._target_=own.Full", code=1)
+    run_here(*SHORT, "+callbacks.mine._target_=own.Full", code=75)
     (run,) = run_folders(folder)
     assert json.loads((run / "result.json").read_text())["status"] == "FAILED"

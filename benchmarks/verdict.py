@@ -102,7 +102,7 @@ def train(seed: int, weights: int, lr: float) -> float:
 
 
 def trained() -> bool:
-    """Print how often sweeps of trained models are told apart; return whether equals are as seldom as promised."""
+    """Print how often verdicts tell trained models apart; return whether equals are no more often than promised."""
     told = [0, 0]
     for sweep in range(SWEEPS):
         seeds = range(sweep * SEEDS, (sweep + 1) * SEEDS)

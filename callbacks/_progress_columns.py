@@ -13,9 +13,11 @@ from runner.terminal.text import NUMBER_WIDTH
 if TYPE_CHECKING:
     from runner import State
 
-EPOCH, BATCH, RATE, ELAPSED, LEFT = "epoch", "batch", "batch/s", "elapsed", "left"
-
-
+EPOCH = "epoch"
+BATCH = "batch"
+RATE = "batch/s"
+ELAPSED = "elapsed"
+LEFT = "left"
 _GAP = "  "
 
 

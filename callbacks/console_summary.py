@@ -163,12 +163,14 @@ class ConsoleSummary(LoggerDestination):
         for key in sorted(
             self._final, key=lambda key: (key.count("/"), key not in self._best_at, key.startswith("loss/"))
         ):
-            final, best, where = show_number(self._final[key]), "", ""
+            final = show_number(self._final[key])
+            best = where = ""
             if (at := self._best_at.get(key)) is not None:
                 best = show_number(self._best.values[key])
                 where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
-                final, where = show_number(self._loss.mean), "epoch mean"
+                final = show_number(self._loss.mean)
+                where = "epoch mean"
             rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
         if not rows:
             return

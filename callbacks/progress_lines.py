@@ -64,7 +64,7 @@ class ProgressLines(Callback):
         now = state.timestamp
         loss = getattr(state, "total_loss", None)
         metrics = {
-            key: float(number)  # waits for the device, at most twice an evaluation
+            key: float(number)  # waits for the device, at these lines only
             for label, values in state.metric_values.items()
             for name, value in values.items()
             for key, number in scalars(f"{label}/{name}", value).items()
@@ -75,7 +75,7 @@ class ProgressLines(Callback):
             "epoch": now.epoch,
             "batch": now.batch,
             "sample": now.sample,
-            "loss": None if loss is None else float(loss),  # waits for the device
+            "loss": None if loss is None else float(loss),  # likewise
             "metrics": metrics,
             "time": time.time(),
             "run": str(state.run_dir),

@@ -2,7 +2,7 @@
 
 Exit codes: 0, all is done; 1, training failed, with a trace; 2, the configuration is wrong, with one message; 3, the
 run has diverged; 75, the machine failed and a retry may succeed; 128 plus the number of a signal that ended the run
-after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See `runner.exit_codes`.
+after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See `runner.failures.exit_codes`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from typing import NoReturn
 
 from runner.distributed.threads import wait_briefly
+from runner.failures.exit_codes import INTERRUPTED
 from runner.modes.quick import answer
 from runner.terminal.answer import answered
 from runner.terminal.output import lasting_output
@@ -46,7 +47,7 @@ def command() -> NoReturn:
         try:
             code = main()
         except KeyboardInterrupt:  # while the runner was imported
-            code = 130
+            code = INTERRUPTED
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 
 log = logging.getLogger("runner")
 

@@ -18,7 +18,8 @@ from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.exit_codes import DIVERGED, WRONG_CONFIG, code_of_failure
+from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.job import Task, run
 from runner.modes.subcommands import spell_out
 from runner.runs.folder import remove_unused
@@ -32,7 +33,6 @@ from runner.sweeps.sweep import SweepRefused
 from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
 from runner.terminal.output import output_to
-from runner.tracebacks import are_whole, raised_by_hydra
 
 
 def run_command() -> int:
@@ -44,7 +44,7 @@ def run_command() -> int:
 
 def lead() -> int:
     """Run the command line, and return the exit code. Rank 0."""
-    code = 1
+    code = FAILED
     saved = None
     try:
         with config_errors():
@@ -62,9 +62,9 @@ def lead() -> int:
                 print(f"WARNING: {sentence}", file=sys.stderr)
         code = compose_and_run(saved)
     except Exception as error:
-        code = 130 if was_interrupted() else tell(error, saved)
+        code = INTERRUPTED if was_interrupted() else tell(error, saved)
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         if isinstance(exit.code, str):  # from a user's code; Python would print it too
@@ -107,11 +107,11 @@ def follow(ranks: Ranks) -> int:
             except WrongConfig as error:
                 if not ranks.has_next_message():
                     print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
-                    return 2
+                    return WRONG_CONFIG
             except Diverged:
                 continue  # rank 0 found the same, and decides whether there is another job
             except KeyboardInterrupt:
-                return 130
+                return INTERRUPTED
             except Exception as error:
                 if ranks.report(error):
                     print_failure(error)

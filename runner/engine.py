@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.event import Event
-from runner.failures import add_raiser
+from runner.failures.facts import add_raiser
 from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
 from runner.terminal.console import describe_time

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.destination import LoggerDestination, Record
-from runner.failures import add_raiser
+from runner.failures.facts import add_raiser
 
 if TYPE_CHECKING:
     from runner.state import State

@@ -8,10 +8,12 @@ import pty
 import re
 import select
 import struct
+import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from python_process import PATIENCE, start_python
 
@@ -46,7 +48,7 @@ def on_terminal(
     columns: int,
     folder: Path,
     env: Mapping[str, str] = {},
-    react: Callable[[str, int], None] = lambda output, pid: None,
+    react: Callable[[str, Any], None] = lambda output, process: None,
 ) -> tuple[int, str]:
     """Run Python on a terminal, and return its exit code and what it wrote.
 
@@ -55,14 +57,16 @@ def on_terminal(
         columns: the width of the terminal.
         folder: the working directory.
         env: variables of its environment.
-        react: called with what it has written so far, whenever there is more, and with its process id.
+        react: called with what it has written so far, whenever there is more, and with its process; `stdin` is a pipe.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "CI", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", **env}
     written = b""
-    with start_python(arguments, cwd=folder, stdout=theirs, stderr=theirs, env=environment) as process:
+    with start_python(
+        arguments, cwd=folder, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
         os.close(theirs)
         deadline = time.monotonic() + PATIENCE
         while (left := deadline - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
@@ -73,7 +77,7 @@ def on_terminal(
             if not chunk:
                 break
             written += chunk
-            react(written.decode(errors="replace"), process.pid)
+            react(written.decode(errors="replace"), process)
         else:
             process.kill()
     os.close(ours)

@@ -21,7 +21,7 @@ class Summary:
         self.cpu = 0.0
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Ends what was forked, so that its time is counted, and reports the total of this process to xdist."""
+        """Ends forked processes so that their time is counted, and reports the total of this process to xdist."""
         end_writers()
         end_server()
         used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

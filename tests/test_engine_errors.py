@@ -10,7 +10,7 @@ from engine_runs import HEARD, A, C, L, make_trainer, names_at
 from torch import nn
 
 from runner import Callback, ClassificationModel, Event, LoggerDestination
-from runner.failures import Raiser, facts_of
+from runner.failures.facts import Raiser, facts_of
 
 
 class Fails(Callback):

@@ -25,13 +25,11 @@ LAYERS: tuple[set[str], ...] = (
         "addresses",
         "checks",
         "event",
-        "exit_codes",
         "failures",
         "files",
         "foreign_hooks",
         "plugins",
         "time",
-        "tracebacks",
     },
     {"batch", "model", "precision", "surgery"},
     {"distributed"},
@@ -71,8 +69,8 @@ MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3400  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("addresses", "checks", "exit_codes", "failures", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
-    *("fit_result", "tracebacks"),
+    *("addresses", "checks", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
+    "fit_result",
 }
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates"),

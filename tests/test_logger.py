@@ -17,7 +17,7 @@ from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, 
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 from runner.destination import Record
-from runner.failures import Raiser, facts_of
+from runner.failures.facts import Raiser, facts_of
 from runner.logger import Logger, join, read_back
 
 

@@ -156,6 +156,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "launch=fast": ("launch=fast", "default"),
     "~launch": ("launch=None", "conf/launch/"),
     "sweep=seeds": ("sweep=seeds", "add -m"),
+    "+folds.count=3": ("folds={'count': 3}: has no effect by itself", "-m sweep=folds"),
     "-m sweep=seds": ("sweep=seds", "did you mean 'seeds'"),
     "hydra/launcher=joblib": ("hydra/launcher=joblib", "add -m"),
     "-m hydra/launcher=jobllib seed=0,1": ("hydra/launcher=jobllib", "did you mean 'joblib'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,23 @@ from main_runs import SHORT
 from test_main_wrong_commands import WRONG
 from tiers import one_in
 
-from runner.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
-from runner.failures import Facts, RankFailed
-from runner.terminal.answer import SCHEMA
+from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
+from runner.failures.facts import Facts, RankFailed
+from runner.terminal.answer import SCHEMA, answered
 
 FIELDS = {"schema", "mode", "command", "exit_code", "result", "error"}
 QUIET = (*SHORT, "callbacks=none")
+LOUD = """
+import atexit, os
+from runner import Callback
+
+atexit.register(print, "at exit")
+
+class Loud(Callback):
+    def fit_end(self, state, logger):
+        print("printed")
+        os.write(1, b"written\\n")
+"""
 
 
 def read(ended: Any) -> dict[str, Any]:
@@ -128,6 +140,17 @@ def test_the_exit_code_says_whether_a_retry_may_help(error: BaseException, code:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_process_prints_the_object_alone(run_app: Any, ranks: int):
-    done = run_app(*QUIET, f"launch.nproc_per_node={ranks}", "output=json")
+def test_a_process_prints_the_object_alone(run_app: Any, ranks: int, tmp_path: Path):
+    (tmp_path / "own.py").write_text(LOUD)
+    loud = "+callbacks.own._target_=own.Loud"
+    done = run_app(*QUIET, loud, f"launch.nproc_per_node={ranks}", "output=json")
     assert json.loads(done.stdout)["result"]["status"] == "FINISHED"
+    for said in ("printed", "written", "at exit"):
+        assert done.stderr.count(said) == ranks
+
+
+@pytest.mark.parametrize(("code", "message"), [(130, "Ctrl-C ended the command"), (143, "SIGTERM ended the command")])
+def test_a_signal_is_told(code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+    monkeypatch.setattr(sys, "argv", ["runner", "output=json"])
+    assert answered(lambda: code) == code
+    assert json.loads(capfd.readouterr().out)["error"]["message"] == message

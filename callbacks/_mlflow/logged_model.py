@@ -1,4 +1,4 @@
-"""Makes a model of MLflow out of a file that the trainer wrote, without importing torch."""
+"""Makes an MLflow model from a file that the trainer wrote, without importing torch."""
 
 from __future__ import annotations
 

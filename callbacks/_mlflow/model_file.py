@@ -33,7 +33,7 @@ def check_best(state: State) -> None:
     """Check that a callback chooses the best checkpoint of the run.
 
     Raises:
-        ValueError: no callback does.
+        ValueError: no callback chooses one.
     """
     savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
     if not any(getattr(one, "monitor", None) for one in savers):

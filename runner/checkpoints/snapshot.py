@@ -28,7 +28,7 @@ from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
-from runner.failures import UnsupportedType
+from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
 from runner.optim.param_groups import check_groups

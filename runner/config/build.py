@@ -18,7 +18,7 @@ from runner.config.composed import check_keys, optimizer_sections, section_of, t
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
 from runner.config.signatures import check_signature, locate
-from runner.failures import WrongKey, annotate, argument_of, facts_of, wrong_argument
+from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination

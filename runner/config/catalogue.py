@@ -187,7 +187,8 @@ def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[
 
 def _as_written(value: Any, lines: list[str]) -> str:
     """Return a value as it stands in the file, on one line."""
-    first, last = value.start_mark, value.end_mark
+    first = value.start_mark
+    last = value.end_mark
     if first.line == last.line:
         return lines[first.line][first.column : last.column]
     text = [lines[first.line][first.column :], *lines[first.line + 1 : last.line], lines[last.line][: last.column]]
@@ -196,8 +197,8 @@ def _as_written(value: Any, lines: list[str]) -> str:
 
 def _comment(key: Any, value: Any, lines: list[str]) -> str:
     """Return the comment beside a value, beside its key, or on the line above."""
-    line, column = value.end_mark.line, value.end_mark.column
-    beside = lines[line][column:] if line < len(lines) else ""
+    line = value.end_mark.line
+    beside = lines[line][value.end_mark.column :] if line < len(lines) else ""
     head = lines[key.start_mark.line]
     above = lines[key.start_mark.line - 1] if key.start_mark.line else ""
     for text in (beside, head if line != key.start_mark.line else "", above if above.lstrip().startswith("#") else ""):

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
@@ -110,6 +110,9 @@ def check_keys(config: Mapping[str, Any]) -> None:
         raise WrongKey(f"scheduler.{key}", reason)
     for group in ("model", "data", "trainer"):
         section_of(config, group)
+    folds = config.get("folds")
+    if folds is not None and not (isinstance(folds, Mapping) and "_target_" in folds):
+        raise WrongKey("folds", "has no effect by itself; -m sweep=folds fills it in", repr(folds))
     optimizer_sections(config)
     for group in ("callbacks", "algorithms"):
         if "_target_" in (config.get(group) or {}):

@@ -21,9 +21,9 @@ from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_with
 from runner.config.suggestions import about_composing, is_empty_choice
 from runner.event import Event
-from runner.failures import WrongKey, argument_of, facts_of
+from runner.failures.facts import WrongKey, argument_of, facts_of
+from runner.failures.tracebacks import VARIABLE, is_of_user
 from runner.modes.quick import fix_of
-from runner.tracebacks import VARIABLE, is_of_user
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""

@@ -11,7 +11,7 @@ import hydra.utils
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.libraries.targets import prepare_import
 
 _SCALARS: dict[Any, tuple[type, ...]] = {

@@ -189,6 +189,8 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
     parts = key.split(".")
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])
+        if node is None and depth:
+            return f"{key}: {above} is null in this run; runner help {above} says what sets it"
         if not isinstance(node, Mapping):
             return f"{key}: {above} is a single value, it has no keys"
         if part not in node:

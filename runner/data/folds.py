@@ -17,9 +17,9 @@ from runner.randomness import stream_seed
 class Folds:
     """Divides the samples of a run's training and evaluation data into folds, and holds one out for evaluation.
 
-    The folds differ by at most one sample, and are the same in all runs with this seed, whatever the run's own seed is.
-    Samples for evaluation are read as the evaluation data are, without augmentation: by the evaluation loader's
-    `transform`, or by that of its data set. Test data stay as they are.
+    The folds differ by at most one sample. They depend on `seed` and not on the run's own seed, unless that makes or
+    splits the data. Samples for evaluation are read as the evaluation data are, without augmentation: by the evaluation
+    loader's `transform`, or by that of its data set. Test data stay as they are.
 
     Args:
         held_out: the fold that is evaluated on and not trained on, in [0, count).
@@ -83,7 +83,8 @@ def _pool(train: OrderedLoader, evaluation: OrderedLoader) -> tuple[Any, Any]:
         pooled = [torch.cat(pair) for pair in pairs]
         return pooled, pooled
     if isinstance(train, DatasetLoader) and isinstance(evaluation, DatasetLoader):
-        first, second = train.dataset, evaluation.dataset
+        first = train.dataset
+        second = evaluation.dataset
         return ConcatDataset([first, _read_as(first, second)]), ConcatDataset([_read_as(second, first), second])
     return None, None
 
@@ -113,7 +114,7 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
     """Return the class of each sample `(samples,)`; None of made-up data.
 
     Raises:
-        TypeError: nothing says it.
+        TypeError: nothing says which class a sample has.
     """
     if isinstance(train, FakeLoader):
         return None
@@ -124,6 +125,7 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
         else:
             labels = torch.as_tensor(getattr(loader.dataset, "targets", ()))  # type: ignore[attr-defined]
         if labels.is_floating_point() or labels.shape != (loader.order.num_samples,):
-            raise TypeError("stratified=True: the data have no class for each sample; use stratified=false")
+            reason = "nothing says which class a sample has: no last tensor or `targets` of whole numbers"
+            raise TypeError(f"stratified=True: {reason}")
         found.append(labels)
     return torch.cat(found)

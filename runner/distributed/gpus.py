@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
+from runner.failures.exit_codes import TERMINATED
 from runner.files.lock import lock_file
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -47,7 +48,7 @@ def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
             has_told = True
             print(f"INFO: waiting for {number} of the GPUs {', '.join(wanted)}: other jobs use them", file=sys.stderr)
         if is_over():
-            raise SystemExit(143)
+            raise SystemExit(TERMINATED)
         time.sleep(POLL)
     os.environ[VISIBLE] = ",".join(_chosen[:number])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner.distributed.environment import PARENT
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
-from runner.failures import RankFailed
+from runner.failures.facts import RankFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

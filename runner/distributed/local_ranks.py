@@ -23,7 +23,7 @@ from runner.distributed.job import Job
 from runner.distributed.launch import Ranks
 from runner.distributed.launch_secret import VARIABLE, use_secret
 from runner.distributed.threads import VARIABLES
-from runner.tracebacks import environment_of_user
+from runner.failures.tracebacks import environment_of_user
 
 PR_SET_PDEATHSIG = 1
 GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, by themselves

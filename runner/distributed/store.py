@@ -16,8 +16,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.failures import UNKNOWN, Facts, RankFailed, facts_to_report
-from runner.tracebacks import format_failure
+from runner.failures.facts import UNKNOWN, Facts, RankFailed, facts_to_report
+from runner.failures.tracebacks import format_failure
 
 log = logging.getLogger("runner")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.models.entries import Entries
 from runner.models.supervised import SupervisedModel
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.model import Model
 from runner.models.entries import Entries, check_entries, pick, pick_value
 

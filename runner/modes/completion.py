@@ -15,7 +15,7 @@ from pathlib import Path
 from runner.config.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
 from runner.config.command_line import LISTS, key_of, typed_value
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.table import MODES
 from runner.runs.listing import OUTPUTS, RUNS
 from runner.terminal.text import printable

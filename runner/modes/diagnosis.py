@@ -15,7 +15,7 @@ from runner.config import build
 from runner.config.catalogue import CONF
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.event import Event
-from runner.failures import RankFailed, annotate, argument_of, facts_of
+from runner.failures.facts import RankFailed, annotate, argument_of, facts_of
 from runner.modes.batch_text import describe_batch
 
 if TYPE_CHECKING:

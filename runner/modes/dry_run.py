@@ -27,7 +27,7 @@ from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
-from runner.failures import annotate
+from runner.failures.facts import annotate
 from runner.hooks import Callback
 from runner.modes.batch_text import describe_batch
 from runner.modes.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.final_test import check_test_data
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record

@@ -10,7 +10,7 @@ from runner.config.catalogue import GROUPS, Choice, choices, default_choices, to
 from runner.config.command_line import LISTS
 from runner.config.docstrings import Definition, find_definition
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.list import describe_group, own_classes
 from runner.modes.subcommands import CONFIG_DIR
 from runner.modes.table import MODES, Mode
@@ -166,7 +166,7 @@ def _explain_choice(choice: Choice) -> Iterator[str]:
     yield heading("Read more")
     places = [show_path(choice.file)]
     if definition is not None:
-        places.append(show_path(definition.file))
+        places.append(show_path(definition.file.resolve()))  # a checkout is installed through a link
     yield from in_columns([(place,) for place in places])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from runner.checkpoints.digest import FILE, read_digests
 from runner.distributed.environment import PARENT
-from runner.tracebacks import environment_of_user
+from runner.failures.tracebacks import environment_of_user
 
 IN_SAVE = "inside a save"
 START = "start-up"

@@ -9,7 +9,7 @@ from runner.config.catalogue import GROUPS, Choice, choices
 from runner.config.command_line import LISTS
 from runner.config.docstrings import Definition, classes_in
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.subcommands import CONFIG_DIR
 from runner.modes.table import MODES
 from runner.terminal.answer import give

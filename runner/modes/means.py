@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.runs.candidates import Candidate, Run, common_metric, find_candidate, pair_up
 from runner.runs.conditions import to_number, to_text
 from runner.runs.decision import bootstrap, find_ties

@@ -10,8 +10,8 @@ from typing import Any
 from runner import __version__
 from runner.config.nearest import Advice, nearest
 from runner.distributed.environment import is_rank_zero
-from runner.exit_codes import WRONG_CONFIG
-from runner.failures import WrongKey, argument_of
+from runner.failures.exit_codes import WRONG_CONFIG
+from runner.failures.facts import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
 from runner.terminal.answer import error_object, give

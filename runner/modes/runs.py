@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.runs.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
 from runner.runs.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.runs.result import to_json

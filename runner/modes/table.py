@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 
 if TYPE_CHECKING:
     from runner.distributed.job import Job

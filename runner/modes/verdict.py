@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.modes.quick import unquoted
 from runner.runs.candidates import (
     Candidate,

@@ -15,7 +15,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config

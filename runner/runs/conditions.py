@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from runner.config.nearest import nearest
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.runs.listing import FIELDS, SavedFolder
 
 _CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)

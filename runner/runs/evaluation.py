@@ -43,7 +43,7 @@ def describe_evaluators(state: State) -> dict[str, str]:
 
 
 def _digest_data(loader: Any) -> str:
-    """Return a digest of a loader's data: of its tensors, or of samples that are evenly spread, or of its class."""
+    """Return a digest of a loader's data: of its tensors, else of evenly spaced samples, else of its class."""
     dataset = getattr(loader, "dataset", loader)
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     try:

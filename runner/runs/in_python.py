@@ -20,7 +20,7 @@ from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
-from runner.failures import WrongKey
+from runner.failures.facts import WrongKey
 from runner.job import chosen_names, name_run
 from runner.modes.table import find_mode
 from runner.modes.train import record

@@ -20,7 +20,7 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.exit_codes import DIVERGED
+from runner.failures.exit_codes import DIVERGED
 from runner.runs.result import FILE, Result, read_result
 from runner.terminal.answer import error_object, give
 

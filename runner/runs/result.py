@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.addresses import hidden_everywhere
-from runner.exit_codes import code_of_failure
-from runner.failures import RankFailed, facts_of
+from runner.failures.exit_codes import code_of_failure
+from runner.failures.facts import RankFailed, facts_of
 from runner.files.whole import read_bounded, write_whole
 from runner.terminal.answer import SCHEMA, error_object, plain
 
@@ -43,7 +43,7 @@ class Result:
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
-        seconds: training time in all sessions that ended.
+        seconds: time of all sessions that ended, including the building of objects and the closing of callbacks.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
         trace: stack trace of the failure; empty without one.

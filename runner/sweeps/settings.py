@@ -127,7 +127,7 @@ def group(jobs: Sequence[SweepJob]) -> list[Setting]:
 
 
 def judge(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings, best first, with their verdicts: which of them may be the best, as far as their seeds tell."""
+    """Return settings, best first, with verdicts: which of them may be the best, as far as their runs can tell."""
     leader, *others = settings
     judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
     if not judged or not leader.is_complete or len(leader.jobs) < 2:

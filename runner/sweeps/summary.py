@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.destination import SweepSummary
-from runner.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
+from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
 from runner.runs.result import Result
@@ -230,7 +230,8 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     best = settings[0]
     if best.mean is not None:
         spread = f" +- {best.spread:.2g} over {len(best.objectives)} runs" if best.spread is not None else ""
-        rows.append(("best", f"{best.name}: {objective_name(jobs)} {best.mean:.4g}{spread}"))
+        name = f"{best.name}: " if best.values else ""
+        rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
     if len(settings) > 1 and all(len(setting.jobs) == 1 for setting in settings):
         rows.append(("note", "one run each: add sweep=seeds to see whether the differences are more than chance"))

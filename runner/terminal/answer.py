@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -12,11 +13,12 @@ from typing import Any
 
 from runner.addresses import without_credentials
 from runner.distributed.environment import is_rank_zero
-from runner.exit_codes import FAILED, INTERRUPTED, NAMES
+from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
 
 SCHEMA = 1
 """The version of the form; it grows when a field changes its meaning or goes, not when one is added."""
 KEPT = 1_000_000  # characters of text
+_REASONS = {INTERRUPTED: "Ctrl-C ended the command", TERMINATED: "SIGTERM ended the command"}
 
 _given: dict[str, Any] = {}
 
@@ -60,9 +62,9 @@ def answered(run: Callable[[], int]) -> int:
     if forms[-1] == "text":
         return run()
     sys.stdout.flush()
+    kept: Any = _Kept()
     stdout = os.dup(1)
     os.dup2(2, 1)  # for processes that this one starts, and for code that is not Python
-    kept: Any = _Kept()
     try:
         with redirect_stdout(kept):
             try:
@@ -74,13 +76,14 @@ def answered(run: Callable[[], int]) -> int:
         os.close(stdout)
     if is_rank_zero():
         print(_as_text(typed, code, "".join(kept.texts)), flush=True)
+    atexit.register(os.dup2, 2, 1)  # the last to be registered is the first to run: the others may print
     return code
 
 
 def _as_text(typed: Sequence[str], code: int, text: str) -> str:
     error = _given.get("error")
     if error is None and code:
-        error = error_object(code, _given.get("reason", f"the command ended with exit code {code}; see stderr"))
+        error = error_object(code, _given.get("reason") or _REASONS.get(code, f"exit code {code}; see stderr"))
     result = _given.get("result")
     if result is None and not code and text:
         result = {"text": text}

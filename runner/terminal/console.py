@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.addresses import without_credentials
-from runner.failures import RankFailed
+from runner.failures.facts import RankFailed
+from runner.failures.tracebacks import format_failure
 from runner.terminal.output import texts_written
-from runner.tracebacks import format_failure
 
 if TYPE_CHECKING:
     from runner.time import Timestamp

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from python_process import start_python
-from screen import screen
+from screen import on_terminal, screen
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -265,44 +260,31 @@ print("done")
 """
 
 
-def plain(output: bytes) -> str:
+def plain(output: str) -> str:
     """What a terminal was sent, without what moves its cursor."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace")).replace("\r", "\n")
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r", "\n")
 
 
-def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay():
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", "CI": ""}
-    with start_python(["-c", PROGRAM], stdin=subprocess.PIPE, stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        output, asked = b"", 0
-        deadline = time.monotonic() + 120
-        while (left := deadline - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
-            try:
-                chunk = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other side is closed
-                break
-            if not chunk:
-                break
-            output += chunk
-            # A batch is trained when it is seen how many were before: each number is drawn, however slow that is.
-            seen = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(output))}
-            assert process.stdin is not None
-            process.stdin.write(b"\n" * (len(seen) - asked))
-            process.stdin.flush()
-            asked = len(seen)
-        else:
-            process.kill()  # a number is not drawn
-    os.close(ours)
-    assert process.returncode == 0
+def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay(tmp_path: Path):
+    asked: set[str] = set()
+
+    def ask(written: str, process: Any) -> None:
+        # A batch is trained when it is seen how many were before: each number is drawn, however slow that is.
+        seen = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(written))}
+        process.stdin.write(b"\n" * len(seen - asked))
+        process.stdin.flush()
+        asked.update(seen)
+
+    code, output = on_terminal(["-c", PROGRAM], 100, tmp_path, react=ask)
+    assert code == 0
     text = plain(output)
     shown = {int(number) for number in re.findall(r" [123]/3 +(\d+)/30 ", text)}
     assert shown == set(range(31))
-    rows = table(screen(output.decode()).removesuffix("\ndone\n"))
+    rows = table(screen(output).removesuffix("\ndone\n"))
     assert [(row["epoch"], row["batch"]) for row in rows] == [("1/3", "10/30"), ("2/3", "20/30"), ("3/3", "30/30")]
     assert [row["batch/s"] for row in rows] == ["50.0"] * 3
-    assert "\u2501" in text and "\u2501" not in screen(output.decode())
-    assert output.decode().rindex("\x1b[?25h") > output.decode().rindex("\x1b[?25l"), "the cursor is hidden"
+    assert "\u2501" in text and "\u2501" not in screen(output)
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is hidden"
 
 
 @pytest.mark.parametrize("name", ["refresh_interval", "line_interval"])

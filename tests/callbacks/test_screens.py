@@ -98,10 +98,10 @@ def test_after_ctrl_c(tmp_path: Path):
     """The bar is gone, and the last line is the command to paste."""
     interrupted = []
 
-    def interrupt(written: str, pid: int) -> None:
+    def interrupt(written: str, process: Any) -> None:
         if not interrupted and re.search(r" [2-9]/100000 +\d+/", written):
-            os.kill(pid, signal.SIGINT)
-            interrupted.append(pid)
+            os.kill(process.pid, signal.SIGINT)
+            interrupted.append(process)
 
     endless = (*SHORT, "trainer.max_duration=100000ep", "trainer.eval_interval=0")
     code, written = on_terminal(["-m", "runner", *endless], 80, tmp_path, react=interrupt)

@@ -17,7 +17,7 @@ from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, 
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
 from runner.event import Event
-from runner.failures import WrongKey, add_raiser, annotate
+from runner.failures.facts import WrongKey, add_raiser, annotate
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -89,6 +89,7 @@ def explained(*overrides: str) -> str:
                 "add to it with +callbacks.mlflow_logger.tags.team=...",
             ),
             (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
+            (["folds.count=3"], "folds.count: folds is null in this run; runner help folds says what sets it"),
             (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? A value of your own"),
             (
                 ["~callbacks.lr_monitor"],

@@ -58,7 +58,7 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
 
         from runner import Event, Timestamp
         from runner.distributed.store import current_store, first_failure, group_store
-        from runner.failures import add_raiser, facts_of
+        from runner.failures.facts import add_raiser, facts_of
 
         current_store()
         rank = int(os.environ["RANK"])
@@ -96,7 +96,7 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
         from turns import say, wait_for
 
         from runner.distributed.store import current_store, first_failure, group_store
-        from runner.failures import RankFailed
+        from runner.failures.facts import RankFailed
 
         current_store()
         if os.environ["RANK"] == "1":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.failures import RankFailed
+from runner.failures.facts import RankFailed
 from runner.modes.diagnosis import noting_batch
 
 DIGITS = ("trainer.max_duration=2ba", "callbacks=none")

@@ -47,6 +47,13 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def targets(self) -> Tensor:
+        """The targets of all rows, `(rows, ...)`, read without the other columns."""
+        column = self.columns["targets"]
+        rows = self._rows.select_columns([column])[:]
+        return torch.stack([self._tensor("targets", column, one, row) for row, one in enumerate(rows[column])])
+
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         row = self._rows[index]
         return tuple(self._tensor(key, column, row[column], index) for key, column in self.columns.items())

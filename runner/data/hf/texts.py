@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 IGNORED_LABEL = -100
@@ -55,6 +55,11 @@ class Texts(Dataset[dict[str, Tensor]]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of all rows, `(rows, ...)`; empty if they are not classes or numbers of whole texts."""
+        return torch.empty(0) if self._labels is None else self._labels.targets
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self._rows[index]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.models.hf.network import HFNetwork
 
 

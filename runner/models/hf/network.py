@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.models.hf.adapters import add_adapters
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet
 from runner.models.hf.reading import one_sequence_a_row, without_reading

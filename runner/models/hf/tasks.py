@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from runner.failures import wrong_argument
+from runner.failures.facts import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.language import IGNORED_TARGET
 

@@ -12,6 +12,7 @@ from tiny_tokenizer import make_tokenizer
 
 from runner import ClassificationModel, Trainer
 from runner.data import DatasetLoader
+from runner.data.folds import Folds
 from runner.data.hf.dataset import load_hf_dataset
 from runner.data.images.imagefolder import MEAN, STD
 
@@ -95,6 +96,13 @@ def test_a_part_of_the_rows_is_kept_by_seed(rows: dict[str, Any], columns: dict[
     if "text" not in columns:
         assert len(targets(0, 1)) == 8
         assert sorted(targets(0, 0) + targets(0, 1)) == [*range(40)]
+
+
+def test_folds_are_stratified_by_the_targets(rows: dict[str, Any]):
+    train, evaluation = load(**rows, inputs="x", targets="y")
+    Folds(0, 4, stratified=True).apply(train, evaluation)
+    found = [int(one) for _, targets in evaluation for one in targets]
+    assert len(found) == 12 and sum(found) in (4, 5)  # 17 of 47 rows
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.tracebacks import environment_of_user, format_failure, is_of_user, raised_by_hydra
+from runner.failures.tracebacks import environment_of_user, format_failure, is_of_user, raised_by_hydra
 
 
 def failure_in(folder: Path, code: str, *arguments: Any) -> BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.failures import is_of_environment
+from runner.failures.facts import is_of_environment
 
 DONE = 0
 FAILED = 1

@@ -9,7 +9,7 @@ import pytest
 
 from runner.checks import check_whole
 from runner.event import Event
-from runner.failures import (
+from runner.failures.facts import (
     Facts,
     Raiser,
     RankFailed,

@@ -118,7 +118,7 @@ def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[st
     for place, runs in groups.items():
         name = ", ".join(f"{key}={one}" for key, one in zip([*rows, *columns], sum(place, ()), strict=True)) or "all"
         cell = Candidate(name, runs, missing.get(place, []))
-        values = [run.result.metrics[metric] for run in runs]
+        values = [*cell.values(metric, [*cell.varying]).values()]
         cells[place] = Cell(cell, values, bootstrap(np.asarray(values)))
     varying = [{(key, *found) for key, found in one.candidate.varying.items()} for one in cells.values()]
     shared = {key for key, *_ in set.intersection(*varying)} if len(cells) > 1 else set()

@@ -20,7 +20,7 @@ from runner.runs.candidates import (
     pair_up,
 )
 from runner.runs.decision import LEVEL, Decision, decide
-from runner.runs.result import to_json
+from runner.runs.result import FOLD, to_json
 from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, heading, in_columns, printable
 
@@ -207,7 +207,8 @@ def _explain(one: Comparison) -> Iterator[tuple[str, str]]:
     count = min(decision.n)
     if decision.is_paired:
         seeds = ", ".join(one.pairs[:8]) + (", ..." if len(one.pairs) > 8 else "")
-        yield "test", f"paired: {_plural(count, 'pair')} of runs with equal seeds ({seeds}), signs flipped"
+        folds = "; the folds of a seed count as their mean" if FOLD in one.candidate.varying else ""
+        yield "test", f"paired: {_plural(count, 'pair')} of runs with equal seeds ({seeds}), signs flipped{folds}"
     else:
         yield "test", f"not paired, as seeds differ: {decision.n[0]} and {_plural(decision.n[1], 'run')}, permuted"
     if decision.smallest_p > LEVEL:

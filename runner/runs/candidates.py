@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -19,9 +19,8 @@ from runner.failures.facts import WrongKey
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
-from runner.runs.result import FILE, Result, read_result
+from runner.runs.result import FILE, FOLD, SEED, Result, read_result
 
-SEED = "seed"
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only watch, or say where they run."""
 
@@ -95,10 +94,23 @@ class Candidate:
         found = {group: sorted({one.get(group, "null") for one in named}) for group in dict.fromkeys(named[0])}
         return {group: values for group, values in found.items() if len(values) > 1 and group not in UNTRAINED}
 
-    def values(self, metric: str, keys: Sequence[str]) -> dict[str, float]:
-        """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts."""
-        runs = sorted(self.runs, key=lambda run: run.result.started)
-        return {" ".join(pair_of(run, keys)): run.result.metrics[metric] for run in runs}
+    def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
+        """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts.
+
+        Folds of one seed train on much the same samples, so they are no evidence of their own: their mean is one value.
+
+        Args:
+            metric: one that all of them have.
+            keys: by which runs are paired besides the seed.
+            among: pairs whose runs count; empty: all.
+        """
+        found: dict[str, dict[Pair, float]] = {}
+        for run in sorted(self.runs, key=lambda run: run.result.started):
+            pair = pair_of(run, keys)
+            if pair in (among or (pair,)):
+                shared = pair_of(run, [key for key in keys if key != FOLD])
+                found.setdefault(" ".join(shared), {})[pair] = run.result.metrics[metric]
+        return {shared: math.fsum(folds.values()) / len(folds) for shared, folds in found.items()}
 
 
 def pair_of(run: Run, keys: Sequence[str]) -> Pair:
@@ -195,7 +207,8 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
     """
     keys = pairing_keys(a, b, key)
     check_comparable(a, b, metric, keys, allows_budget)
-    return pair_values(a.values(metric, keys), b.values(metric, keys))
+    both = {pair_of(run, keys) for run in a.runs} & {pair_of(run, keys) for run in b.runs} if FOLD in keys else ()
+    return pair_values(a.values(metric, keys, both), b.values(metric, keys, both))
 
 
 def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:

@@ -20,6 +20,9 @@ from runner.terminal.answer import SCHEMA, error_object, plain
 if TYPE_CHECKING:
     from runner.state import State
 
+SEED = "seed"
+FOLD = "folds.held_out"
+"""Keys in which runs of one setting differ."""
 FILE = "result.json"
 LARGEST = 4_000_000  # bytes of a result that is read; one of ours has a few thousand
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.runs.result import Result
+from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps.names import describe, short_names, show_value, swept_values
 from runner.sweeps.sweep import Sweep
 
 Table = tuple[list[str], list[list[Any]]]
-SEED = "seed"
-REPEATED = (SEED, "folds.held_out")
+REPEATED = (SEED, FOLD)
 """Keys whose values repeat a setting: jobs that differ in nothing else are the same setting."""
 
 
@@ -61,8 +60,11 @@ class Setting:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses of the jobs that have one, by what pairs them with jobs of other settings: seed and fold."""
-        return {repr(_repetition(job)): job.loss for job in self.done}
+        """The losses by what pairs them with those of other settings: the seed, over whose folds they are means."""
+        by_seed: dict[str, list[float]] = {}
+        for job in self.done:
+            by_seed.setdefault(repr(job.values.get(SEED)), []).append(job.loss)
+        return {seed: statistics.fmean(losses) for seed, losses in by_seed.items()}
 
     @property
     def is_complete(self) -> bool:
@@ -130,7 +132,7 @@ def judge(settings: Sequence[Setting]) -> list[Setting]:
     """Return settings, best first, with verdicts: which of them may be the best, as far as their runs can tell."""
     leader, *others = settings
     judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
-    if not judged or not leader.is_complete or len(leader.jobs) < 2:
+    if not judged or not leader.is_complete or len(leader.losses) < 2:
         return [*settings]
     from runner.runs.decision import find_ties, pair_values  # here, because numpy takes a tenth of a second
 

@@ -18,7 +18,7 @@ from runner.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
-from runner.runs.result import Result
+from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
 from runner.sweeps.plan import name_job_in
@@ -164,8 +164,8 @@ def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
                 "jobs": [
                     {
                         "name": job.result.name,
-                        "seed": job.values.get("seed"),
-                        "fold": job.values.get("folds.held_out"),
+                        "seed": job.values.get(SEED),
+                        "fold": job.values.get(FOLD),
                         "objective": job.result.objective if job in setting.done else None,
                         "status": job.result.status,
                         "seconds": round(job.result.seconds, 3),
@@ -233,8 +233,11 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         name = f"{best.name}: " if best.values else ""
         rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
-    if len(settings) > 1 and all(len(setting.jobs) == 1 for setting in settings):
-        rows.append(("note", "one run each: add sweep=seeds to see whether the differences are more than chance"))
+    if len(settings) > 1 and all(len(setting.losses) == 1 for setting in settings):
+        what = (
+            "run each: add sweep=seeds" if all(len(one.jobs) == 1 for one in settings) else "seed: add seed=0,1,2,3,4,5"
+        )
+        rows.append(("note", f"one {what} to see whether the differences are more than chance"))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)
@@ -253,10 +256,8 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
     from runner.runs.decision import LEVEL, count_needed
 
     least = count_needed(math.inf, LEVEL / compared)
-    n = len(settings[0].objectives)
-    too_few = (
-        f"; {n} runs of each cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
-    )
+    n = len(settings[0].losses)
+    too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
     yield f"{names} may be as good{too_few}"
 
 

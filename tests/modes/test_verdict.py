@@ -57,6 +57,20 @@ def test_too_few_pairs_are_not_decided_and_it_is_said_how_many_are_missing(outpu
     assert (one["paired"], one["n"], one["p"], one["more_seeds"]) == (True, [3, 3], 0.25, 3)
 
 
+def test_the_folds_of_a_seed_are_one_value(outputs: Path, run_here: Any):
+    for name, better in (("c", 0.0), ("d", 0.1)):
+        for fold in range(4 if name == "c" else 3):
+            config = {"trainer": TRAINER, "folds": {"held_out": fold}}
+            write_seeds(outputs / f"{name}/{fold}", [0.8 + better + fold / 20] * 2, config=config)
+    one = found(run_here, "outputs/c", "outputs/d")
+    assert (one["n"], one["pairs"], one["verdict"]) == ([2, 2], ["0", "1"], "not decided")
+    assert one["means"] == pytest.approx([0.85, 0.95])  # the fold that only one of them has is left out
+    said = run_here("verdict", "outputs/c", "outputs/d", code=0).out
+    assert "the folds of a seed count as their mean" in said.replace("\n         ", " ")
+    table = run_here("table", "outputs/d", code=0).out
+    assert "(2) |" in table and "each mean is also over folds.held_out" not in table
+
+
 def test_a_filter_names_runs_and_a_lower_loss_is_better(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.8] * 8, lr=0.3)
     one = found(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "verdict.metric=loss")

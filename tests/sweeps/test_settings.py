@@ -61,6 +61,17 @@ def test_a_sweep_of_seeds_is_one_setting():
     assert (setting.name, setting.objectives, setting.mean) == ("all runs", [0.2, 1.0], 0.6)
 
 
+def test_the_folds_of_a_seed_are_one_value():
+    jobs = [
+        result(0.1 * fold + lr, f"lr={lr}", "seed=0", f"folds.held_out={fold}") for lr in (0, 1) for fold in range(8)
+    ]
+    settings = group(compare(jobs, sweep()))
+    assert [(len(one.objectives), one.losses, one.verdict) for one in settings] == [
+        (8, {"0": pytest.approx(-1.35)}, ""),
+        (8, {"0": pytest.approx(-0.35)}, ""),
+    ]
+
+
 def verdicts(*values: list[float], data: str = "") -> dict[str, str]:
     """The verdicts on settings with such objectives, one a seed; `data` is what the last was evaluated on."""
     jobs = []

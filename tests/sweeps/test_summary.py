@@ -60,7 +60,7 @@ def test_the_best_is_a_setting_in_what_is_printed_and_written_and_handed_on(
     assert lines[3] == "0.01       0.6  0.1414  2  leads          0.5     1.23"
     assert lines[5].endswith("1 not finite") and lines[6].endswith("1 failed")
     assert any(line.startswith("best") and "lr=0.01: eval/acc 0.6 +- 0.14 over 2 runs" in line for line in lines)
-    assert "tied    lr=10 may be as good; 2 runs of each cannot tell 2 settings apart, 6 can" in lines
+    assert "tied    lr=10 may be as good; 2 seeds cannot tell 2 settings apart, 6 can" in lines
     assert any(line.split() == ["report", "sweep/report.html"] for line in lines)
 
     with (tmp_path / "sweep" / "settings.csv").open(newline="") as file:

@@ -234,9 +234,8 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
     if len(settings) > 1 and all(len(setting.losses) == 1 for setting in settings):
-        what = (
-            "run each: add sweep=seeds" if all(len(one.jobs) == 1 for one in settings) else "seed: add seed=0,1,2,3,4,5"
-        )
+        is_single = all(len(setting.jobs) == 1 for setting in settings)
+        what = "run each: add sweep=seeds" if is_single else "seed: add seed=0,1,2,3,4,5"
         rows.append(("note", f"one {what} to see whether the differences are more than chance"))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]

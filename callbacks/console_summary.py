@@ -22,6 +22,7 @@ from runner.callbacks._columns import (
 )
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
+from runner.distributed.signals import SessionOver
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ def _outcome(state: State, seconds: str) -> str:
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
+        outcome = "paused" if isinstance(state.error, SessionOver) else outcome
         return f"{outcome:<8} {describe_time(now)}, {seconds}"
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
     batches = f"{now.batch:,} batch{'es' * (now.batch != 1)}"

@@ -18,6 +18,7 @@ from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.distributed.signals import SessionOver
 from runner.job import Task, run
 from runner.modes.subcommands import spell_out
 from runner.runs.folder import remove_unused
@@ -101,7 +102,7 @@ def follow(ranks: Ranks) -> int:
                 if not ranks.has_next_message():
                     print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                     return 2
-            except Diverged:
+            except (Diverged, SessionOver):
                 continue  # rank 0 found the same, and decides whether there is another job
             except KeyboardInterrupt:
                 return 130

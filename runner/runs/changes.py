@@ -29,6 +29,7 @@ SAFE = (
     "test",  # it comes after training
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
+    "trainer.session",  # the run stops between two batches, and goes on
     "trainer.device",  # the same mathematics, up to rounding
 )
 # In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.

@@ -20,6 +20,7 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.distributed.signals import SessionOver
 from runner.runs.result import FILE, Result, read_result
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ def recording(job: Job) -> Iterator[Result]:
     except Diverged as error:
         result.status = "DIVERGED"
         result.error = result.cause = str(error)
+        raise
+    except SessionOver:
+        result.status = "PAUSED"
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"

@@ -26,8 +26,8 @@ class Result:
     """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, because of its
-            config; such a job has no folder). A run that was cut off stays RUNNING.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), or
+            REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
+from runner.budget import Budget
 from runner.callbacks._best_values import BestValues, name_metric
 from runner.callbacks._columns import (
     NUMBER_WIDTH,
@@ -211,8 +212,10 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         elif saved:
             yield "resume it", f"Trainer(..., resume_path={path!r})"
     elif state.config and saved:
-        longer = Time(2 * state.max_duration.value, state.max_duration.unit)
+        longer = f"trainer.max_duration={Time(2 * state.max_duration.value, state.max_duration.unit)}"
+        if (budget := state.config.get("budget")) is not None:
+            longer = shlex.quote(f"budget={Budget.parse(budget).doubled}")
         yield "evaluate it", f"{command} mode=eval"
-        yield "train it for longer", f"{command} trainer.max_duration={longer}"
+        yield "train it for longer", f"{command} {longer}"
     ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
     yield from (("compare it", one) for one in ui if one)

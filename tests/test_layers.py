@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
-    {"addresses", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time", "tracebacks"},
+    {"addresses", "budget", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time", "tracebacks"},
     {"batch", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "pictures", "schedulers"},
@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3410  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("addresses", "checks", "failures", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
+    *("addresses", "budget", "checks", "failures", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
     *("fit_result", "tracebacks"),
 }
 ENGINE_IN_FOLDERS = {

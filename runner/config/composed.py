@@ -19,7 +19,7 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "objective", "test", "vars", *OF_THE_COMMAND)
+KEYS = (*GROUPS, "seed", "run_name", "experiment_name", "budget", "objective", "test", "vars", *OF_THE_COMMAND)
 TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.budget import check_length
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
@@ -33,6 +35,7 @@ def train(job: Job) -> float | None:
     """
     with recording(job) as result:
         with config_errors():
+            job = replace(job, config=settled(job.config))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
@@ -49,6 +52,15 @@ def train(job: Job) -> float | None:
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
     return result.objective
+
+
+def settled(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose budget, if it has one, is a number of batches. All ranks."""
+    if config["budget"] is None:
+        return config
+    from runner.modes.measure import settle_budget  # imports torch
+
+    return settle_budget(config)
 
 
 @contextmanager
@@ -87,6 +99,7 @@ def record(trainer: Trainer, job: Job) -> None:
             f"trainer.max_duration=<more than {now.get(end.unit)}>"
         )
     check_trainable(state, job.may_be_over)
+    check_length(job.config, end, state.train_dataloader_len)
     check_objective(state, job.config["objective"])
     check_test(state, job.config)
     log_record(trainer.logger, job, state.resumed_from)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from runner.addresses import hidden_everywhere
+from runner.budget import unmeasured
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
@@ -82,7 +83,7 @@ def check_objective(state: State, objective: str | None) -> None:
 
 def identify(config: Mapping[str, Any]) -> str:
     """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
-    parts = {key: value for key, value in config.items() if key not in _NO_PART}
+    parts = {key: value for key, value in unmeasured(config).items() if key not in _NO_PART}
     return fingerprint(hidden_everywhere(parts))
 
 

@@ -22,6 +22,7 @@ from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.signals import SessionOver
+from runner.runs.load import LoadMeter
 from runner.runs.result import FILE, Result, read_result
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def recording(job: Job) -> Iterator[Result]:
     folder = Path(job.run_dir)
     started = time.monotonic()
     before = read_result(folder)
+    meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
     result.started = before.started if before is not None and before.started else time.time()
     _write(result, folder)
@@ -135,7 +137,10 @@ def recording(job: Job) -> Iterator[Result]:
         raise
     finally:
         if result.status != "RUNNING":
-            result.seconds = time.monotonic() - started + (before.seconds if before is not None else 0.0)
+            earlier = before.seconds if before is not None else 0.0
+            result.seconds = time.monotonic() - started + earlier
+            if meter is not None:
+                result.load = meter.read(before.load if before is not None else {}, earlier)
             _write(result, folder)
 
 

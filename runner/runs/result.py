@@ -41,6 +41,7 @@ class Result:
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         seconds: training time in all sessions that ended.
+        load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: stack trace of the failure, or the reason for a refusal.
         cause: the exception behind the failure, in one line.
@@ -62,6 +63,7 @@ class Result:
     lower: list[str] = field(default_factory=list)
     tested: str | None = None
     seconds: float = 0.0
+    load: dict[str, float] = field(default_factory=dict)
     started: float = 0.0
     error: str | None = None
     cause: str = ""
@@ -146,8 +148,8 @@ def read_result(folder: Path) -> Result | None:
     try:
         content = json.loads(read_bounded(folder / FILE, LARGEST))
         content["objective"] = None if content["objective"] is None else float(content["objective"])
-        for key in ("metrics", "choices", "evaluation"):
-            kind = float if key == "metrics" else str
+        for key in ("metrics", "choices", "evaluation", "load"):
+            kind = float if key in ("metrics", "load") else str
             content[key] = {name: kind(value) for name, value in content.get(key, {}).items()}
         result = Result(**content)
         result.overrides = [str(one) for one in result.overrides]

@@ -17,6 +17,7 @@ from runner.addresses import without_credentials
 from runner.destination import SweepSummary
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
+from runner.runs.load import describe_inequality
 from runner.runs.result import Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
@@ -213,6 +214,8 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     rows += [("tied", line) for line in _describe_ties(settings)]
     if len(settings) > 1 and all(len(setting.jobs) == 1 for setting in settings):
         rows.append(("note", "one run each: add sweep=seeds to see whether the differences are more than chance"))
+    if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
+        rows.append(("note", unequal))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,12 @@ class Task:
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
-    if not find_mode(job.config["mode"]).on_all_ranks:
+    mode = find_mode(job.config["mode"])
+    if not mode.on_all_ranks:
         with without_ranks():
             return run(job)
     if hydra_config.mode is RunMode.RUN:
-        with owned(Path(job.run_dir)), ranks().sharing(job):
+        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext(), ranks().sharing(job):
             return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it

@@ -17,7 +17,9 @@ import torch
 
 from runner.config import build
 from runner.destination import LoggerDestination
+from runner.engine import overrides
 from runner.hooks import Callback
+from runner.modes.dry_run import collecting_warnings
 from runner.trainer import Trainer
 
 
@@ -30,14 +32,21 @@ def trial(config: Mapping[str, Any], watcher: Callback, *, watched: bool = True,
     Args:
         config: a config that `build.check` has accepted.
         watcher: a callback that is added.
-        watched: whether the config's own callbacks run too, apart from destinations.
+        watched: whether the config's own callbacks run too, apart from destinations; otherwise only those that load.
         changed: arguments of the Trainer in place of the config's.
     """
     section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
-    with torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="runner-trial-") as folder:
+    with (
+        torch.random.fork_rng(),
+        collecting_warnings([]),  # the run itself gives them
+        tempfile.TemporaryDirectory(prefix="runner-trial-") as folder,
+    ):
         parts = build.make_parts(config)
-        own = parts.pop("callbacks") if watched else {}
-        callbacks = {key: one for key, one in own.items() if not isinstance(one, LoggerDestination)}
+        callbacks = {
+            key: one
+            for key, one in parts.pop("callbacks").items()
+            if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
+        }
         model = build.make_model(config)
         train, evaluation = build.make_data(config["data"])
         with build.assemble(

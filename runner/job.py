@@ -147,7 +147,8 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
         config: the job's config, not yet checked.
         hydra_config: Hydra's own config for the job.
     """
-    build.warm_up(config)
+    if find_mode(config["mode"]).keeps_folder:  # otherwise no destination is called
+        build.warm_up(config)
     launch = build.make_launch(config)
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)

@@ -33,12 +33,13 @@ def test_the_steepest_descent_before_the_minimum():
 
 
 def rise(rising: RisingRate, **groups: float) -> list[float]:
-    """Fit w to 3 with the loss curvature * (w - 3)^2 / 2, and return the final rates of the parameter groups."""
+    """Fit 2 w + b to noise around 6, and return the final rates of the parameter groups."""
+    torch.manual_seed(0)
     network = nn.Linear(1, 1, bias=True)
-    data = torch.full((8, 1), 2.0), torch.full((8, 1), 6.0)
+    data = torch.full((64, 1), 2.0), 6.0 + torch.randn(64, 1)
     with Trainer(
         model=SupervisedModel(network, loss_fn=nn.functional.mse_loss),
-        train_dataloader=TensorLoader(*data, batch_size=8, shuffle=False),
+        train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
         optimizers=lambda params: torch.optim.SGD(
             [{"params": [one], "lr": lr} for one, lr in zip(params, groups.values(), strict=True)]
         ),
@@ -52,8 +53,7 @@ def rise(rising: RisingRate, **groups: float) -> list[float]:
 
 
 def test_on_a_parabola_the_rate_is_below_the_one_at_which_descent_diverges():
-    """The loss (2 w + b - 6)^2 has the curvature 10, so gradient descent diverges above the rate 2 / 10."""
-    torch.manual_seed(0)
+    """The loss (2 w + b - y)^2 has the curvature 10, so gradient descent diverges above the rate 2 / 10."""
     rising = RisingRate(1e-5, 10.0, 100, base=0.1)
     rise(rising, weight=0.1, bias=0.1)
     rate = rising.suggest()

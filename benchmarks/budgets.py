@@ -27,14 +27,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--budget", default="20s", help="of training")
-    parser.add_argument("arguments", nargs="*", default=["model=mlp"], help="of the runner")
+    parser.add_argument("arguments", nargs="*", default=[], help="of the runner")
     options = parser.parse_args()
     budget = Budget.parse(options.budget).seconds
     errors = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.runs):
             run = Path(folder, str(number))
-            own = [f"budget={options.budget}", f"hydra.run.dir={run}", "callbacks=[checkpoint_saver]"]
+            own = [
+                f"budget={options.budget}",
+                f"hydra.run.dir={run}",
+                "callbacks=[checkpoint_saver]",
+                "callbacks.checkpoint_saver.save_interval=0",
+            ]
             command = [sys.executable, "-m", "runner", *options.arguments, *own]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
             recorded = re.findall(r"= (\d+)ba", (run / "config.yaml").read_text())[0]

@@ -26,7 +26,7 @@ SHORT = ("mode=lr_range", "model=mlp", "lr_range.batches=40")
 
 def test_the_steepest_descent_before_the_minimum():
     rates = [10.0**power for power in range(-5, 4)]
-    assert find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]  # not the fall after the rise
+    assert find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]  # no later fall
     assert find_steepest(rates, [2.0, 1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None  # too near the start to tell
     assert find_steepest(rates, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None
     assert find_steepest([0.1], [1.0]) is None

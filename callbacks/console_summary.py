@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
+from runner.budget import Budget
 from runner.callbacks._best_values import BestValues, name_metric
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
+from runner.distributed.signals import SessionOver
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 
@@ -189,6 +191,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
+        outcome = "paused" if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
         return
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
@@ -211,8 +214,10 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         elif saved:
             yield "resume it", f"Trainer(..., resume_path={path!r})"
     elif state.config and saved:
-        longer = Time(2 * state.max_duration.value, state.max_duration.unit)
+        longer = f"trainer.max_duration={Time(2 * state.max_duration.value, state.max_duration.unit)}"
+        if (budget := state.config.get("budget")) is not None:
+            longer = shlex.quote(f"budget={Budget.parse(budget).doubled}")
         yield "evaluate it", f"{command} mode=eval"
-        yield "train it for longer", f"{command} trainer.max_duration={longer}"
+        yield "train it for longer", f"{command} {longer}"
     ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
     yield from (("compare it", one) for one in ui if one)

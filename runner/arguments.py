@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.nn.parameter import is_lazy
 
-from runner.checks import check_subset
+from runner.checks import check_session, check_subset
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import get_global_rank, pick_device
 from runner.engine import overrides
@@ -33,6 +33,7 @@ def check_arguments(
     eval_interval: Any = "1ep",
     train_subset_num_batches: Any = None,
     iteration_length: Any = None,
+    session: Any = None,
     precision: Any = "fp32",
     grad_accum: Any = 1,
     microbatch_size: Any = None,
@@ -50,6 +51,7 @@ def check_arguments(
     interval_or_rule(eval_interval)
     check_subset("train_subset_num_batches", train_subset_num_batches)
     check_iteration_length(iteration_length)
+    check_session(session)
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)

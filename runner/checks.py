@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from runner.failures.facts import wrong_argument
+from runner.time import Time, TimeUnit
 
 log = logging.getLogger("runner")
 
@@ -30,14 +32,39 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
 
 
-def check_subset(name: str, value: int | None) -> None:
-    """Check the number of batches that are read of a loader.
+def check_subset(name: str, value: int | None) -> int | None:
+    """Return the number of batches that are read of a loader; None for all.
 
     Raises:
         ValueError: the value is neither None nor an int of at least 1.
     """
     if value is not None and (type(value) is not int or value < 1):
         raise wrong_argument(name, value, "must be at least 1, or None for all")
+    return value
+
+
+def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), trains: bool = False) -> float:
+    """Return the seconds after which a session ends.
+
+    Args:
+        value: the limit as wall-clock time, None for no limit.
+        callbacks: those of the run.
+        trains: whether the run may train, so that one of them must save what a resumed run needs.
+
+    Raises:
+        TypeError: the limit is neither a string nor a `Time`.
+        ValueError: it is not wall-clock time above 0, or nothing saves a checkpoint.
+    """
+    if value is None:
+        return math.inf
+    limit = Time.parse(value, "session")
+    if limit.unit is not TimeUnit.SECOND or limit.value <= 0:
+        raise wrong_argument("session", str(value), "must be wall-clock time above 0, such as '2h' or '90s'")
+    savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
+    if trains and not savers:
+        lost = "nothing saves a checkpoint from which to go on"
+        raise wrong_argument("session", str(value), f"{lost}; add a CheckpointSaver, without weights_only")
+    return limit.value
 
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:

@@ -18,6 +18,7 @@ from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.distributed.signals import SessionOver
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.job import Task, run
@@ -108,7 +109,7 @@ def follow(ranks: Ranks) -> int:
                 if not ranks.has_next_message():
                     print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
                     return WRONG_CONFIG
-            except Diverged:
+            except (Diverged, SessionOver):
                 continue  # rank 0 found the same, and decides whether there is another job
             except KeyboardInterrupt:
                 return INTERRUPTED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,12 @@ class Task:
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
-    if not find_mode(job.config["mode"]).on_all_ranks:
+    mode = find_mode(job.config["mode"])
+    if not mode.on_all_ranks:
         with without_ranks():
             return run(job)
     if hydra_config.mode is RunMode.RUN:
-        with owned(Path(job.run_dir)), ranks().sharing(job):
+        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext(), ranks().sharing(job):
             return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it
@@ -148,7 +149,8 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
         config: the job's config, not yet checked.
         hydra_config: Hydra's own config for the job.
     """
-    build.warm_up(config)
+    if find_mode(config["mode"]).keeps_folder:  # otherwise no destination is called
+        build.warm_up(config)
     launch = build.make_launch(config)
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)

@@ -14,7 +14,7 @@ import torch
 from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
-from runner.checks import check_subset
+from runner.checks import check_session, check_subset
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.distributed import collectives, store
@@ -79,6 +79,8 @@ class Trainer:
         scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
         scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
         step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
+        session: wall-clock time of a `fit`, after which it saves a checkpoint and ends the process with exit code 0;
+            None: no limit.
         load_path: a checkpoint or a run's folder from which to load only the weights.
         load_strict: whether the names of the weights in `load_path` must all match the model's.
         resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
@@ -116,6 +118,7 @@ class Trainer:
         scale_schedule_ratio: float = 1.0,
         scale_warmup: bool = False,
         step_schedulers_every_batch: bool = False,
+        session: str | Time | None = None,
         load_path: str | Path | None = None,
         load_strict: bool = True,
         resume_path: str | Path | None = None,
@@ -145,12 +148,11 @@ class Trainer:
         hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, acting, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = interval_or_rule(eval_interval)
-        check_subset("train_subset_num_batches", train_subset_num_batches)
-        self._train_subset = train_subset_num_batches
+        self._train_subset = check_subset("train_subset_num_batches", train_subset_num_batches)
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
         self._before = set_determinism(deterministic)
         with self._closing_on_error():
-            self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile)
+            self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile, session)
 
     @classmethod
     def from_config(cls, *overrides: str, config_dir: str | Path | None = None) -> Trainer:
@@ -340,7 +342,7 @@ class Trainer:
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(
-        self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume_path: Any, compile: bool
+        self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume: Any, compile: bool, session: Any
     ) -> None:
         """Fire the events of the constructor, and build the parts of the run that belong between them."""
         state, fire = self.state, self.engine.run_event
@@ -368,8 +370,8 @@ class Trainer:
         fire(Event.BEFORE_LOAD)
         if load_path is not None:
             snapshot.load_weights(state, load_path, strict)
-        if resume_path is not None:
-            snapshot.restore(state, resume_path)
+        if resume is not None:
+            snapshot.restore(state, resume)
         fire(Event.AFTER_LOAD)
         if compile:
             model.compile()
@@ -378,7 +380,7 @@ class Trainer:
         self.run = Run(
             state=state,
             engine=self.engine,
-            clock=Clock(self._interrupt),
+            clock=Clock(self._interrupt, check_session(session, state.callbacks, self._train_stream is not None)),
             train_stream=self._train_stream,
             eval_streams=self._eval_streams,
             iteration_length=self._iteration_length,

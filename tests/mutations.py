@@ -74,6 +74,28 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    # budgets
+    Fault(
+        "budgets: a run may train a batch less than was measured",
+        "runner/budget.py",
+        "(budget.batches + 0.5)",
+        "budget.batches",
+        "test_budget.py",
+    ),
+    Fault(
+        "budgets: a rerun measures again",
+        "runner/modes/measure.py",
+        "if budget.batches is not None:",
+        "if False:",
+        "modes/test_measure.py",
+    ),
+    Fault(
+        "learning rates: a fall after the minimum is suggested",
+        "runner/modes/rising_rate.py",
+        "for place in range(1, lowest)",
+        "for place in range(1, len(values) - 1)",
+        "modes/test_lr_range.py",
+    ),
     # gradients
     Fault(
         "accumulation: microbatches count alike",

@@ -21,16 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
-    {
-        "addresses",
-        "checks",
-        "event",
-        "failures",
-        "files",
-        "foreign_hooks",
-        "plugins",
-        "time",
-    },
+    {"addresses", "budget", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time"},
     {"batch", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "pictures", "schedulers"},
@@ -69,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3400  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("addresses", "checks", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
+    *("addresses", "budget", "checks", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
     "fit_result",
 }
 ENGINE_IN_FOLDERS = {

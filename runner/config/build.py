@@ -14,6 +14,7 @@ import hydra.utils
 from hydra.errors import InstantiationException
 
 from runner.addresses import hidden_everywhere
+from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
@@ -77,6 +78,7 @@ def check(config: Mapping[str, Any]) -> None:
     check_keys(config)
     make_launch(config)
     _check_trainer(config["trainer"])
+    check_budget(config)
     for path, section in targets(config):
         check_signature(path, section, _SUPPLIED if path == "trainer" else ())
     for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):

@@ -20,8 +20,14 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "folds", "seed", "run_name", "experiment_name", "objective", "test", "vars", *OF_THE_COMMAND)
-TYPES = {int: "a whole number", str: "a time, such as 5ba", list: "a list of names", bool: "true or false"}
+KEYS = (*GROUPS, "folds", "seed", "run_name", "experiment_name", "budget", "objective", "test", "vars", *OF_THE_COMMAND)
+TYPES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text, such as 5ba",
+    list: "a list of names",
+    bool: "true or false",
+}
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
@@ -177,7 +183,7 @@ def _check_choices(config: Mapping[str, Any]) -> None:
                 raise WrongKey(f"{group}.{key}", "nothing reads it; " + nearest(key, known))
             allowed = known[key]
             if isinstance(allowed, type):
-                if type(value) is not allowed:
+                if type(value) is not allowed and (allowed is not float or type(value) is not int):
                     raise WrongKey(f"{group}.{key}", f"must be {TYPES[allowed]}", repr(value))
             elif value not in allowed:
                 raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.distributed.signals import Interrupt
+from runner.distributed.signals import SESSION_OVER, Interrupt
 from runner.distributed.store import agreed_to_end
 
 PERIOD = 1.0  # seconds from one agreement of the ranks on time and signals to the next
@@ -26,10 +27,14 @@ class Clock:
 
     Args:
         interrupt: remembers the signal that this process received.
+        session: seconds from the start, evaluations included, after which `signal` becomes `SESSION_OVER`.
     """
 
-    def __init__(self, interrupt: Interrupt) -> None:
+    def __init__(self, interrupt: Interrupt, session: float = math.inf) -> None:
         self.signal = 0
+        """Number of a signal that asks for the end, or `SESSION_OVER`; 0 if there is none."""
+        self._session = session
+        self._end = math.inf
         self._interrupt = interrupt
         now = time.perf_counter()
         self._last = now
@@ -43,11 +48,13 @@ class Clock:
 
     def start(self) -> None:
         """Start the clock; time that passed before does not count."""
+        self._end = time.perf_counter() + self._session
         self._elapsed = 0.0
         self.resume()
 
     def stop(self) -> None:
         """Agree once more at the end of training, so that no signal is lost. All ranks."""
+        self._end = math.inf  # there is nothing left to pause
         self._remaining = 1
         self.beat()
 
@@ -62,8 +69,8 @@ class Clock:
             self.signal = self._interrupt.signal
 
     def _beat_alone(self) -> float:
-        self.signal = self._interrupt.signal
         now = time.perf_counter()
+        self.signal = self._interrupt.signal or (SESSION_OVER if now >= self._end else 0)
         elapsed = self._elapsed + now - self._last
         self._last = now
         self._elapsed = 0.0

@@ -18,6 +18,7 @@ from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
+from runner.runs.load import describe_inequality
 from runner.runs.result import FILE, read_result
 from runner.runs.saved_run import is_id
 from runner.terminal.answer import give
@@ -100,6 +101,9 @@ def compare(job: Job) -> None:
         check_keys(job.config)
         folders = [_folder_of(str(one), job.config) for one in _read_names(job.config["compare"])]
     lines = side_by_side(folders)
+    results = [one for one in map(read_result, folders) if one is not None]
+    if (unequal := describe_inequality(one.load for one in results)) is not None:
+        lines += ["", f"note: {unequal}"]
     rows, agree = _compare_digests(folders)
     give(result={"runs": [_describe(one) for one in folders], "digests": dict(rows), "agree": agree})
     print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))

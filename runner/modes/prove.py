@@ -272,7 +272,7 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
         shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]
         callbacks[key] = {**shipped, **callbacks.get(key, {}), **changes}
     trainer = {**config["trainer"], "max_duration": f"{asked['batches']}ba"}
-    return {**config, "mode": "train", "callbacks": callbacks, "trainer": trainer}
+    return {**config, "mode": "train", "budget": None, "callbacks": callbacks, "trainer": trainer}
 
 
 def _last_saved(run_dir: Path) -> int:

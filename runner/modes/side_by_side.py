@@ -65,6 +65,9 @@ def _outcomes(folders: Sequence[Path]) -> Iterator[Row]:
     runs = [SavedFolder(*pair) for pair in zip(folders, results, strict=True)]
     yield "status", [printable(run.status) if (run.folder / FILE).exists() else "-" for run in runs]
     yield "time", ["-" if one is None or not one.seconds else show_seconds(one.seconds) for one in results]
+    loads = [{} if one is None else one.load for one in results]
+    if any("others" in one for one in loads):
+        yield "other work on the machine", [f"{one['others']:.0%}" if "others" in one else "-" for one in loads]
     names = dict.fromkeys(name for one in results if one is not None for name in one.metrics)
     for name in sorted(names, key=lambda name: name.startswith("train/")):
         values = [None if one is None else one.metrics.get(name) for one in results]

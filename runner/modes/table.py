@@ -160,6 +160,16 @@ _ROWS = (
         can_be_swept=False,
     ),
     Mode(
+        "lr_range",
+        says="lets the learning rate grow in a short trial, and suggests one",
+        example="runner mode=lr_range model=mlp",
+        runs="runner.modes.lr_range:find_rate",
+        check="runner.modes.lr_range:check_range",
+        keys={"start": float, "end": float, "batches": int, "picture": str},
+        on_all_ranks=True,
+        can_be_swept=False,
+    ),
+    Mode(
         "compare",
         says="sets runs side by side, and finds the batch at which they part",
         example="runner compare RUN_A RUN_B",

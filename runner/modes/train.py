@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.budget import check_length
 from runner.config import build
 from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.distributed.signals import SessionOver
 from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
@@ -16,6 +22,7 @@ from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, recording
 
 if TYPE_CHECKING:
+    from runner.state import State
     from runner.trainer import Trainer
 
 
@@ -28,6 +35,7 @@ def train(job: Job) -> float | None:
     """
     with recording(job) as result:
         with config_errors():
+            job = replace(job, config=settled(job.config))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
@@ -37,13 +45,41 @@ def train(job: Job) -> float | None:
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
             trainer.noting = partial(noting_first_batch, job, trainer.state)
-            with config_errors(Event.FIT_START), refusing_first_batch():
+            with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
                 trainer.fit(may_be_over=job.may_be_over)
             result.tested = evaluate_test_data(trainer, job.config["test"])
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
     return result.objective
+
+
+def settled(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose budget, if it has one, is a number of batches. All ranks."""
+    if config["budget"] is None:
+        return config
+    from runner.modes.measure import settle_budget  # imports torch
+
+    return settle_budget(config)
+
+
+@contextmanager
+def pausing(state: State) -> Iterator[None]:
+    """Check, if the session ends within the context, that the run can go on from there. All ranks.
+
+    Raises:
+        RuntimeError: the last checkpoint could not be written, or its values were not finite.
+    """
+    from runner.checkpoints.snapshot import read_timestamp
+
+    try:
+        yield
+    except SessionOver as over:
+        saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
+        if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
+            lost = f"no checkpoint was written after batch {state.timestamp.batch}"
+            raise RuntimeError(f"the session is over, and {lost}: it would be trained again and again") from over
+        raise
 
 
 def record(trainer: Trainer, job: Job) -> None:
@@ -63,6 +99,7 @@ def record(trainer: Trainer, job: Job) -> None:
             f"trainer.max_duration=<more than {now.get(end.unit)}>"
         )
     check_trainable(state, job.may_be_over)
+    check_length(job.config, end, state.train_dataloader_len)
     check_objective(state, job.config["objective"])
     check_test(state, job.config)
     log_record(trainer.logger, job, state.resumed_from)

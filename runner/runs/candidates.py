@@ -15,6 +15,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
+from runner.budget import Budget
 from runner.failures.facts import WrongKey
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
@@ -48,6 +49,8 @@ class Run:
     @property
     def budget(self) -> str:
         """How much it was trained, such as `5ep`, or `100ba of 64 samples`."""
+        if (budget := self.config.get("budget")) is not None:
+            return Budget.parse(budget).limit
         length = str(self.config.get("trainer.max_duration"))
         subset = self.config.get("trainer.train_subset_num_batches")
         is_of_batches = length.endswith("ba") or subset is not None

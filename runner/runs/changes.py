@@ -27,8 +27,10 @@ SAFE = (
     "objective",  # only sweeps use it, to compare
     "vars",  # the keys that use these values change with them, and are judged themselves
     "test",  # it comes after training
+    "budget",  # a schedule stretches with it, as with trainer.max_duration
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
+    "trainer.session",  # the run stops between two batches, and goes on
     "trainer.device",  # the same mathematics, up to rounding
 )
 # In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.

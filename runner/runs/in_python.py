@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from runner.distributed.launch_secret import signed, verified
 from runner.failures.facts import WrongKey
 from runner.job import chosen_names, name_run
 from runner.modes.table import find_mode
-from runner.modes.train import record
+from runner.modes.train import record, settled
 from runner.runs.folder import make_run_folder, removed_when_refused
 from runner.runs.listing import OUTPUTS
 from runner.runs.recompose import CONFIG_DIR, composing
@@ -69,7 +69,8 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         choices=chosen_names(choices, arguments),
     )
     with removed_when_refused(run_dir), config_errors():
-        trainer = build.build(config, run_dir, name)
+        job = replace(job, config=settled(job.config))
+        trainer = build.build(job.config, run_dir, name)
         record(trainer, job)
     trainer.noting = partial(_recorded, trainer, job)
     return trainer

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.budget import unmeasured
 from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
 from runner.runs.changes import find_changes
@@ -104,7 +105,7 @@ def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Se
         now: the config that the same overrides compose to now.
         options: the options that it was composed with.
     """
-    changes = list(find_changes(config, now))
+    changes = list(find_changes(unmeasured(config), unmeasured(now)))
     if not changes:
         return []
     where = "conf/ or the --config-dir" if config_dir(options) is not None else "conf/"

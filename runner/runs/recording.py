@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from runner.addresses import hidden_everywhere
+from runner.budget import unmeasured
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.distributed.signals import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.runs.load import LoadMeter
 from runner.runs.result import FILE, Result, read_result
 from runner.terminal.answer import error_object, give
 
@@ -83,7 +86,7 @@ def check_objective(state: State, objective: str | None) -> None:
 
 def identify(config: Mapping[str, Any]) -> str:
     """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
-    parts = {key: value for key, value in config.items() if key not in _NO_PART}
+    parts = {key: value for key, value in unmeasured(config).items() if key not in _NO_PART}
     return fingerprint(hidden_everywhere(parts))
 
 
@@ -111,6 +114,7 @@ def recording(job: Job) -> Iterator[Result]:
     folder = Path(job.run_dir)
     started = time.monotonic()
     before = read_result(folder)
+    meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
     result.started = before.started if before is not None and before.started else time.time()
     _write(result, folder)
@@ -124,6 +128,9 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "DIVERGED"
         result.error = error_object(DIVERGED, str(error))
         raise
+    except SessionOver:
+        result.status = "PAUSED"
+        raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
         raise
@@ -132,7 +139,10 @@ def recording(job: Job) -> Iterator[Result]:
         raise
     finally:
         if result.status != "RUNNING":
-            result.seconds = time.monotonic() - started + (before.seconds if before is not None else 0.0)
+            earlier = before.seconds if before is not None else 0.0
+            result.seconds = time.monotonic() - started + earlier
+            if meter is not None:
+                result.load = meter.read(before.load if before is not None else {}, earlier)
             _write(result, folder)
             give(result=result.as_json() | {"folder": str(folder)})
 

@@ -32,8 +32,8 @@ class Result:
     """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), or REFUSED (by a sweep, because of its
-            config; such a job has no folder). A run that was cut off stays RUNNING.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), or
+            REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.
@@ -47,6 +47,7 @@ class Result:
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         seconds: time of all sessions that ended, including the building of objects and the closing of callbacks.
+        load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
         trace: stack trace of the failure; empty without one.
@@ -68,6 +69,7 @@ class Result:
     lower: list[str] = field(default_factory=list)
     tested: str | None = None
     seconds: float = 0.0
+    load: dict[str, float] = field(default_factory=dict)
     started: float = 0.0
     error: dict[str, Any] | None = None
     trace: str = ""
@@ -167,8 +169,8 @@ def read_result(folder: Path) -> Result | None:
         content = json.loads(read_bounded(folder / FILE, LARGEST))
         content.pop("schema", None)
         content["objective"] = None if content["objective"] is None else float(content["objective"])
-        for key in ("metrics", "choices", "evaluation"):
-            kind = float if key == "metrics" else str
+        for key in ("metrics", "choices", "evaluation", "load"):
+            kind = float if key in ("metrics", "load") else str
             content[key] = {name: kind(value) for name, value in content.get(key, {}).items()}
         result = Result(**content)
         result.overrides = [str(one) for one in result.overrides]

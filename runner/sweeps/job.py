@@ -17,7 +17,7 @@ from typing import Any
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.signals import end
+from runner.distributed.signals import SessionOver, end
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.runs.folder import LOG
@@ -65,7 +65,7 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         refused.write(folder)
     except Diverged:
         return _finite(math.nan, sweep.direction)
-    except JobFailed:
+    except (JobFailed, SessionOver):
         pass
     except Exception as error:
         print_failure(error)

@@ -18,6 +18,7 @@ from runner.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
+from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
@@ -184,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     statuses = {job.result.status for job in jobs}
-    if led.stopped_by or "KILLED" in statuses:
+    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED")):
         return "KILLED"
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 
@@ -237,6 +238,8 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         is_single = all(len(setting.jobs) == 1 for setting in settings)
         what = "run each: add sweep=seeds" if is_single else "seed: add seed=0,1,2,3,4,5"
         rows.append(("note", f"one {what} to see whether the differences are more than chance"))
+    if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
+        rows.append(("note", unequal))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)

@@ -12,8 +12,10 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Event, Trainer, is_complete
 from runner.callbacks import CheckpointSaver
-from runner.checkpoints.files import read_file
+from runner.checkpoints.files import find_checkpoint, read_file
+from runner.checkpoints.snapshot import read_timestamp
 from runner.data import TensorLoader
+from runner.distributed.signals import SessionOver
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
@@ -81,6 +83,30 @@ def test_a_signal_lets_the_batch_finish_and_a_checkpoint_be_written(tmp_path: Pa
     checkpoint = tmp_path / "checkpoints" / "ep0-ba3"
     assert is_complete(checkpoint) and saver.latest is not None and saver.latest.name == "ep0-ba3"
     assert read_file(checkpoint, "state.pt")["timestamp"]["batch"] == 3
+
+
+def test_at_the_end_of_a_session_a_run_pauses_and_goes_on_as_if_it_had_not(tmp_path: Path):
+    torch.manual_seed(0)
+    with pytest.raises(SessionOver) as raised:
+        make_trainer(tmp_path / "run", CheckpointSaver(), max_duration="1000000ep", session="0.05s").fit()
+    assert raised.value.code == 0
+    paused = find_checkpoint(tmp_path / "run")
+    end = f"{read_timestamp(paused).batch + 3}ba"
+    with make_trainer(tmp_path / "run", CheckpointSaver(), max_duration=end, resume_path=paused) as resumed:
+        resumed.fit()
+    torch.manual_seed(0)
+    with make_trainer(tmp_path / "whole", max_duration=end) as whole:
+        whole.fit()
+    both = (one.state.unwrapped_model.state_dict().values() for one in (resumed, whole))
+    assert all(map(torch.equal, *both))
+
+
+@pytest.mark.parametrize("callbacks", [(), (CheckpointSaver(weights_only=True),)])
+def test_a_session_that_would_lose_its_work_is_refused(tmp_path: Path, callbacks: tuple[Callback, ...]):
+    with pytest.raises(ValueError, match="session='1h': nothing saves a checkpoint"):
+        make_trainer(tmp_path, *callbacks, session="1h")
+    with pytest.raises(ValueError, match="session='2ep': must be wall-clock time"):
+        make_trainer(tmp_path, CheckpointSaver(), session="2ep")
 
 
 def test_what_is_ignored_or_handled_by_others_ends_no_training(tmp_path: Path):

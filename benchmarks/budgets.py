@@ -1,0 +1,57 @@
+"""Runs under one budget of wall-clock time: how near each comes to it. Leave the machine alone meanwhile.
+
+    python benchmarks/budgets.py --runs 20 --budget 20s
+
+Each run is a command of its own, which measures, trains and evaluates. Printed are the seconds that training took, as
+the clock of the run counts them, and how far they are from the budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from runner.budget import Budget
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import read_timestamp
+
+
+def main() -> None:
+    """Train the runs one after another, and print a line for each and one for all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--budget", default="20s", help="of training")
+    parser.add_argument("arguments", nargs="*", default=[], help="of the runner")
+    options = parser.parse_args()
+    budget = Budget.parse(options.budget).seconds
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.runs):
+            run = Path(folder, str(number))
+            own = [
+                f"budget={options.budget}",
+                f"hydra.run.dir={run}",
+                "callbacks=[checkpoint_saver]",
+                "callbacks.checkpoint_saver.save_interval=0",
+            ]
+            command = [sys.executable, "-m", "runner", *options.arguments, *own]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            recorded = re.findall(r"= (\d+)ba", (run / "config.yaml").read_text())[0]
+            seconds = read_timestamp(find_checkpoint(run)).total_wct
+            errors.append(100 * (seconds / budget - 1))
+            others = json.loads((run / "result.json").read_text())["load"]["others"]
+            trained = f"{int(recorded):>9,} batches  {seconds:7.2f} s  {errors[-1]:+6.2f} %"
+            print(f"{number + 1:>3}  {trained}  other work {others:.0%}", flush=True)
+    within = sum(abs(one) <= 3 for one in errors)
+    mean = f"mean {statistics.fmean(errors):+.2f} %, largest {max(errors, key=abs):+.2f} %"
+    print(f"{within} of {len(errors)} within 3 %; {mean}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`mode=lr_range`: train a little while the learning rate grows, and suggest one from how the loss falls.
+
+The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, in place of the schedule.
+All parameter groups keep their ratios to `optimizer.lr`. Training is a trial of which only the picture is kept. The
+rule behind the suggestion is in `rising_rate`; the rate is one to begin with, or for the peak of a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.failures.facts import WrongKey
+from runner.files.whole import write_whole
+from runner.modes.check import title_of
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.modes.rising_rate import RisingRate
+
+LEAST = 20
+"""Batches below which the smoothed loss has no slope worth the name."""
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_range(config: Mapping[str, Any]) -> None:
+    """Check that a test can be made of a config.
+
+    Raises:
+        WrongKey: a key of `lr_range` is out of range, or there is not one learning rate to vary.
+    """
+    asked = config["lr_range"]
+    for key in ("start", "end"):
+        if not 0 < asked[key] < math.inf:
+            raise WrongKey(f"lr_range.{key}", "must be a learning rate above 0", repr(asked[key]))
+    if asked["end"] <= asked["start"]:
+        raise WrongKey("lr_range.end", f"must be larger than lr_range.start={asked['start']:g}", repr(asked["end"]))
+    if asked["batches"] < LEAST:
+        raise WrongKey("lr_range.batches", f"too few to see a slope; give at least {LEAST}", repr(asked["batches"]))
+    if Path(asked["picture"]).suffix not in FORMATS:
+        raise WrongKey("lr_range.picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
+    if config["resume"] is not None:
+        reason = "mode=lr_range begins anew; rerun=RUN takes the config of a run, trainer.load_path its weights"
+        raise WrongKey("resume", reason, repr(config["resume"]))
+    optimizer = config["optimizer"] or {}
+    if "_target_" not in optimizer:
+        several = f", not {', '.join(map(str, optimizer))}" if optimizer else ""
+        raise WrongKey("optimizer", f"mode=lr_range varies the rate of one optimizer{several}")
+    rate = optimizer.get("lr")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        reason = "mode=lr_range varies it, and keeps the ratios of parameter groups to it; give a number above 0"
+        raise WrongKey("optimizer.lr", reason, repr(rate))
+
+
+def find_rate(job: Job) -> None:
+    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind.
+
+    Raises:
+        WrongConfig: training cannot begin, or the loss diverged too early to suggest anything.
+    """
+    from runner.modes.rising_rate import RisingRate
+    from runner.modes.trial import trial
+
+    asked = job.config["lr_range"]
+    rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.config["optimizer"]["lr"]))
+    length = {"max_duration": f"{asked['batches']}ba", "scale_schedule_ratio": 1.0}
+    config = {**job.config, "scheduler": None}
+    with config_errors():
+        with trial(config, rising, watched=False, schedulers=rising.multiplier, **length) as trainer:
+            trainer.fit()
+        if is_rank_zero():
+            picture = Path(asked["picture"])
+            if (count := len(rising.losses)) < LEAST:
+                early = f"the loss diverged after {count} batches, at {rising.diverged_at:.3g}"
+                raise WrongKey("lr_range.start", f"{early}; give a smaller one", f"{asked['start']:g}")
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            own = [one for one in job.overrides if not one.startswith("lr_range.")]
+            title = title_of(replace(job, overrides=own))
+            write_whole(picture, _draw(title, rising, picture.suffix[1:]))
+            print_block(title, [*_describe(rising), ("picture", show_path(picture))])
+
+
+def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
+    """Yield the lines about what was found, as labels and texts."""
+    rate = rising.suggest()
+    last = rising.rates[-1]
+    smoothed = rising.smoothed
+    lowest = min(smoothed)
+    at = rising.rates[smoothed.index(lowest)]
+    if rate is None:
+        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the picture"
+    else:
+        yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
+    yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
+    if rising.diverged_at is None:
+        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger lr_range.end shows where it does"
+    else:
+        yield "diverged", f"at {rising.diverged_at:.3g}, after {len(rising.losses)} batches"
+
+
+def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
+    """Return the picture of a test as the content of a file of a kind, such as 'png'."""
+    from runner.pictures.figure import COLORS, GREY, add_legend, make_figure, render, scale, shorten, style
+
+    with style():
+        figure = make_figure(6.0, 3.8)
+        axes = figure.add_subplot()
+        axes.set_title(shorten(title, 70))
+        smoothed = rising.smoothed
+        handles = [*axes.plot(rising.rates, rising.losses, color=GREY, linewidth=1)]
+        handles += axes.plot(rising.rates, smoothed, color=COLORS[0], linewidth=2)
+        labels = ["loss", "smoothed"]
+        if (rate := rising.suggest()) is not None:
+            handles.append(axes.axvline(rate, color=COLORS[1], linestyle="--", linewidth=1.5))
+            labels.append(f"steepest, {rate:.2g}")
+        axes.set(xlabel="learning rate", ylabel="training loss")
+        scale(axes, "x", rising.rates, decades=0.0)
+        until = rising.losses[: smoothed.index(min(smoothed)) + 1]
+        low, high = min(until), max(until)
+        axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))  # where it diverges it leaves the picture
+        add_legend(axes, handles, labels, loc="lower left")
+    return render(figure, kind)

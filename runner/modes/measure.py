@@ -1,0 +1,187 @@
+"""How many batches a budget comes to: measured on a trial, after warm-up, before a run begins.
+
+The seconds of a batch are the mean over the part of the trial after its warm-up, with everything that the run does in
+training but logging; those of an evaluation are measured after training. The run then trains the largest number of
+batches whose time is within the budget.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from runner.budget import Budget, fitted
+from runner.checkpoints.files import find_checkpoint, read_config
+from runner.distributed.collectives import broadcast_object, get_global_rank
+from runner.evaluator import Evaluator
+from runner.failures.facts import WrongKey
+from runner.hooks import Callback
+from runner.logger import Logger
+from runner.modes.trial import trial
+from runner.state import State
+from runner.time import TimeUnit, convert
+
+log = logging.getLogger("runner")
+
+SHARE = 0.1  # of the budget that the trial trains
+LEAST, MOST = 2.0, 60.0  # seconds that it trains
+WARM_UP = 0.25  # of the trial
+WARM_BATCHES = 3
+MOST_BATCHES = 10**9
+BRIEF = 1.0  # seconds of an evaluation that is repeated, because its first time was a warm-up
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run trains and evaluates.
+
+    Attributes:
+        batch: seconds of a batch.
+        evaluations: for each evaluator the seconds it takes, and a function from the batches of the run to the number
+            of its evaluations.
+    """
+
+    batch: float
+    evaluations: Sequence[tuple[float, Callable[[int], float]]]
+
+    def seconds(self, of: str, batches: int) -> float:
+        """Return how long so many batches take in 'training', in 'evaluation', or in 'all'."""
+        training = self.batch * batches if of != "evaluation" else 0.0
+        evaluation = sum(seconds * count(batches) for seconds, count in self.evaluations) if of != "training" else 0.0
+        return training + evaluation
+
+    def fill(self, budget: Budget) -> int:
+        """Return the largest number of batches that the budget has room for.
+
+        Raises:
+            WrongKey: there is no room for one batch, or for any number of batches there is.
+        """
+        first = self.seconds(budget.of, 1)
+        if first > budget.seconds:
+            raise WrongKey("budget", f"one batch already takes {first:.3g} s of {budget.of}", repr(budget.limit))
+        if self.seconds(budget.of, MOST_BATCHES) <= budget.seconds:
+            reason = "does not grow with the batches; give a budget of training, or an eval_interval in batches"
+            raise WrongKey("budget", f"the time of {budget.of} {reason}", repr(budget.limit))
+        low, high = 1, MOST_BATCHES
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.seconds(budget.of, middle) <= budget.seconds else (low, middle)
+        return low
+
+
+class Stopwatch(Callback):
+    """Times the batches of a trial after its warm-up, and ends the trial after the given seconds of training."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._marks: list[tuple[int, float]] = [(0, 0.0)]  # batches and seconds; first those after the warm-up
+        self._last = (0, 0.0)
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """The mean over the batches after the warm-up; over all of them where the run ended within it."""
+        (start, begin), (batches, end) = self._marks[-1], self._last
+        if batches == start:
+            start, begin = 0, 0.0
+        return (end - begin) / (batches - start)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        batch, seconds = state.timestamp.batch, state.timestamp.total_wct  # equal on all ranks, evaluations left out
+        if seconds == self._last[1]:
+            return  # the ranks have not agreed on the time of this batch
+        self._last = (batch, seconds)
+        is_warm = len(self._marks) > 1
+        if not is_warm and batch >= WARM_BATCHES and seconds >= WARM_UP * self.seconds:
+            self._marks.append(self._last)
+        elif is_warm and seconds - self._marks[1][1] >= (1 - WARM_UP) * self.seconds:
+            state.stop_training()
+            for one in state.evaluators:
+                one.evaluated_at = batch  # none is owed at the end
+
+
+def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose budget has a number of batches, and whose schedule is scaled to it. All ranks.
+
+    Without a budget, or if it has one already, the config is returned as it is. A run that is resumed keeps the number
+    that its checkpoint has for the same budget; otherwise it is measured.
+
+    Raises:
+        WrongKey: the budget has room for no batch, or cannot be measured.
+    """
+    if config["budget"] is None:
+        return config
+    budget = Budget.parse(config["budget"])
+    if budget.batches is not None:
+        return config
+    if config["resume"] is not None:
+        saved = read_config(find_checkpoint(config["resume"])) or {}
+        if saved.get("budget") and Budget.parse(saved["budget"]).limit == budget.limit:
+            ratio = saved["trainer"]["scale_schedule_ratio"]
+            return {
+                **config,
+                "budget": saved["budget"],
+                "trainer": {**config["trainer"], "scale_schedule_ratio": ratio},
+            }
+    return measure(config, budget)
+
+
+def measure(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+    """Return a config that trains as many batches as the budget has room for, measured on a trial. All ranks."""
+    began = time.monotonic()
+    watch = Stopwatch(min(MOST, max(LEAST, SHARE * budget.seconds)))
+    with trial({**config, "budget": None}, watch, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+        trainer.fit()
+        state = trainer.state
+        evaluators = [one for one in state.evaluators if one.is_on] if budget.of != "training" else []
+        pace = Pace(
+            watch.seconds_per_batch,
+            [(_time(lambda one=one: trainer.eval([one]), state.device), _counter(one, state)) for one in evaluators],
+        )
+        batches = broadcast_object(pace.fill(budget) if get_global_rank() == 0 else 0)
+        length = state.train_dataloader_len
+    if get_global_rank() == 0:
+        also = f" and evaluations of {sum(one for one, _ in pace.evaluations):.3g} s" if evaluators else ""
+        seconds = f"{pace.batch * 1000:.3g} ms{also}, measured in {time.monotonic() - began:.1f} s"
+        log.info("budget=%s: %s batches of %s", budget.limit, f"{batches:,}", seconds)
+    return fitted(config, replace(budget, batches=batches), length)
+
+
+def _time(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds that a function takes; if it is brief, those of its second call."""
+    seconds = math.inf
+    for _ in range(2):
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - began
+        if seconds > BRIEF:
+            break
+    return seconds
+
+
+def _counter(evaluator: Evaluator, state: State) -> Callable[[int], float]:
+    """Return a function from the batches of a run to the number of times that an evaluator runs, the end included.
+
+    Raises:
+        WrongKey: when it runs is decided by a function.
+    """
+    interval: Any = evaluator.eval_interval
+    if callable(interval):
+        reason = "a function decides when to evaluate, so that the time it takes is not known; give a time string"
+        raise WrongKey("trainer.eval_interval", f"{reason}, or a budget of training", evaluator.label)
+    length: Any = interval.time
+    now = state.timestamp
+    if length.unit is TimeUnit.DURATION:
+        return lambda batches: min(batches, math.ceil(1 / length.exact))
+    if length.unit in (TimeUnit.EPOCH, TimeUnit.BATCH):
+        every = float(convert(length, TimeUnit.BATCH, None, state.train_dataloader_len))
+    else:
+        every = length.value * now.batch / max(now.count(length.unit), 1e-9)
+    return lambda batches: math.ceil(batches / max(every, 1.0))

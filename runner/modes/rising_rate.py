@@ -1,0 +1,103 @@
+"""A learning rate that grows after each batch until the loss diverges, and the rule that suggests one of these rates.
+
+The losses are smoothed by a moving average over a tenth of the batches, half of them before and half after a batch: an
+average of earlier batches alone would lag, and suggest rates that are several times too large. Suggested is the rate at
+which the smoothed loss falls most steeply over the logarithm of the rate, before its minimum.
+
+The loss has diverged where it is not finite, or where its exponential moving average (weight 0.9 for the past) is four
+times the smallest.
+
+Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017 (arXiv:1506.01186). The automatic choice is
+the usual one, as in fastai: Gugger, How Do You Find A Good Learning Rate, 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from runner.distributed.collectives import all_reduce_sum, get_world_size
+from runner.hooks import Callback
+from runner.logger import Logger
+from runner.state import State
+from runner.time import Interval, Timestamp
+
+PAST = 0.9  # weight in the average that tells divergence
+DIVERGED = 4.0  # times its smallest value
+SMOOTHED = 0.1  # of the batches
+
+
+class RisingRate(Callback):
+    """Records the loss of each batch over all ranks while the rate grows, and ends training where it diverges.
+
+    Args:
+        start: the rate of the first batch.
+        end: the rate of the last batch.
+        batches: the number of batches.
+        base: the configured rate, of which the schedule is a multiple.
+    """
+
+    def __init__(self, start: float, end: float, batches: int, base: float) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        """The finite loss at each of the rates."""
+        self.diverged_at: float | None = None
+        """The rate at which the loss diverged; None if it did not."""
+        self._start = start
+        self._factor = (end / start) ** (1 / (batches - 1))
+        self._base = base
+        self._reach = max(2, round(SMOOTHED * batches / 2))
+        self._mean = 0.0
+        self._smallest = math.inf
+
+    def multiplier(self, timestamp: Timestamp) -> float:
+        """Return what the configured rates are multiplied by: a schedule."""
+        return self._rate(timestamp.batch) / self._base
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        for one in state.evaluators:
+            one.eval_interval = Interval(0)  # only the loss of training counts
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        # The intended sync: training ends where the loss diverges.
+        loss = float(all_reduce_sum(state.total_loss.detach().double().cpu())) / get_world_size()
+        rate = self._rate(state.timestamp.batch - 1)
+        if math.isfinite(loss):
+            self.rates.append(rate)
+            self.losses.append(loss)
+            self._mean = PAST * self._mean + (1 - PAST) * loss
+        average = self._mean / (1 - PAST ** max(1, len(self.losses)))  # corrected for its start
+        self._smallest = min(self._smallest, average)
+        if not math.isfinite(loss) or average > DIVERGED * self._smallest:
+            self.diverged_at = rate
+            state.stop_training()
+
+    @property
+    def smoothed(self) -> list[float]:
+        """The smoothed loss at each of the rates."""
+        reach = self._reach
+        windows = [self.losses[max(0, place - reach) : place + reach + 1] for place in range(len(self.losses))]
+        return [math.fsum(one) / len(one) for one in windows]
+
+    def suggest(self) -> float | None:
+        """Return the rate that the rule suggests; None if the loss never fell."""
+        return find_steepest(self.rates, self.smoothed)
+
+    def _rate(self, batch: int) -> float:
+        return self._start * self._factor**batch
+
+
+def find_steepest(rates: Sequence[float], values: Sequence[float]) -> float | None:
+    """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere.
+
+    Args:
+        rates: ascending.
+        values: one at each rate.
+    """
+    lowest = min(range(len(values)), key=values.__getitem__)
+    slopes = {
+        place: (values[place + 1] - values[place - 1]) / math.log(rates[place + 1] / rates[place - 1])
+        for place in range(1, lowest)
+    }
+    steepest = min(slopes, key=slopes.__getitem__, default=None)
+    return rates[steepest] if steepest is not None and slopes[steepest] < 0 else None

@@ -1,0 +1,70 @@
+"""A trial: the Trainer of a config, trained for a while to find something out, of which nothing is kept.
+
+Its model, data, optimizers, algorithms and callbacks are made for it alone, and its folder is temporary. The streams of
+random numbers are functions of the seed, so a run that is made after a trial in the same process has the same numbers.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.config import build
+from runner.destination import LoggerDestination
+from runner.engine import overrides
+from runner.hooks import Callback
+from runner.modes.dry_run import collecting_warnings
+from runner.trainer import Trainer
+
+
+@contextmanager
+def trial(config: Mapping[str, Any], watcher: Callback, *, watched: bool = True, **changed: Any) -> Iterator[Trainer]:
+    """Yield the Trainer of a config, which logs nothing and leaves nothing behind. All ranks.
+
+    Destinations are made but not called: they would write, print or connect.
+
+    Args:
+        config: a config that `build.check` has accepted.
+        watcher: a callback that is added.
+        watched: whether the config's own callbacks run too, apart from destinations; otherwise only those that load.
+        changed: arguments of the Trainer in place of the config's.
+    """
+    section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
+    with (
+        torch.random.fork_rng(),
+        collecting_warnings([]),  # the run itself gives them
+        tempfile.TemporaryDirectory(prefix="runner-trial-") as folder,
+    ):
+        parts = build.make_parts(config)
+        callbacks = {
+            key: one
+            for key, one in parts.pop("callbacks").items()
+            if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
+        }
+        model = build.make_model(config)
+        train, evaluation = build.make_data(config["data"])
+        with build.assemble(
+            {**config, "trainer": section},
+            Path(folder, "run"),
+            "trial",
+            **{
+                **parts,
+                "model": model,
+                "train_dataloader": train,
+                "eval_dataloader": evaluation,
+                "loggers": [LoggerDestination()],  # values are logged as in the run, and then dropped
+                "callbacks": {**callbacks, "trial": watcher},
+                **changed,
+            },
+        ) as trainer:
+            yield trainer
+        del model, train, evaluation, parts, trainer
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # for the run that follows

@@ -1,0 +1,55 @@
+"""Runs that pause at the end of a session, as commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_runs import QUIET, status, weights
+
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import read_timestamp
+
+ENDLESS = (
+    "model=mlp",
+    "data.batch_size=400",
+    "data.eval_batch_size=300",
+    "trainer.eval_interval=0",
+    "scheduler=none",
+    *QUIET,
+)
+
+
+@pytest.mark.slow
+def test_two_ranks_pause_at_one_batch_and_go_on_as_one_run(tmp_path: Path, run_app: Any):
+    two = (*ENDLESS, "launch.nproc_per_node=2", "callbacks.checkpoint_saver.save_interval=0")
+    run_app(*two, "trainer.max_duration=1000000ba", "trainer.session=1s", "hydra.run.dir=run")
+    assert status(tmp_path / "run") == "PAUSED"
+    end = f"trainer.max_duration={read_timestamp(find_checkpoint(tmp_path / 'run')).batch + 4}ba"
+    run_app("resume=run", "trainer.session=null", end)
+    assert status(tmp_path / "run") == "FINISHED"
+    run_app(*two, end, "hydra.run.dir=whole")
+    last = find_checkpoint(tmp_path / "whole").name
+    assert weights(tmp_path / "run", last) == weights(tmp_path / "whole", last)
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_a_job_that_paused(tmp_path: Path, run_app: Any):
+    sweep = ("-m", *ENDLESS, "seed=0,1", "hydra.sweep.dir=sweep", "trainer.session=0.3s")
+    assert "2 paused" in run_app(*sweep, "trainer.max_duration=1000000ba").stdout
+
+
+@pytest.mark.slow
+def test_a_session_whose_checkpoint_cannot_be_written_has_failed(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from runner import Callback\n"
+        "class Spoiler(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        with torch.no_grad():\n"
+        "            next(state.unwrapped_model.parameters()).fill_(float('nan'))\n"
+    )
+    spoilt = ("+callbacks.spoiler._target_=own.Spoiler", "trainer.max_duration=1000000ba", "trainer.session=0.3s")
+    done = run_app(*ENDLESS, *spoilt, "hydra.run.dir=run", exit_code=1)
+    assert "no checkpoint was written after batch" in done.stderr and status(tmp_path / "run") == "FAILED"

@@ -52,7 +52,7 @@ def is_of_user(file: str) -> bool:
 
 @cache
 def _libraries() -> tuple[Path, ...]:
-    own = Path(__file__).absolute().parent  # not resolved: modules are imported through links
+    own = Path(__file__).absolute().parents[1]  # not resolved: modules are imported through links
     return own, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 

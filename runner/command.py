@@ -18,7 +18,7 @@ from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.signals import SessionOver
+from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.job import Task, run

@@ -180,8 +180,7 @@ def _owner(handler: Handler) -> Hooks:
     # A bound method may carry its decorator's `__wrapped__`, a plain function without `__self__`: leave that alone.
     while not hasattr(handler, "__self__") and hasattr(handler, "__wrapped__"):
         handler = handler.__wrapped__  # type: ignore[attr-defined]
-    method = handler.func if isinstance(handler, partial) else handler
-    return getattr(method, "__self__", Hooks())
+    return getattr(handler.func if isinstance(handler, partial) else handler, "__self__", Hooks())
 
 
 @contextmanager

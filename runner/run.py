@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from runner.distributed.collectives import all_reduce_sum, get_world_size
-from runner.distributed.signals import Interrupt
+from runner.distributed.session import ending
 from runner.loss import Weight, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream
@@ -59,11 +59,10 @@ class Run:
     """Whether a loss has been trained, and found to be one."""
 
     def __post_init__(self) -> None:
-        model = self.state.unwrapped_model
         self.on = self.engine.on
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
         self.world_size = get_world_size()
-        self.has_loss = type(model).loss is not Model.loss
+        self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
         picks = any(one.picks_samples for one in self.state.algorithms)
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
@@ -139,4 +138,4 @@ class Run:
         """
         if self.clock.signal:
             self.state.ended_between_batches = True
-            raise Interrupt.exception(self.clock.signal)
+            raise ending(self.clock.signal)

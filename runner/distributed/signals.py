@@ -17,14 +17,6 @@ HANDLED = (*ALWAYS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to end. Users and schedulers send them; SIGHUP arrives when a terminal is closed."""
 
 
-SESSION_OVER = 1000
-"""Stands where the number of a signal would, when the time of a session is over; no signal has this number."""
-
-
-class SessionOver(SystemExit):
-    """The time of this session is over: training has stopped between two batches, and can be resumed. Exit code 0."""
-
-
 def asking_to_end() -> list[int]:
     """Return the signals of `HANDLED` that ask this process to end.
 
@@ -92,6 +84,4 @@ class Interrupt:
     @staticmethod
     def exception(number: int) -> BaseException:
         """Return the exception to end the process with: KeyboardInterrupt for SIGINT, else SystemExit(128 + number)."""
-        if number == SESSION_OVER:
-            return SessionOver(0)
         return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)

@@ -14,7 +14,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.signals import SessionOver
+from runner.distributed.session import SessionOver
 from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers

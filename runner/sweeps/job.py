@@ -17,7 +17,8 @@ from typing import Any
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.signals import SessionOver, end
+from runner.distributed.session import SessionOver
+from runner.distributed.signals import end
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.runs.folder import LOG

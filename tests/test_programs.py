@@ -104,6 +104,7 @@ def test_every_mode_answers(run_here: Any, tmp_path: Path):
         f"verdict {one} {two}": "comparisons",
         f"mode=eval resume={one}": "metrics",
         f"mode=predict predict.format=pt resume={one}": "files",
+        "mode=lr_range model=mlp lr_range.batches=30": "suggestion",
         "init mine": "folder",
     }
     for command, name in commands.items():

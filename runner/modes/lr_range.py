@@ -19,6 +19,7 @@ from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
+from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def find_rate(job: Job) -> None:
             title = title_of(replace(job, overrides=own))
             write_whole(picture, _draw(title, rising, picture.suffix[1:]))
             print_block(title, [*_describe(rising), ("picture", show_path(picture))])
+            found = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
+            give(result={"suggestion": rising.suggest(), **found, "picture": str(picture)})
 
 
 def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:

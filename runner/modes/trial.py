@@ -48,7 +48,7 @@ def trial(config: Mapping[str, Any], watcher: Callback, *, watched: bool = True,
             if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
         }
         model = build.make_model(config)
-        train, evaluation = build.make_data(config["data"])
+        train, evaluation = build.make_data(config)
         with build.assemble(
             {**config, "trainer": section},
             Path(folder, "run"),

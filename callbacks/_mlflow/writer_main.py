@@ -34,6 +34,7 @@ def serve() -> None:
     """Serve the trainer that started this process until it has ended and everything is sent."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
+    os.nice(5)  # a quarter of a core that training wants too: less, and on a busy machine nothing is sent for minutes
     set_environment()
     trainer = os.getppid()
     reports = os.fdopen(os.dup(1), "w", buffering=1)

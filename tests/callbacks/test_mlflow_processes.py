@@ -78,10 +78,12 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
     assert len(caplog.records) == 1
 
 
-def test_the_writer_does_not_hear_the_ctrl_c_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_gives_way_to_training_and_does_not_hear_its_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_process, "subprocess", subprocess)  # a real process in place of a forked one
     writer = writer_process.WriterProcess()
     try:
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, writer.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5)
+        assert os.getsid(writer.pid) == os.getsid(0)  # niceness counts within a session
         assert os.getpgid(writer.pid) == writer.pid
     finally:
         os.kill(writer.pid, signal.SIGKILL)

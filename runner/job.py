@@ -106,6 +106,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
             plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])
         give(mode=mode.name)
+        if mode.keeps_folder:  # otherwise no destination is called
+            build.warm_up(plain)
         threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
         resume = plain["resume"]
         tags: dict[str, str] = {}
@@ -149,8 +151,6 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
         config: the job's config, not yet checked.
         hydra_config: Hydra's own config for the job.
     """
-    if find_mode(config["mode"]).keeps_folder:  # otherwise no destination is called
-        build.warm_up(config)
     launch = build.make_launch(config)
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)

@@ -70,6 +70,8 @@ PRELOADED = (
 """What commands and ranks import sooner or later, besides the callbacks and algorithms."""
 READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
 """Packages that read the environment when they are imported, so they must not be imported here."""
+TOO_QUICK = "submitit.local._local"
+"""A program that must take longer to start than its parent takes to make its folder."""
 OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
@@ -339,7 +341,7 @@ def have_forked(copier: Copier) -> None:
         arguments: Any = call["args"]
         is_special = isinstance(arguments, str | bytes) or call["preexec_fn"] or call["shell"] or call["pass_fds"]
         program, *arguments = [""] if is_special else map(os.fsdecode, arguments)  # type: ignore[arg-type]
-        if program != sys.executable:
+        if program != sys.executable or TOO_QUICK in arguments:
             start(popen, *given)
             return
         env = {os.fsdecode(key): os.fsdecode(one) for key, one in (call["env"] or os.environ).items()}

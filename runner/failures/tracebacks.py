@@ -31,6 +31,7 @@ def raised_by_hydra() -> Iterator[None]:
     finally:
         if not _are_whole:
             del os.environ[VARIABLE]
+        _are_whole = False
 
 
 def are_whole() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.failures.tracebacks import environment_of_user, format_failure, is_of_user, raised_by_hydra
+from runner.failures.tracebacks import are_whole, environment_of_user, format_failure, is_of_user, raised_by_hydra
 
 
 def failure_in(folder: Path, code: str, *arguments: Any) -> BaseException:
@@ -65,6 +65,7 @@ def test_whole_tracebacks_are_there_for_the_asking(tmp_path: Path, monkeypatch: 
         assert ("HYDRA_FULL_ERROR" in environment_of_user()) == wanted
         assert ("in raw_decode" in format_failure(error)) == wanted
     assert ("HYDRA_FULL_ERROR" in os.environ) == wanted
+    assert not are_whole()  # what is called later in this process is no command of the user's
 
 
 def test_whose_a_file_is():

@@ -37,7 +37,7 @@ class Budget:
         """Return the budget that was typed, or that the config of a run holds.
 
         Raises:
-            WrongKey: it is none.
+            WrongKey: the value is not wall-clock time above 0, with or without what it is a budget of.
         """
         match = _FORM.fullmatch(value) if isinstance(value, str) else None
         reason = "must be wall-clock time above 0, such as 5m, '1h30m of all' or '90s of evaluation'"

@@ -125,7 +125,7 @@ def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
         axes.set(xlabel="learning rate", ylabel="training loss")
         scale(axes, "x", rising.rates, decades=0.0)
         until = rising.losses[: smoothed.index(min(smoothed)) + 1]
-        low, high = min(until), max(until)
-        axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))  # where it diverges it leaves the picture
+        margin = 0.3 * (max(until) - min(until))
+        axes.set_ylim(min(until) - margin, max(until) + margin)  # where it diverges it leaves the picture
         add_legend(axes, handles, labels, loc="lower left")
     return render(figure, kind)

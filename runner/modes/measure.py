@@ -30,7 +30,8 @@ from runner.time import TimeUnit, convert
 log = logging.getLogger("runner")
 
 SHARE = 0.1  # of the budget that the trial trains
-LEAST, MOST = 2.0, 60.0  # seconds that it trains
+LEAST = 2.0  # seconds that it trains
+MOST = 60.0
 WARM_UP = 0.25  # of the trial
 WARM_BATCHES = 3
 MOST_BATCHES = 10**9
@@ -68,10 +69,14 @@ class Pace:
         if self.seconds(budget.of, MOST_BATCHES) <= budget.seconds:
             reason = "does not grow with the batches; give a budget of training, or an eval_interval in batches"
             raise WrongKey("budget", f"the time of {budget.of} {reason}", repr(budget.limit))
-        low, high = 1, MOST_BATCHES
+        low = 1
+        high = MOST_BATCHES
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.seconds(budget.of, middle) <= budget.seconds else (low, middle)
+            if self.seconds(budget.of, middle) <= budget.seconds:
+                low = middle
+            else:
+                high = middle
         return low
 
 
@@ -86,13 +91,15 @@ class Stopwatch(Callback):
     @property
     def seconds_per_batch(self) -> float:
         """The mean over the batches after the warm-up; over all of them where the run ended within it."""
-        (start, begin), (batches, end) = self._marks[-1], self._last
+        batches, end = self._last
+        start, begin = self._marks[-1]
         if batches == start:
-            start, begin = 0, 0.0
+            start, begin = self._marks[0]
         return (end - begin) / (batches - start)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        batch, seconds = state.timestamp.batch, state.timestamp.total_wct  # equal on all ranks, evaluations left out
+        batch = state.timestamp.batch
+        seconds = state.timestamp.total_wct  # equal on all ranks, evaluations left out
         if seconds == self._last[1]:
             return  # the ranks have not agreed on the time of this batch
         self._last = (batch, seconds)

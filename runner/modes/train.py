@@ -14,7 +14,8 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import SessionOver
+from runner.distributed.signals import Requeued, SessionOver
+from runner.distributed.slurm import check_progress
 from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
@@ -68,13 +69,17 @@ def pausing(state: State) -> Iterator[None]:
     """Check, if the session ends within the context, that the run can go on from there. All ranks.
 
     Raises:
-        RuntimeError: the last checkpoint could not be written, or its values were not finite.
+        RuntimeError: the last checkpoint could not be written, its values were not finite, or several attempts of a
+            requeued job trained nothing.
     """
     from runner.checkpoints.snapshot import read_timestamp
 
+    begun = state.timestamp.batch
     try:
         yield
     except SessionOver as over:
+        if isinstance(over, Requeued) and is_rank_zero():
+            check_progress(state.timestamp.batch > begun)
         saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
             lost = f"no checkpoint was written after batch {state.timestamp.batch}"

@@ -21,7 +21,7 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import SessionOver
+from runner.distributed.signals import Requeued, SessionOver
 from runner.failures.exit_codes import DIVERGED
 from runner.runs.load import LoadMeter
 from runner.runs.result import FILE, Result, read_result
@@ -128,8 +128,8 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "DIVERGED"
         result.error = error_object(DIVERGED, str(error))
         raise
-    except SessionOver:
-        result.status = "PAUSED"
+    except SessionOver as over:
+        result.status = "QUEUED" if isinstance(over, Requeued) else "PAUSED"
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"

@@ -32,8 +32,9 @@ class Result:
     """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), or
-            REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), QUEUED (as
+            a job of Slurm that goes on later), or REFUSED (by a sweep, because of its config; such a job has no
+            folder). A run that was cut off stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.

@@ -89,7 +89,7 @@ class Progress:
         for path, result in sorted(found.items(), key=lambda item: _changed_at(item[0])):
             before = self._before.get(path)
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
-            if result.status != "RUNNING" and is_new:
+            if result.status not in ("RUNNING", "QUEUED") and is_new:
                 self._end(path, result)
 
     def _end(self, path: Path, result: Result | None) -> None:

@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     statuses = {job.result.status for job in jobs}
-    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED")):
+    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED", "QUEUED")):
         return "KILLED"
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 

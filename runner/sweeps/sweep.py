@@ -26,7 +26,7 @@ from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
-from runner.distributed.signals import Interrupt, asking_to_end
+from runner.distributed.signals import asking_to_end, ending
 from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
@@ -285,7 +285,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     led.stopped_by = number
     (led.folder / STOP).touch()
     if led.launcher == "basic" or (again and number == signal.SIGINT):
-        raise Interrupt.exception(number)
+        raise ending(number)
     for folder in led.folder.glob("*/"):
         result = read_result(folder)
         if result is not None and result.host == socket.gethostname() and is_running(folder):

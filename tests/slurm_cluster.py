@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 NODES = ("n1", "n2")
@@ -42,7 +43,7 @@ class Cluster:
         self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment |= {"GLOO_SOCKET_IFNAME": "lo", "SBATCH_EXPORT": "ALL"}
+        self.environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}  # no name server knows the nodes
 
     def start(self) -> None:
         """Start munge, the controller and the nodes, and wait until the nodes are idle."""
@@ -70,21 +71,20 @@ class Cluster:
         """Let a node vanish with all that runs on it, as by a power cut."""
         self.daemons[node].kill()
         self.daemons[node].wait()
-        for pid in self._processes_of(node):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill_what_runs_on(node)
 
-    def _processes_of(self, node: str) -> list[int]:
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                environment = (folder / "environ").read_bytes().split(b"\0")
-                command = (folder / "cmdline").read_bytes()
-                is_step = b"slurmstepd" in command and f"spool-{node}".encode() in command
-                ours = f"SLURM_CONF={self.folder / 'slurm.conf'}".encode() in environment
-                if is_step or (ours and f"SLURMD_NODENAME={node}".encode() in environment):
-                    found.append(int(folder.name))
-        return found
+    def _kill_what_runs_on(self, node: str) -> None:
+        """Kill the tasks of a node, and the daemons that look after each, which hide what they belong to."""
+        mine = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}
+        tasks = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                if mine.items() <= one.environ().items():
+                    tasks.append(one)
+        daemons = {parent for one in tasks for parent in one.parents() if parent.name() == "slurmstepd"}
+        for one in [*daemons, *tasks]:
+            with suppress(psutil.Error):
+                one.kill()
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints; empty if it fails."""
@@ -109,9 +109,7 @@ class Cluster:
     def stop(self) -> None:
         """End all jobs and daemons."""
         for node in NODES:
-            for pid in self._processes_of(node):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._kill_what_runs_on(node)
         for one in reversed(self.daemons.values()):
             one.kill()
             one.wait()

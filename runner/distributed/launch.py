@@ -31,7 +31,7 @@ class Launch:
         threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
         requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
-            written, and is resumed when it runs again; None: whether submitit started it.
+            written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
 
     Raises:
         ValueError: a number is out of range, or of the wrong type.

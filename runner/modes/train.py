@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +18,13 @@ from runner.distributed.job import Job
 from runner.distributed.signals import Requeued, SessionOver
 from runner.distributed.slurm import check_progress
 from runner.event import Event
+from runner.failures.facts import is_of_environment
 from runner.modes.final_test import check_test, evaluate_test_data
+from runner.runs.folder import saved_since
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, recording
+from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -34,7 +38,7 @@ def train(job: Job) -> float | None:
         WrongConfig: training cannot begin as configured.
         Diverged: the last loss or the objective is not finite, and `allow_divergence` is false.
     """
-    with recording(job) as result:
+    with recording(job) as result, requeueing(job):
         with config_errors():
             job = replace(job, config=settled(job.config))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
@@ -65,21 +69,41 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def requeueing(job: Job) -> Iterator[None]:
+    """Let a job of Slurm be requeued if the machine fails within the context, as when a node is lost. All ranks.
+
+    Raises:
+        Requeued: the job is to be requeued, after such a failure or after a signal.
+        RuntimeError: several attempts in a row saved no checkpoint.
+    """
+    began = time.time()
+    try:
+        yield
+    except Exception as error:
+        asked = is_rank_zero() and build.make_launch(job.config).requeues
+        if not asked or not is_of_environment(error):
+            raise
+        print_failure(error)
+        check_progress(bool(saved_since(Path(job.run_dir), began)))
+        raise Requeued(0) from error
+    except Requeued:
+        if is_rank_zero():
+            check_progress(bool(saved_since(Path(job.run_dir), began)))
+        raise
+
+
+@contextmanager
 def pausing(state: State) -> Iterator[None]:
     """Check, if the session ends within the context, that the run can go on from there. All ranks.
 
     Raises:
-        RuntimeError: the last checkpoint could not be written, its values were not finite, or several attempts of a
-            requeued job trained nothing.
+        RuntimeError: the last checkpoint could not be written, or its values were not finite.
     """
     from runner.checkpoints.snapshot import read_timestamp
 
-    begun = state.timestamp.batch
     try:
         yield
     except SessionOver as over:
-        if isinstance(over, Requeued) and is_rank_zero():
-            check_progress(state.timestamp.batch > begun)
         saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
             lost = f"no checkpoint was written after batch {state.timestamp.batch}"

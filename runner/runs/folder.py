@@ -168,12 +168,16 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     Returns None if there is none, or if nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
-    written = [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
-    if not written:
+    if not saved_since(run_dir, began):
         return None
     from runner.checkpoints.files import find_checkpoint
 
     return str(find_checkpoint(run_dir))
+
+
+def saved_since(run_dir: Path, began: float) -> list[Path]:
+    """Return the manifests of the checkpoints that were written into a run's folder after a time, in seconds."""
+    return [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
 
 
 def run_folder_of(path: str) -> Path | None:

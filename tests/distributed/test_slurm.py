@@ -111,23 +111,21 @@ def test_outside_of_slurm_nothing_is_written(environ: Any, tmp_path: Path, monke
     environ({})
     assert kept_over_restarts("folder", lambda: "once") == "once"
     assert kept_over_restarts("folder", lambda: "twice") == "twice"
-    slurm.check_progress(trained=False)
+    slurm.check_progress(saved=False)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_job_that_never_trains_is_not_requeued_for_ever(
-    environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_job_that_never_saves_is_not_requeued_again(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
-    def attempt(number: int, trained: bool) -> None:
+    def attempt(number: int, saved: bool) -> None:
         environ({"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": str(number)})
-        slurm.check_progress(trained)
+        slurm.check_progress(saved)
 
-    for number, trained in enumerate([False, False, True, False, False]):
-        attempt(number, trained)
-    with pytest.raises(RuntimeError, match="3 attempts in a row ended before a batch was trained"):
-        attempt(5, trained=False)
+    for number, saved in enumerate([False, False, True, False, False]):
+        attempt(number, saved)
+    with pytest.raises(RuntimeError, match="3 attempts in a row saved no checkpoint"):
+        attempt(5, saved=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])

@@ -14,7 +14,7 @@ from runner.budget import Budget
 from runner.callbacks._best_values import BestValues, name_metric
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
-from runner.distributed.signals import SessionOver
+from runner.distributed.session import SessionOver
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 

@@ -17,7 +17,7 @@ from runner.config.suggestions import about_replaced
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.signals import Requeued
+from runner.distributed.session import Requeued
 from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra

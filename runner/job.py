@@ -23,7 +23,7 @@ from runner.distributed.gpus import given_back, lease
 from runner.distributed.job import Job
 from runner.distributed.launch import Ranks, check_gpus
 from runner.distributed.local_ranks import ranks
-from runner.distributed.signals import SessionOver, requeued_by_signals
+from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from runner.distributed.collectives import all_reduce_sum, get_world_size
-from runner.distributed.signals import ending
+from runner.distributed.session import ending
 from runner.loss import Weight, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream

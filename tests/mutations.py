@@ -300,6 +300,20 @@ FAULTS = (
         "distributed/test_signals.py",
     ),
     Fault(
+        "Slurm: a job that runs again has forgotten its run",
+        "runner/distributed/slurm.py",
+        "for name, value in read_object(_file()).items()} if restarts() else {}",
+        "for name, value in read_object(_file()).items()} if not restarts() else {}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "Slurm: submitit requeues a job before its checkpoint is written",
+        "runner/distributed/session.py",
+        "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
+        "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.distributed.signals import SESSION_OVER, Interrupt
+from runner.distributed.session import SESSION_OVER
+from runner.distributed.signals import Interrupt
 from runner.distributed.store import agreed_to_end
 
 PERIOD = 1.0  # seconds from one agreement of the ranks on time and signals to the next

@@ -15,7 +15,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.signals import Requeued, SessionOver
+from runner.distributed.session import Requeued, SessionOver
 from runner.distributed.slurm import check_progress
 from runner.event import Event
 from runner.failures.facts import is_of_environment

@@ -21,7 +21,7 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.signals import Requeued, SessionOver
+from runner.distributed.session import Requeued, SessionOver
 from runner.failures.exit_codes import DIVERGED
 from runner.runs.load import LoadMeter
 from runner.runs.result import FILE, Result, read_result

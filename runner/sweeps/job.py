@@ -18,7 +18,7 @@ from typing import Any
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.signals import Requeued, SessionOver, end
+from runner.distributed.session import Requeued, SessionOver, end
 from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file

@@ -26,7 +26,8 @@ from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
-from runner.distributed.signals import asking_to_end, ending
+from runner.distributed.session import ending
+from runner.distributed.signals import asking_to_end
 from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode

@@ -15,7 +15,7 @@ from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.checkpoints.snapshot import read_timestamp
 from runner.data import TensorLoader
-from runner.distributed.signals import SessionOver
+from runner.distributed.session import SessionOver
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]

@@ -13,7 +13,7 @@ import pytest
 from runner.distributed import slurm
 from runner.distributed.environment import kept_over_restarts
 from runner.distributed.launch import Launch
-from runner.distributed.signals import Requeued, SessionOver, ending, requeued_by_signals
+from runner.distributed.session import Requeued, SessionOver, ending, requeued_by_signals
 
 TASK = {
     "SLURM_JOB_ID": "71",

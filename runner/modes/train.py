@@ -23,7 +23,7 @@ from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.folder import saved_since
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
-from runner.runs.recording import check_converged, check_objective, recording
+from runner.runs.recording import check_converged, check_objective, recording, timing
 from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def train(job: Job) -> float | None:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            trainer.noting = partial(noting_first_batch, job, trainer.state)
+            trainer.noting = partial(timing, result, partial(noting_first_batch, job, trainer.state))
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
                 trainer.fit(may_be_over=job.may_be_over)
             result.tested = evaluate_test_data(trainer, job.config["test"])

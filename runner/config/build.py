@@ -197,8 +197,18 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
         return None
     with _naming(path, section, supplied.get("config", {})):
         if supplied:
-            return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
-        return hydra.utils.instantiate(section, _convert_="all")
+            return _instantiate({**section, "_partial_": True})(**supplied)
+        return _instantiate(section)
+
+
+def _instantiate(section: Mapping[str, Any]) -> Any:
+    """Return what a section describes, plain containers in it included.
+
+    Hydra 1.4 asks for a list of all that may be called: the targets in the section, which are checked by then.
+    """
+    allowed = [str(one["_target_"]) for _, one in targets(section)]
+    only = {"_execution_whitelist_": allowed} if hasattr(hydra.utils, "execution_whitelist") else {}
+    return hydra.utils.instantiate(section, _convert_="all", **only)
 
 
 @contextmanager

@@ -165,8 +165,8 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
 
 def _in_a_circle(error: RecursionError) -> str | None:
     """Return a file whose defaults lead back to it, as Hydra's frames show it, or None if something else recurses."""
-    reader = "hydra._internal.defaults_list"
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == reader]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame in frames if frame.f_globals["__name__"].startswith("hydra.")]
     files = [frame.f_locals["path"] for frame in frames if "path" in frame.f_locals]
     return next((file for file in files if files.count(file) > 1), None)
 

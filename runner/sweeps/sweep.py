@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
+from runner.config.composed import add_resolver
 from runner.config.errors import WrongConfig, config_errors
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
@@ -248,7 +249,7 @@ def check_choice(hydra_config: Any, recorded: Sequence[str] = ()) -> None:
 
 def register_resolver() -> None:
     """Register `${sweep_folder:base}`, which names the sweep's folder."""
-    OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
+    add_resolver("sweep_folder", _find_folder)
 
 
 _beginning: DictConfig | None = None  # config of the sweep that starts in this process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
+from runner.config.hydra_versions import full_key, instantiate
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
@@ -197,18 +197,8 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
         return None
     with _naming(path, section, supplied.get("config", {})):
         if supplied:
-            return _instantiate({**section, "_partial_": True})(**supplied)
-        return _instantiate(section)
-
-
-def _instantiate(section: Mapping[str, Any]) -> Any:
-    """Return what a section describes, plain containers in it included.
-
-    Hydra 1.4 asks for a list of all that may be called: the targets in the section, which are checked by then.
-    """
-    allowed = [str(one["_target_"]) for _, one in targets(section)]
-    only = {"_execution_whitelist_": allowed} if hasattr(hydra.utils, "execution_whitelist") else {}
-    return hydra.utils.instantiate(section, _convert_="all", **only)
+            return instantiate({**section, "_partial_": True})(**supplied)
+        return instantiate(section)
 
 
 @contextmanager
@@ -232,10 +222,10 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     except Exception as error:
         cause = error
         failed = path
+        inner = full_key(error)
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
             cause = error.__cause__
-            inner = _full_key(error)
-            failed = f"{path}.{inner}" if inner else path
+        failed = f"{path}.{inner}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
             failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             failure.__cause__ = cause
@@ -243,15 +233,6 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         if not _add_section_of_hook(cause, config):
             _add_section(cause, path, section, config, failed)
         raise cause from cause.__cause__
-
-
-def _full_key(error: InstantiationException) -> str | None:
-    """Return the key, inside the section, of the target that could not be called; None for the section's own target.
-
-    Hydra 1.3 gives the key only in its message, as a line `full_key: a.b`.
-    """
-    match = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
-    return None if match is None else match[1]
 
 
 def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import omegaconf
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.foreign import about_foreign
@@ -51,13 +50,6 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
         if key not in plain and key not in GROUPS:
             raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
     return plain
-
-
-def add_resolver(name: str, resolver: Callable[..., Any]) -> None:
-    """Let configs use `${name:...}`, which calls a function once for each config and arguments."""
-    is_new = not omegaconf.__version__.startswith("2.3.")  # which has another function of that name
-    register: Any = OmegaConf.register_resolver if is_new else OmegaConf.register_new_resolver
-    register(name, resolver, use_cache=True, replace=True)
 
 
 def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import run_job
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, TaskFunction
 
 from runner.config.catalogue import CONF
+from runner.config.hydra_versions import initialized
 
 # Options, and the keys through which a config may say that there are many jobs, or have Hydra call something.
 _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
@@ -37,7 +38,7 @@ def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:
         task: what Hydra would call.
         arguments: the arguments of a command that `is_one_job`.
     """
-    with initialize_config_dir(str(CONF), job_name="runner", version_base="1.3"):
+    with initialized(CONF, "runner"):
         config = compose("config", [*arguments, "hydra.mode=RUN"], return_hydra_config=True)
         callbacks: Any = Callback()  # does nothing; that of conf/ is for sweeps
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)

@@ -51,7 +51,8 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
     for number, overrides in enumerate(jobs):
         composed = loader.load_sweep_config(config, list(overrides))
         with read_write(composed.hydra), open_dict(composed.hydra):
-            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.job.num = number
+            composed.hydra.job.id = str(number)
             composed.hydra.runtime.output_dir = config.hydra.sweep.dir
         HydraConfig.instance().set_config(composed)
         plain = to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
@@ -138,9 +139,9 @@ def _choices(override: Override) -> list[str]:
     Raises:
         WrongKey: it has infinitely many.
     """
-    key = override.get_key_element()
     if not override.is_sweep_override():
-        return [f"{key}={override.get_value_element_as_str()}"]
+        return [str(override.input_line)]
+    key = override.get_key_element()
     if not override.is_discrete_sweep():
         value = str(override.input_line).partition("=")[2]
         raise WrongKey(key_of(key), "is for a search, such as sweep=optuna_tpe; list values for a grid", value)
@@ -152,7 +153,7 @@ def _example(override: Override) -> str:
     key = override.get_key_element()
     value = override.value()
     if not override.is_sweep_override():
-        return f"{key}={override.get_value_element_as_str()}"
+        return str(override.input_line)
     return f"{key}={value.start if isinstance(value, IntervalSweep) else next(override.sweep_string_iterator())}"
 
 

@@ -23,8 +23,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
-from runner.config.composed import add_resolver
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.hydra_versions import add_resolver
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.signals import Interrupt, asking_to_end

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from runner.budget import Budget
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.failures.facts import WrongKey
 from runner.modes import measure
 from runner.modes.measure import Pace, settle_budget
@@ -46,7 +47,7 @@ def test_a_budget_that_no_number_of_batches_fits_is_refused(budget: Budget, pace
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*TINY, *overrides]))
 
 

@@ -36,6 +36,7 @@ from runner.runs.listing import LOCK, OUTPUTS
 from runner.runs.recording import fingerprint
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import is_id
+from runner.sweeps import ladder
 from runner.sweeps.names import name_rest, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, quieten_optuna, typed_overrides
 from runner.sweeps.progress import Progress
@@ -71,6 +72,7 @@ class Sweep:
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
+        is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder`.
     """
 
     folder: Path
@@ -86,6 +88,7 @@ class Sweep:
     stopped_by: int = 0
     handlers: dict[int, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    is_ladder: bool = False
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -172,6 +175,7 @@ def begin(config: DictConfig) -> None:
     mode = find_mode(config.mode)
     if config.resume is not None and mode.trains and not is_id(config.resume):
         build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
+    ladder.prepare(config)
     typed = typed_overrides(config)
     swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config
@@ -191,6 +195,7 @@ def begin(config: DictConfig) -> None:
         launcher=choices["hydra/launcher"],
         direction=getattr(direction, "name", direction) or "",
         number=number,
+        is_ladder=bool(config.get("ladder")),
     )
     folder.mkdir(parents=True, exist_ok=True)
     led.write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.pictures.figure import add_legend, make_figure, shorten, style
-from runner.sweeps.plot import BEST, color_of
+from runner.sweeps.plot import color_of
 from runner.sweeps.rungs import Ladder, size_of
 
 POINTS = 100  # of the law's line
@@ -13,14 +13,13 @@ POINTS = 100  # of the law's line
 
 def draw_ladder(ladder: Ladder) -> Any:
     """Return a figure of a ladder: a line for each size, the law, and the prediction for the rung that is held out."""
-    sizes = sorted({size_of(one) for rung in ladder.rungs for one in rung.settings})
     legend: dict[str, Any] = {}
     with style():
         figure = make_figure(7.0, 4.4)
         axes = figure.add_subplot()
         axes.set(xscale="log", yscale="log", xlabel="training compute, floating-point operations")
         axes.set_ylabel(shorten(ladder.objective))
-        for place, size in enumerate(sizes):
+        for place, size in enumerate(ladder.sizes):
             found = [(rung.flop, one) for rung in ladder.rungs for one in rung.settings if size_of(one) == size]
             flops, settings = zip(*found, strict=True)
             means, spreads = [one.mean for one in settings], [one.spread or 0.0 for one in settings]
@@ -46,7 +45,7 @@ def _draw_law(axes: Any, ladder: Ladder) -> dict[str, Any]:
     drawn = {"law": axes.plot(line, [found.law.at(one) for one in line], color="black", linestyle="--", linewidth=1)[0]}
     low, high = found.interval or (found.predicted, found.predicted)
     bars = [[found.predicted - low], [high - found.predicted]]
-    style = {"fmt": "D", "color": BEST, "markersize": 6, "capsize": 6, "fillstyle": "none", "zorder": 4}
+    style = {"fmt": "D", "color": "black", "markersize": 6, "capsize": 6, "fillstyle": "none", "zorder": 4}
     drawn["predicted, 95 %"] = axes.errorbar([last], [found.predicted], np.maximum(bars, 0.0), **style)
     return drawn
 

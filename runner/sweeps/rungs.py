@@ -68,6 +68,12 @@ class Ladder:
         low, high = self.found.interval
         return low <= (self.rungs[-1].best.mean or 0.0) <= high
 
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes that have losses, from the smallest to the largest."""
+        found = {size_of(one): _rank(one) for rung in self.rungs for one in rung.settings}
+        return sorted(found, key=lambda size: found[size])
+
     def tabulate(self) -> Table:
         """Return columns and rows: for each rung the compute, the best size, its loss, and the loss of the law."""
         columns = ["flop", "best size", self.objective, "spread", "n", "law", "used"]
@@ -197,17 +203,20 @@ def _doubts(rungs: Sequence[Rung], found: Extrapolation) -> list[str]:
     if missing := sum(rung.sizes - len(rung.settings) for rung in rungs):
         doubts.append(f"{missing} settings without a loss for every seed are left out")
     last = rungs[-1]
-    largest = max(last.settings, key=lambda one: [*map(_rank, _size(one).values())])
+    largest = max(last.settings, key=_rank)
     if last.best is largest and last.sizes > 1:
         doubts.append(f"{size_of(last.best)}, the largest, is best at {last.flop:g} flop; a larger one may be better")
     return doubts
 
 
-def _rank(value: Any) -> tuple[float, str]:
-    """Return what sizes are sorted by: numbers and lists of them by value."""
-    numbers = value if isinstance(value, list) else [value]
-    is_number = all(isinstance(one, int | float) for one in numbers)
-    return (float(sum(numbers)), "") if is_number else (0.0, str(value))
+def _rank(setting: Setting) -> list[tuple[float, str]]:
+    """Return what sizes are sorted by: numbers, and the sums of lists of them; other values as text."""
+    ranks = []
+    for value in _size(setting).values():
+        numbers = value if isinstance(value, list) else [value]
+        is_number = all(isinstance(one, int | float) for one in numbers)
+        ranks.append((float(sum(numbers)), "") if is_number else (0.0, str(value)))
+    return ranks
 
 
 def _between(what: str, interval: tuple[float, float] | None, sign: int = 1) -> str:

@@ -60,7 +60,7 @@ def end_sweep() -> int:
     led.clear_notes()
     refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
-    settings = group(jobs)
+    settings = group(jobs) if jobs else []
     ladder = climb(settings, lower_is_better(jobs, led)) if led.is_ladder and jobs else None
     try:
         if jobs:

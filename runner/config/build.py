@@ -17,7 +17,7 @@ from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
-from runner.config.hydra_versions import full_key, instantiate
+from runner.config.hydra_versions import any_target, full_key
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
@@ -195,10 +195,10 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
-    with _naming(path, section, supplied.get("config", {})):
+    with _naming(path, section, supplied.get("config", {})), any_target():
         if supplied:
-            return instantiate({**section, "_partial_": True})(**supplied)
-        return instantiate(section)
+            return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
+        return hydra.utils.instantiate(section, _convert_="all")
 
 
 @contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
-import hydra.utils
 import omegaconf
 from omegaconf import OmegaConf
 
@@ -38,17 +37,12 @@ def any_target() -> Iterator[None]:
     That list would have to name the class of each callable object as well, such as that of a model which a function
     returns. Hydra still refuses what runs commands. For records of other people there is `runner.runs.trust`.
     """
+    if _IS_OLD:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*hydra\.utils\.instantiate\(\) resolved _target_=")
         yield
-
-
-def instantiate(section: Mapping[str, Any]) -> Any:
-    """Return what a section describes, plain containers in it included."""
-    if _IS_OLD:
-        return hydra.utils.instantiate(section, _convert_="all")
-    with any_target():
-        return hydra.utils.instantiate(section, _convert_="all")
 
 
 def full_key(error: BaseException) -> str | None:

@@ -29,7 +29,7 @@ def ladder(changed: dict[tuple[str, int, int], float] | None = None, seeds: int 
     for place, flop in enumerate(FLOPS):
         for width, best in ((4, place < 2), (16, place >= 2)):
             for seed in range(seeds):
-                loss = 2.0 * float(flop[0]) ** -0.5 * (1.0 if best else 1.2) * (1.01 if seed else 0.99)
+                loss: float = 2.0 * float(flop[0]) ** -0.5 * (1.0 if best else 1.2) * (1.01 if seed else 0.99)
                 results.append(job(flop, width, seed, (changed or {}).get((flop, width, seed), loss), lower))
     return climb(group(compare(results, sweep())), lower)
 

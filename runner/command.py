@@ -11,7 +11,8 @@ from runner.addresses import without_credentials
 from runner.config.catalogue import CONF
 from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
 from runner.config.errors import WrongConfig, config_errors
-from runner.config.hydra_mode import composed_once
+from runner.config.hydra_versions import BASE, any_target
+from runner.config.one_job import is_one_job, run_one_job
 from runner.config.own_conf import find_own_conf
 from runner.config.suggestions import about_replaced
 from runner.distributed.endings import noting_interrupts, was_interrupted
@@ -106,8 +107,12 @@ def compose_and_run(saved: SavedRun | None) -> int:
     """
     task = Task(saved)
     try:
-        with config_errors(), composed_once(sys.argv[1:]):
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+        with config_errors():
+            if is_one_job(sys.argv[1:]):
+                run_one_job(task, sys.argv[1:])
+            else:
+                with any_target():
+                    hydra.main(config_path=str(CONF), config_name="config", **BASE)(task)()
     except SweepRefused as refused:
         raise refused.error from refused.error.__cause__
     except Exception as error:

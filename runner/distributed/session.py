@@ -1,4 +1,4 @@
-"""The end of a session: a run stops between two batches as if by a signal, and can be resumed."""
+"""Ends of a run that are no failure: it stops between two batches as if by a signal, and can be resumed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ SESSION_OVER = 1000
 
 class SessionOver(SystemExit):
     """The time of this session is over: training has stopped between two batches, and can be resumed. Exit code 0."""
+
+    status = "PAUSED"
+    """Status of the run in `result.json`."""
+
+
+class Pruned(SessionOver):
+    """A job of a sweep was not worth training further: it has stopped between two batches, and can be revived."""
+
+    status = "PRUNED"
 
 
 def ending(number: int) -> BaseException:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.digest import FILE as DIGESTS
+from runner.checkpoints.digest import RESULT as DIGESTS
 from runner.checkpoints.digest import first_difference, read_digests
 from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.files.names import RESULT
 from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
 from runner.runs.load import describe_inequality
-from runner.runs.result import FILE, read_result
+from runner.runs.result import read_result
 from runner.runs.saved_run import is_id
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns, printable
@@ -160,8 +161,8 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
         path = found[0] if found else path
     if not path.exists():
         raise ValueError(f"compare={given!r}: no such folder; runner runs lists those in outputs/")
-    if not any((path / name).exists() for name in (FILE, CONFIG, DIGESTS)):
-        raise ValueError(f"compare={given!r}: has no {FILE}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
+    if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
+        raise ValueError(f"compare={given!r}: has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,26 +14,27 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import SessionOver
+from runner.distributed.session import Pruned, SessionOver
 from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, recording
+from runner.runs.result import Objective
 
 if TYPE_CHECKING:
     from runner.state import State
     from runner.trainer import Trainer
 
 
-def train(job: Job) -> float | None:
-    """Build the Trainer of a job, train, and return the objective. All ranks.
+def train(job: Job) -> Objective:
+    """Build the Trainer of a job, train, and return the objective, or several. All ranks.
 
     Raises:
         WrongConfig: training cannot begin as configured.
         Diverged: the last loss or the objective is not finite, and `allow_divergence` is false.
     """
-    with recording(job) as result:
+    with suppress(Pruned), recording(job) as result:
         with config_errors():
             job = replace(job, config=settled(job.config))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
@@ -46,12 +47,17 @@ def train(job: Job) -> float | None:
                 record(trainer, job)
             trainer.noting = partial(noting_first_batch, job, trainer.state)
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
-                trainer.fit(may_be_over=job.may_be_over)
+                try:
+                    trainer.fit(may_be_over=job.may_be_over)
+                except Pruned:
+                    result.measure(trainer.state, job.config["objective"])
+                    result.told = [*result.objectives.values()]
+                    raise
             result.tested = evaluate_test_data(trainer, job.config["test"])
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
-    return result.objective
+    return result.answer
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +80,8 @@ def pausing(state: State) -> Iterator[None]:
 
     try:
         yield
+    except Pruned:
+        raise  # without a checkpoint it is revived from the start
     except SessionOver as over:
         saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):

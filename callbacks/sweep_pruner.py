@@ -23,14 +23,14 @@ PRUNERS = ("median", "successive_halving", "hyperband", "wilcoxon")
 
 
 class SweepPruner(Callback):
-    """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides; needs the package optuna.
+    """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides.
 
     It works with any sweeper and launcher, and for several processes at once: the jobs share a journal in the sweep's
-    folder. After each evaluation, rank 0 reports the metric and asks the pruner; the step that Optuna counts in is the
-    number of evaluations so far, from 1. The pruner `wilcoxon` asks before training instead, and compares the job's
-    setting with the best one over the seeds that have finished. A job that is pruned ends after a checkpoint with the
-    status PRUNED, and is not trained again with the sweep; `revive=all` or `resume=` its folder goes on from there,
-    equal to the bit to a job that was never pruned, and it is not pruned again.
+    folder. After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps,
+    from 1. The pruner 'wilcoxon' asks before training instead, and compares the job's setting with the best one over
+    the seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and is not trained again
+    with the sweep. `revive=all`, or `resume=` its folder, goes on from there, equal to the bit to a job that was never
+    pruned; it is not pruned again. Needs the package optuna.
 
     Args:
         monitor: metric of an evaluator to compare jobs by, such as 'eval/loss'; None means the sweep's objective.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import statistics
@@ -36,8 +37,11 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
         options: its arguments.
 
     Raises:
-        TypeError, ValueError: it does not take these arguments.
+        ValueError: it does not take these arguments.
     """
+    known = inspect.signature(PRUNERS[name]).parameters
+    if unknown := [one for one in options if one not in known]:
+        raise ValueError(f"{PRUNERS[name].__name__} has no {', '.join(unknown)}; it takes {', '.join(known)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return PRUNERS[name](**{**DEFAULTS.get(name, {}), **options})

@@ -166,5 +166,5 @@ def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
 
     try:
         return make_pruner(pruner, options)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"options={dict(options)!r}: {error}") from error

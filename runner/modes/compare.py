@@ -20,7 +20,7 @@ from runner.files.names import RESULT
 from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
 from runner.runs.load import describe_inequality
-from runner.runs.result import read_result
+from runner.runs.result import TIME, read_result
 from runner.runs.saved_run import is_id
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns, printable
@@ -82,7 +82,7 @@ def difference(a: Path, b: Path) -> Difference:
     metrics: dict[str, tuple[float | None, float | None]] = {}
     if last[0] == last[1] and all(one is not None and one.status in ("FINISHED", "DIVERGED") for one in results):
         first, second = (one.metrics for one in results if one is not None)
-        names = dict.fromkeys((*first, *second))
+        names = dict.fromkeys(one for one in (*first, *second) if one != TIME)
         pairs = {name: (first.get(name), second.get(name)) for name in names}
         # Compared as text, so that NaN equals NaN.
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}

@@ -104,14 +104,16 @@ class Result:
                 self.metrics |= found
                 if lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name)):
                     self.lower = sorted({*self.lower, *found})
-        known = {**self.metrics, TIME: state.timestamp.total_wct}
         evaluated = [key for key in self.metrics if not key.startswith("train/")]
+        if TIME in objectives_of(objective):
+            self.metrics[TIME] = state.timestamp.total_wct
+            self.lower = sorted({*self.lower, TIME})
         for asked in objectives_of(objective) or evaluated[:1]:
-            if chosen := [key for key in known if asked in (key, key.partition("/")[2])]:
-                self.objectives[chosen[0]] = known[chosen[0]]
+            if chosen := [key for key in self.metrics if asked in (key, key.partition("/")[2])]:
+                self.objectives[chosen[0]] = self.metrics[chosen[0]]
         if self.objectives:
             self.objective_name, self.objective = next(iter(self.objectives.items()))
-            self.lower_is_better = self.objective_name in (*self.lower, TIME)
+            self.lower_is_better = self.objective_name in self.lower
         if is_rank_zero():
             self.evaluation = describe_evaluators(state)
 

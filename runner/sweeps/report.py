@@ -11,6 +11,7 @@ from runner.files.whole import write_whole
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
 from runner.sweeps.names import show_value
+from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
 from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
 from runner.sweeps.sweep import Sweep
@@ -43,7 +44,9 @@ def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, T
     key = curve_key(objective)
     done = [job.result.name for setting in settings for job in setting.done]
     curves = {name: read_curve(led.folder / name, key) for name in done}
-    figure = draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})
+    known = {name: curve for name, curve in curves.items() if curve.steps}
+    importances = find_importances(settings) if led.directions else {}
+    figure = draw(settings, objective, known, several_objectives(settings, led), importances)
     picture = {kind: render(figure, kind) for kind in ("svg", "png")}
     svg = picture["svg"].decode()
     content = {"html": describe(led, settings, tables, svg[svg.index("<svg") :]).encode(), **picture}
@@ -74,6 +77,9 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
     unknown = sum(not setting.objectives for setting in settings)
     without = f" {unknown} of the settings have no result, and are not in the pictures." if unknown else ""
     spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    objectives = several_objectives(settings, led)
+    front = escape(", ".join(one.name for one in find_front(settings, objectives)))
+    beaten = f"<p>Pareto front of {escape(' and '.join(objectives))}: {front}.</p>" if objectives else ""
     better = "lower" if lower_is_better(jobs, led) else "higher"
     objective = escape(objective_name(jobs))
     return f"""<!doctype html>
@@ -81,6 +87,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <h1>{escape(led.name)}</h1>
 <p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
 <p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
+{beaten}
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their

@@ -240,7 +240,9 @@ def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
         return []
     jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
     if not jobs:
-        raise WrongKey("revive", "this sweep has no job yet: give the command that pruned them again", repr(revive))
+        raise WrongKey(
+            "revive", "no job of this sweep has begun yet; add it to the same command that pruned them", repr(revive)
+        )
     if revive == "all":
         return [name for name, status in jobs.items() if status == "PRUNED"]
     names = [revive] if isinstance(revive, str) else [*revive]

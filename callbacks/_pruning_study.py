@@ -9,7 +9,7 @@ import statistics
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalStorage
@@ -74,7 +74,7 @@ class PruningStudy:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=_Lock(folder / JOURNAL)))  # type: ignore[arg-type]
-        self._direction = "minimize" if lower_is_better else "maximize"
+        self._direction: Literal["minimize", "maximize"] = "minimize" if lower_is_better else "maximize"
         self._study = optuna.create_study(
             storage=storage,
             sampler=optuna.samplers.RandomSampler(),  # nothing is sampled

@@ -82,6 +82,7 @@ class SweepPruner(Callback):
         if self._by_seed or state.timestamp >= state.max_duration:
             return
         value = self._metric.read(state)
+        assert value is not None
         if self._ask(lambda: self._study is not None and self._study.prunes(value, self._evaluations)):
             name = f"{self._metric.label}/{self._metric.name}"
             self._prune(state, logger, f"{name} is {value:.4g} at evaluation {self._evaluations}")

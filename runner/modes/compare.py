@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.digest import RESULT as DIGESTS
+from runner.checkpoints.digest import FILE as DIGESTS
 from runner.checkpoints.digest import first_difference, read_digests
 from runner.config import build
 from runner.config.composed import check_keys

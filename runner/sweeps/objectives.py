@@ -60,9 +60,9 @@ def find_importances(settings: Sequence[Setting]) -> dict[str, float]:
     kinds: dict[str, BaseDistribution] = {}
     for key in sorted({key for one in done for key in one.values if key not in REPEATED}):
         values = [one.values.get(key) for one in done]
-        if all(map(is_number, values)) and len({*values}) > 1:
-            is_log = is_logarithmic(values, decades=1.0)
-            kinds[key] = FloatDistribution(float(min(values)), float(max(values)), log=is_log)
+        numbers = [float(one) for one in values if one is not None and is_number(one)]
+        if len(numbers) == len(values) and len({*numbers}) > 1:
+            kinds[key] = FloatDistribution(min(numbers), max(numbers), log=is_logarithmic(numbers, decades=1.0))
         elif len(choices := sorted({*map(show_value, values)})) > 1:
             kinds[key] = CategoricalDistribution(choices)
     if len(done) < FEWEST or len(kinds) < 2 or len({one.mean for one in done}) == 1:

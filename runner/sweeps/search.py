@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.config import build
 from runner.config.nearest import nearest
@@ -87,9 +87,8 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
             study = optuna.load_study(study_name=sweeper.study_name, storage=storage)
         except KeyError:
             return  # a new study
-        sampler = sweeper.get("sampler") or {}
-        if sampler.get("seed") is not None:
-            sampler.seed += len(study.trials)
+        if OmegaConf.select(sweeper, "sampler.seed") is not None:
+            sweeper.sampler.seed += len(study.trials)
     for result in unfinished:
         _ask_again(study, result)
 

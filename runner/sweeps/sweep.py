@@ -198,7 +198,7 @@ def begin(config: DictConfig) -> None:
     check_launcher(choices["hydra/launcher"])
     identity = _identify(config)
     name, number = _name(config, [one.get_key_element().lstrip("+~") for one in swept], folder)
-    led = Sweep(
+    sweep = Sweep(
         folder=folder,
         id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
         name=name,
@@ -208,7 +208,8 @@ def begin(config: DictConfig) -> None:
         directions=read_directions(config),
         number=number,
     )
-    led.revived = _find_revived(led, config.revive)
+    sweep.revived = _find_revived(sweep, config.revive)
+    led = sweep
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
     led.clear_notes()
@@ -281,9 +282,7 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     if hydra_config.mode is RunMode.MULTIRUN:
         return
     if config["revive"] is not None:
-        remedy = (
-            "is for the sweep that pruned jobs, given again with -m; resume=<folder of a job> revives one by itself"
-        )
+        remedy = "is for a sweep, given again with -m; resume=<folder of a job> revives one by itself"
         raise WrongKey("revive", remedy, repr(config["revive"]))
     if saved is None and config["mode"] in TRAINING:
         for key in build.callbacks_with(config, "only_in_sweeps"):

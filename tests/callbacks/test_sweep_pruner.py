@@ -1,4 +1,4 @@
-"""SweepPruner: what it refuses, and the study that the jobs of a sweep share. `tests/sweeps/test_pruning.py` has sweeps."""
+"""SweepPruner: what it refuses, and the study that jobs share. `tests/sweeps/test_pruning.py` has whole sweeps."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_what_it_does_not_take(arguments: dict[str, Any], message: str):
 
 
 def test_outside_of_a_sweep_there_is_nothing_to_compare(tmp_path: Path):
-    with make_trainer(callbacks=[SweepPruner()], run_dir=tmp_path) as trainer:
-        with pytest.raises(ValueError, match="compares the jobs of a sweep"):
-            trainer.fit()
+    trainer = make_trainer(callbacks=[SweepPruner()], run_dir=tmp_path)
+    with pytest.raises(ValueError, match="compares the jobs of a sweep"):
+        trainer.fit()
 
 
 def study(folder: Path, job: str, pruner: str = "median", setting: str = "", seed: int = 0, **options: Any):

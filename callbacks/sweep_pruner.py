@@ -142,7 +142,7 @@ class SweepPruner(Callback):
         if get_global_rank() == 0:
             try:
                 answer = bool(question())
-            except OSError as error:
+            except (OSError, ValueError) as error:  # the latter where the journal is damaged
                 log.warning("sweep_pruner: %s; this job is not pruned", error)
                 self._study = None
         return broadcast_object(answer)

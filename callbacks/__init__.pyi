@@ -24,6 +24,7 @@ from runner.callbacks.replica_monitor import ReplicaMonitor
 from runner.callbacks.runtime_estimator import RuntimeEstimator
 from runner.callbacks.speed_monitor import SpeedMonitor
 from runner.callbacks.state_digest import StateDigest
+from runner.callbacks.sweep_pruner import SweepPruner
 from runner.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from runner.callbacks.tensorboard_logger import TensorBoardLogger
 from runner.callbacks.threshold_stopper import ThresholdStopper
@@ -57,6 +58,7 @@ __all__ = [
     "RuntimeEstimator",
     "SpeedMonitor",
     "StateDigest",
+    "SweepPruner",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
     "ThresholdStopper",

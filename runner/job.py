@@ -35,7 +35,7 @@ from runner.runs.folder import checkpoint_before_restart, owned, removed_when_re
 from runner.runs.kept_code import import_from
 from runner.runs.recording import Diverged
 from runner.runs.rerun import arguments_to_record, merge_config, saved_name
-from runner.runs.result import is_unfinished
+from runner.runs.result import Objective, is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
@@ -60,7 +60,7 @@ class Task:
         self.saved = saved
         self.error: Exception | None = None
 
-    def __call__(self, config: DictConfig) -> float | None:
+    def __call__(self, config: DictConfig) -> Objective:
         hydra_config = HydraConfig.get()
         if self.saved is not None:
             import_from(self.saved.code)
@@ -72,7 +72,7 @@ class Task:
             self.error = error
             return None
 
-    def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> float | None:
+    def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
         mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
         without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
         with lasting_output(), given_back(), ExitStack() as stack:
@@ -85,7 +85,7 @@ class Task:
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
-def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
+def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
     mode = find_mode(job.config["mode"])
@@ -97,7 +97,7 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> fl
             return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it
-            return result.objective
+            return result.answer
         with ranks().sharing(job):
             return run(job)
 
@@ -112,7 +112,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     with removed_when_refused(run_dir), config_errors():
         plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
-        sweep.check_choice(hydra_config, () if saved is None else saved.overrides)
+        sweep.check_choice(hydra_config, plain, saved)
         if saved is not None:
             plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])
@@ -237,7 +237,7 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
-def run(job: Job) -> float | None:
+def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])

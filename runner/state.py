@@ -126,6 +126,8 @@ class State:
     the run is resumed."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
+    interruption: BaseException | None = field(default=None, init=False)
+    """What `interrupt` was given; None if it was not called."""
     is_consistent: bool = field(default=False, init=False)
     """Whether this rank's weights, optimizers and metrics all belong to `timestamp`, so that a checkpoint taken now
     resumes bit for bit. Set by `changing`; an algorithm that changes any of them earlier in a batch sets it to
@@ -157,6 +159,18 @@ class State:
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True
+
+    def interrupt(self, error: BaseException) -> None:
+        """End training between two batches, as a signal does: a checkpoint is saved, and the run can be resumed.
+
+        Unlike `stop_training`, no last evaluation and no FIT_END follow, and the run raises an exception. Call it on
+        all ranks, before the end of training.
+
+        Args:
+            error: the exception to raise after the checkpoint event of the current batch or epoch; at FIT_START, before
+                the first batch.
+        """
+        self.interruption = error
 
     @contextmanager
     def changing(self, settles: bool = True) -> Iterator[None]:

@@ -107,24 +107,29 @@ class Methods(TorchFunctionMode):
 
 
 class Watch:
-    """Counts what this thread does in some batches of an epoch."""
+    """Counts what this thread does in some batches of an epoch.
 
-    def __init__(self) -> None:
+    Args:
+        watched: batches whose operations are counted.
+        called: batches whose calls of Python functions are counted; None: of none.
+    """
+
+    def __init__(self, watched: range = WATCHED, called: range | None = CALLED) -> None:
         self.counts = Counts()
+        self._watched = watched
+        self._called = called
         self._modes = Operations(self.counts), Methods(self.counts)
 
     def before_batch(self, number: int) -> None:
         """Start or stop; call it before each batch is read, with its number."""
-        if number == WATCHED.start:
+        if number == self._watched.start:
             for mode in self._modes:
                 mode.__enter__()
-        elif number == WATCHED.stop:
+        elif number == self._watched.stop:
             for mode in reversed(self._modes):
                 mode.__exit__(None, None, None)
-        elif number == CALLED.start:
-            sys.setprofile(self._count_call)
-        elif number == CALLED.stop:
-            sys.setprofile(None)
+        elif self._called is not None and number in (self._called.start, self._called.stop):
+            sys.setprofile(self._count_call if number == self._called.start else None)
 
     def _count_call(self, frame: Any, event: str, argument: Any) -> None:
         self.counts.calls += event == "call"

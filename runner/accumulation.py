@@ -82,8 +82,7 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
             break
         state.fitting_size = max(1, size // 2)
         log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-        state.outputs = None  # it and the loss would keep all that the failed attempt computed
-        state.loss = {}
+        state.drop_outputs()  # they would keep all that the failed attempt computed
         for parameter in run.parameters:
             parameter.grad = None
         if state.device.type == "cuda":
@@ -108,6 +107,7 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     state = run.state
     on = run.on
     on.before_forward()
+    state.drop_outputs()
     run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
     if run.training_step is not None:
         state.loss_scale = scale

@@ -153,6 +153,11 @@ class State:
     def __repr__(self) -> str:
         return f"State({self.describe()})"
 
+    def drop_outputs(self) -> None:
+        """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
+        self.outputs = None
+        self.loss = {}
+
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True

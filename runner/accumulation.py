@@ -68,7 +68,8 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
     """Do what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory."""
     state = run.state
     # Running statistics must not see the microbatches of an attempt that failed.
-    buffers = [(buffer, buffer.clone()) for buffer in state.unwrapped_model.buffers()]
+    buffers = [*state.unwrapped_model.buffers()]
+    before = torch._foreach_clone(buffers) if buffers else ()  # pyright: ignore[reportPrivateImportUsage]
     while True:
         size = state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
         out_of_memory = False
@@ -87,8 +88,8 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
             parameter.grad = None
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

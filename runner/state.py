@@ -155,8 +155,9 @@ class State:
 
     def drop_outputs(self) -> None:
         """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
-        self.outputs = None
-        self.loss = {}
+        for name in ("outputs", "loss"):
+            if hasattr(self, name):
+                delattr(self, name)
 
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""

@@ -57,7 +57,7 @@ class Peak(Callback):
         self.seen: list[bool] = []
 
     def init(self, state, logger):
-        state.unwrapped_model.register_forward_pre_hook(lambda *_: self.seen.append(state.outputs is not None))
+        state.unwrapped_model.register_forward_pre_hook(lambda *_: self.seen.append(hasattr(state, "outputs") or hasattr(state, "loss")))
 
     def batch_start(self, state, logger):
         self.live.peak = self.live.live

@@ -156,9 +156,10 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor]
 
 
-def _images(*shape: int) -> tuple[Tensor, Tensor]:
+def make_images(*shape: int) -> tuple[Tensor, Tensor]:
+    """Return inputs of a shape, in [0, 1], with class numbers from 0 to 9: all batches of an epoch."""
     samples = BATCHES * BATCH
-    return torch.randn(samples, *shape, generator=torch.Generator().manual_seed(0)), torch.arange(samples) % 10
+    return torch.rand(samples, *shape, generator=torch.Generator().manual_seed(0)), torch.arange(samples) % 10
 
 
 def _tokens() -> tuple[Tensor, Tensor]:
@@ -172,10 +173,10 @@ def _loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
 
 TASKS = {
     "mlp": Task(
-        lambda: MLP(64, (32,), 10), lambda one: ClassificationModel(one, 10), lambda: _images(64), F.cross_entropy
+        lambda: MLP(64, (32,), 10), lambda one: ClassificationModel(one, 10), lambda: make_images(64), F.cross_entropy
     ),
     "resnet18": Task(
-        lambda: ResNet18(3, 10), lambda one: ClassificationModel(one, 10), lambda: _images(3, 8, 8), F.cross_entropy
+        lambda: ResNet18(3, 10), lambda one: ClassificationModel(one, 10), lambda: make_images(3, 8, 8), F.cross_entropy
     ),
     "gpt": Task(
         lambda: GPT(64, context=16, d_model=16, n_layers=6, n_heads=2), LanguageModel, _tokens, _loss_of_tokens
@@ -222,9 +223,11 @@ def with_trainer(
     """Return what the Trainer takes, with all its own values logged."""
     watch = Watch()
     torch.manual_seed(0)
+    data = task.data()
     with Trainer(
         model=task.wrap(make_module(task)),
-        train_dataloader=TensorLoader(*task.data(), batch_size=BATCH, shuffle=True),
+        train_dataloader=TensorLoader(*data, batch_size=BATCH, shuffle=True),
+        eval_dataloader=TensorLoader(*(one[:BATCH] for one in data), batch_size=BATCH, shuffle=False),
         optimizers=sgd,
         callbacks=[Watching(watch), *callbacks],
         loggers=[runner.callbacks.InMemoryLogger()],
@@ -240,9 +243,15 @@ def with_trainer(
 
 # Arguments without which a callback or algorithm cannot be made, or would do nothing in a run as short as this.
 GIVEN: dict[str, dict[str, Any]] = {
-    "EarlyStopper": {"monitor": "loss/train/total", "patience": "1000ep"},
+    "ALiBi": {"max_sequence_length": 16},
+    "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
+    "EMA": {"half_life": "10ba"},
     "Generate": {"prompts": ["def "]},
+    "GhostBatchNorm": {"ghost_batch_size": 4},
     "MLPerfCallback": {"root_folder": "mlperf", "index": 0, "metric_name": "loss", "target": 0.0},
+    "SWA": {"update_interval": "1ba", "start": "1ba"},
+    "SelectiveBackprop": {"start": 0.0, "end": 1.0},
+    "StochasticDepth": {"target_block": "BasicBlock"},
     "ThresholdStopper": {"monitor": "loss", "threshold": 0.0},
 }
 LEFT_OUT = {

@@ -5,6 +5,9 @@ The counting is that of `benchmarks/operations.py`, on the CPU.
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,9 @@ from benchmark_modules import load
 from live_bytes import LiveBytes
 from torch import Tensor
 
-from runner import Callback, LanguageModel, Trainer
+from runner import Callback, LanguageModel, Trainer, algorithms, callbacks
 from runner.data import TensorLoader
-from runner.models import GPT
+from runner.models import GPT, ResNet8
 
 operations = load("benchmark_of_operations", "operations.py")
 
@@ -25,7 +28,7 @@ MORE = 3
 """Operations of a step beside those by hand, with loss and metrics logged; picking the batches takes two fewer."""
 
 
-@pytest.mark.parametrize("title", ["mlp", "resnet18", "gpt"])
+@pytest.mark.parametrize("title", ["mlp", pytest.param("resnet18", marks=pytest.mark.slow), "gpt"])
 def test_the_trainer_adds_few_operations(title: str, tmp_path: Path):
     task = operations.TASKS[title]
     hand, ours = operations.by_hand(task), operations.with_trainer(task, tmp_path)
@@ -57,7 +60,9 @@ class Peak(Callback):
         self.seen: list[bool] = []
 
     def init(self, state, logger):
-        state.unwrapped_model.register_forward_pre_hook(lambda *_: self.seen.append(hasattr(state, "outputs") or hasattr(state, "loss")))
+        state.unwrapped_model.register_forward_pre_hook(
+            lambda *_: self.seen.append(hasattr(state, "outputs") or hasattr(state, "loss"))
+        )
 
     def batch_start(self, state, logger):
         self.live.peak = self.live.live
@@ -139,3 +144,89 @@ def test_memory_is_counted_until_its_last_reference_is_gone():
         assert live.live == 4000
         del view
     assert live.live == 0 and live.peak == 12008
+
+
+# What an algorithm adds to a step at most: operations, and tensors that cross from the host. Those that are for several
+# networks are tried on the cheapest one.
+LIMITS = {
+    "ALiBi": ("gpt", 199, 0),
+    "ActivationCheckpointing": ("resnet8", 57, 0),
+    "AugMix": ("resnet8", 285, 7),
+    "BatchAugment": ("resnet8", 4, 0),
+    "BatchSizeWarmup": ("mlp", 0, 0),
+    "BlurPool": ("resnet8", 24, 0),
+    "ChannelsLast": ("resnet8", 1, 0),
+    "ColOut": ("resnet8", 5, 0),
+    "CutMix": ("resnet8", 35, 0),
+    "CutOut": ("resnet8", 11, 1),
+    "EMA": ("resnet8", 2, 0),
+    "Factorize": ("resnet8", 16, 0),
+    "GatedLinearUnits": ("gpt", 48, 0),
+    "GhostBatchNorm": ("resnet8", 81, 0),
+    "GradientClipping": ("gpt", 8, 0),
+    "GyroDropout": ("gpt", 44, 0),
+    "InfoBatch": ("mlp", 30, 0),
+    "LAWA": ("mlp", 0, 0),
+    "LabelSmoothing": ("mlp", 17, 0),
+    "LayerFreezing": ("mlp", 0, 0),
+    "LogitSoftcap": ("gpt", 6, 0),
+    "LowPrecisionLayerNorm": ("gpt", 0, 0),
+    "MixUp": ("mlp", 34, 0),
+    "NGramEmbedding": ("gpt", 34, 0),
+    "NaNGuard": ("mlp", 13, 0),
+    "ProgressiveResizing": ("resnet8", 2, 0),
+    "QKNorm": ("gpt", 264, 0),
+    "RandAugment": ("resnet8", 132, 5),
+    "RotaryEmbedding": ("gpt", 115, 0),
+    "SAM": ("mlp", 27, 0),
+    "SWA": ("mlp", 1, 0),
+    "ScheduleFree": ("mlp", 5, 0),
+    "SelectiveBackprop": ("mlp", 11, 1),
+    "SeqLengthWarmup": ("gpt", 1, 0),
+    "SqueezeExcite": ("resnet8", 136, 0),
+    "StochasticDepth": ("resnet8", 2, 1),
+    "TrivialAugment": ("resnet8", 76, 3),
+    "ValueEmbedding": ("gpt", 18, 0),
+    "WeightStandardization": ("resnet8", 18, 0),
+}
+NO_LIMIT = {"LowPrecisionGroupNorm": "is like LowPrecisionLayerNorm, and no network here has group norms"}
+GIVEN = {**operations.GIVEN, "SqueezeExcite": {"min_channels": 16}, "Factorize": {"min_channels": 16}}
+TASKS = {
+    **operations.TASKS,
+    "resnet8": replace(operations.TASKS["resnet18"], module=ResNet8, data=lambda: operations.make_images(1, 8, 8)),
+}
+
+
+def test_every_algorithm_has_a_limit():
+    assert sorted({*LIMITS, *NO_LIMIT, *operations.LEFT_OUT} & {*algorithms.__all__}) == sorted(algorithms.__all__)
+
+
+@functools.cache
+def without(title: str) -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        return operations.with_trainer(TASKS[title], Path(folder)).row()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_an_algorithm_stays_within_its_limit(name: str, tmp_path: Path):
+    title, most, copies = LIMITS[name]
+    one = getattr(algorithms, name)(**GIVEN.get(name, {}))
+    counts = operations.with_trainer(TASKS[title], tmp_path, algorithms=[one])
+    more = [now - before for now, before in zip(counts.row(), without(title), strict=True)]
+    assert more[0] <= most and more[1] <= copies
+
+
+def test_adaptive_clipping_takes_three_operations_a_parameter(tmp_path: Path):
+    clipping = algorithms.GradientClipping("adaptive", 0.1)
+    counts = operations.with_trainer(TASKS["gpt"], tmp_path, algorithms=[clipping])
+    parameters = len([*operations.make_module(TASKS["gpt"]).parameters()])
+    assert counts.row()[0] - without("gpt")[0] <= 3 * parameters + 6
+
+
+def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    names = [name for name in callbacks.__all__ if name not in operations.LEFT_OUT]
+    made = [getattr(callbacks, name)(**GIVEN.get(name, {})) for name in names]
+    counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=made)
+    more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]
+    assert more[0] <= 3 and more[1:4] == [0, 0, 0]

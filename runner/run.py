@@ -84,10 +84,8 @@ class Run:
         self.parameters = list(model.parameters())
         names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
         has_buffers = bool(model.state_dict().keys() - names_of_parameters)
-        # Entered while a forward pass may change the model's buffers.
-        self.changing_buffers: Callable[[], AbstractContextManager[None]] = (
-            state.changing if has_buffers else nullcontext
-        )
+        # Entered while a forward pass may change the model's buffers; one object for all batches.
+        self.changing_buffers: AbstractContextManager[Any] = state.changing() if has_buffers else nullcontext()
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)

@@ -232,7 +232,7 @@ class State:
 
 
 class Changing:
-    """The context that `State.changing` returns: a plain class, as every batch enters one or two."""
+    """The context that `State.changing` returns; it may be entered again and again, as every batch does."""
 
     __slots__ = ("_settles", "_state")
 

@@ -81,7 +81,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
-    with run.changing_buffers():
+    with run.changing_buffers:
         for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
             parameter.grad = None
         run.accumulate(run, share)

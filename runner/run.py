@@ -83,16 +83,14 @@ class Run:
 
         self.parameters = list(model.parameters())
         names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
-        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        # Entered while a forward pass may change the model's buffers; one object for all batches.
+        self.changing_buffers: AbstractContextManager[Any] = state.changing() if has_buffers else nullcontext()
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)
         self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
-
-    def changing_buffers(self) -> AbstractContextManager[None]:
-        """Return `state.changing()` where a forward pass may change the model's buffers, otherwise nothing."""
-        return self.state.changing() if self.has_buffers else nullcontext()
 
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
         """Check a loss until one has been trained: models return the same kind each time.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +155,12 @@ class State:
     def __repr__(self) -> str:
         return f"State({self.describe()})"
 
+    def drop_outputs(self) -> None:
+        """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
+        for name in ("outputs", "loss"):
+            if hasattr(self, name):
+                delattr(self, name)
+
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True
@@ -172,22 +177,15 @@ class State:
         """
         self.interruption = error
 
-    @contextmanager
-    def changing(self, settles: bool = True) -> Iterator[None]:
-        """Mark the state as inconsistent while the body of the `with` statement changes it.
+    def changing(self, settles: bool = True) -> Changing:
+        """Return a context that marks the state as inconsistent while the body of its `with` statement changes it.
 
         After an error the state stays inconsistent, unless `unheard` records everything that is left to do.
 
         Args:
             settles: whether the state is consistent after the body.
         """
-        self.is_consistent = False
-        try:
-            yield
-        except BaseException:
-            self.is_consistent = bool(self.unheard)
-            raise
-        self.is_consistent = settles
+        return Changing(self, settles)
 
     def restart_time(self) -> None:
         """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
@@ -245,3 +243,19 @@ class State:
     def metric_values(self) -> Mapping[str, Mapping[str, Tensor]]:
         """The latest metric values by label: 'train' and the label of each evaluator."""
         return {"train": self.train_metric_values, **self.eval_metric_values}
+
+
+class Changing:
+    """The context that `State.changing` returns; it may be entered again and again, as every batch does."""
+
+    __slots__ = ("_settles", "_state")
+
+    def __init__(self, state: State, settles: bool) -> None:
+        self._state = state
+        self._settles = settles
+
+    def __enter__(self) -> None:
+        self._state.is_consistent = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._state.is_consistent = self._settles if kind is None else bool(self._state.unheard)

@@ -125,6 +125,63 @@ FAULTS = (
         "for place in range(1, len(values) - 1)",
         "modes/test_lr_range.py",
     ),
+    # what a step asks of the device
+    Fault(
+        "memory: the last outputs live beside the next forward pass",
+        ACCUMULATION,
+        "    state.drop_outputs()\n    run.forward_stream",
+        "    run.forward_stream",
+        "test_operations.py",
+    ),
+    Fault(
+        "operations: the loss is copied for each step",
+        "runner/metrics.py",
+        '"loss/train/total": state.total_loss,',
+        '"loss/train/total": state.total_loss.clone(),',
+        "test_operations.py",
+    ),
+    Fault(
+        "moves: a batch counts as moved wherever it is",
+        "runner/batch.py",
+        "type(one) is Tensor and one.device == device",
+        "type(one) is Tensor",
+        "test_batch.py",
+    ),
+    Fault(
+        "accuracy: of images of classes only the images are counted",
+        "runner/models/top1_accuracy.py",
+        "targets.numel()",
+        "len(targets)",
+        "models/test_top1_accuracy.py",
+    ),
+    Fault(
+        "auto microbatches: metrics count the attempts that failed",
+        "runner/metrics.py",
+        "if self._is_repeated:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
+        "rotary embedding: tables stay those of the first length",
+        "algorithms/rotary_embedding.py",
+        "if needed != self._made_for:",
+        "if self._made_for is None:",
+        "algorithms/test_rotary_embedding.py",
+    ),
+    Fault(
+        "label smoothing: evaluations are smoothed too",
+        "algorithms/label_smoothing.py",
+        "        self._original = None\n        self.close(state, logger)",
+        "        self._original = None",
+        "algorithms/test_label_smoothing.py",
+    ),
+    Fault(
+        "augmentation: images come back in the order of their operations",
+        "algorithms/_image_operations.py",
+        "torch.empty_like(images).index_copy_(0, index, torch.cat(changed))",
+        "torch.cat(changed)",
+        "algorithms/test_image_operations.py algorithms/test_augmix.py",
+    ),
     # gradients
     Fault(
         "accumulation: microbatches count alike",

@@ -96,6 +96,28 @@ FAULTS = (
         "def before_loss(",
         "callbacks/test_sample_ledger.py",
     ),
+    # spikes
+    Fault(
+        "spikes: averages keep the weights of a spike",
+        "algorithms/spike_guard.py",
+        'one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))',
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: each rank judges by its own values",
+        "algorithms/spike_guard.py",
+        "dist.broadcast(recent, src=0)",
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: batches not yet looked at are forgotten by a resume",
+        "algorithms/spike_guard.py",
+        'self._count = state["count"]',
+        "self._count = 0",
+        "algorithms/test_spike_guard.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",

@@ -22,6 +22,7 @@ from runner.callbacks.progress_bar import ProgressBar
 from runner.callbacks.progress_lines import ProgressLines
 from runner.callbacks.replica_monitor import ReplicaMonitor
 from runner.callbacks.runtime_estimator import RuntimeEstimator
+from runner.callbacks.sample_ledger import SampleLedger
 from runner.callbacks.speed_monitor import SpeedMonitor
 from runner.callbacks.state_digest import StateDigest
 from runner.callbacks.sweep_pruner import SweepPruner
@@ -56,6 +57,7 @@ __all__ = [
     "ProgressLines",
     "ReplicaMonitor",
     "RuntimeEstimator",
+    "SampleLedger",
     "SpeedMonitor",
     "StateDigest",
     "SweepPruner",

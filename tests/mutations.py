@@ -103,6 +103,50 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    # what is known of each sample
+    Fault(
+        "ledger: samples are numbered by their place in the epoch",
+        "callbacks/sample_ledger.py",
+        "self._order.permutation(epoch).argsort()",
+        "torch.arange(self._order.num_samples)",
+        "callbacks/test_sample_ledger.py",
+    ),
+    Fault(
+        "ledger: a checkpoint has the losses of rank 0 alone",
+        "callbacks/sample_ledger.py",
+        "self._gathered = None if self._losses is None else self._sum_over_ranks()",
+        "self._gathered = None",
+        "callbacks/test_sample_ledger.py",
+    ),
+    Fault(
+        "ledger: the losses of smoothed targets are kept",
+        "callbacks/sample_ledger.py",
+        "def after_loss(",
+        "def before_loss(",
+        "callbacks/test_sample_ledger.py",
+    ),
+    # spikes
+    Fault(
+        "spikes: averages keep the weights of a spike",
+        "algorithms/spike_guard.py",
+        'one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))',
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: each rank judges by its own values",
+        "algorithms/spike_guard.py",
+        "dist.broadcast(recent, src=0)",
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: batches not yet looked at are forgotten by a resume",
+        "algorithms/spike_guard.py",
+        'self._count = state["count"]',
+        "self._count = 0",
+        "algorithms/test_spike_guard.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",

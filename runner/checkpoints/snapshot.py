@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.engine import evaluation_weights
+from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
@@ -62,6 +62,8 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         copy: copy tensors, so that training can continue while they are written.
     """
     metrics = _metric_states(state)
+    for one in _gathering(state):
+        one.gather_state()
     if get_global_rank() != 0:
         return None
 
@@ -110,12 +112,18 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
 def can_save_alone(state: State) -> bool:
     """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
 
-    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, or what a
+    hook gathers.
     """
-    # Each rank has its own accumulators until TrainMetrics has handled the end of the epoch.
-    measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
-    shared = get_world_size() > 1 and measured and bool(state.train_metrics)
+    # Each rank has its own until TrainMetrics, or the hook, has handled the end of the epoch.
+    holders = [*(["train_metrics"] if state.train_metrics else []), *(one.config_key for one in _gathering(state))]
+    unheard = {key for keys in state.unheard.values() for key in keys}
+    shared = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
     return state.is_consistent and get_global_rank() == 0 and not shared
+
+
+def _gathering(state: State) -> list[Hooks]:
+    return [one for one in (*state.algorithms, *state.callbacks) if overrides(one, "gather_state")]
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:

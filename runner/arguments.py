@@ -14,8 +14,9 @@ from torch.nn.parameter import is_lazy
 from runner.checks import check_session, check_subset
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import get_global_rank, pick_device
+from runner.distributed.sharding import Layout
 from runner.engine import overrides
-from runner.evaluator import interval_or_rule
+from runner.evaluator import Evaluator, interval_or_rule
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
@@ -39,6 +40,9 @@ def check_arguments(
     microbatch_size: Any = None,
     device: Any = "auto",
     seed: Any = 0,
+    parallel: Any = "ddp",
+    shard_size: Any = None,
+    gather_dtype: Any = None,
     scale_schedule_ratio: Any = 1.0,
 ) -> None:
     """Check the Trainer's arguments that can be judged on their own, without a model or data.
@@ -55,6 +59,7 @@ def check_arguments(
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)
+    Layout(parallel, shard_size, gather_dtype)
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
@@ -153,6 +158,33 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
         raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
     if microbatch_size is not None and grad_accum > 1:
         raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another")
+
+
+def check_layout(model: Model, microbatch_size: int | str | None, *layout: Any) -> Layout:
+    """Return how a model lies on the ranks.
+
+    Args:
+        model: the model.
+        microbatch_size: as given to the Trainer.
+        layout: the arguments of `Layout`.
+
+    Raises:
+        ValueError: an argument is wrong, or the model cannot be laid out like this on as many ranks as there are.
+    """
+    made = Layout(*layout)
+    made.check(model, microbatch_size)
+    return made
+
+
+def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
+    """Check that an evaluator can read its data in the middle of training.
+
+    Raises:
+        ValueError: it would use the workers of the training data, which are busy.
+    """
+    if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
+        remedy = "its persistent workers read one pass at a time; give a loader of its own"
+        raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
 
 
 _UNSEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)

@@ -194,7 +194,11 @@ def local(tensor: Any) -> Tensor:
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
     """Return a sharded tensor gathered from all ranks, another tensor as it is. All ranks."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor.detach()
+    if not is_sharded(tensor):
+        return tensor.detach()
+    gathered = tensor.full_tensor()
+    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it.
+    return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
 
 
 def count_copies(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Checks of the Trainer's arguments, made before anything is built from them."""
+"""Checks of the Trainer's arguments, made before anything is built from them, and the State that they begin."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import product
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
 from torch.nn.parameter import is_lazy
 
 from runner.checks import check_session, check_subset
@@ -60,6 +61,38 @@ def check_arguments(
     Precision(precision).check(pick_device(device))
     check_seed(seed)
     Layout(parallel, shard_size, gather_dtype)
+
+
+def make_state(
+    model: Model,
+    device: str | torch.device,
+    precision: str,
+    seed: int,
+    run_name: str | None,
+    config: Mapping[str, Any] | None,
+    max_duration: str | int | Time,
+    grad_accum: int,
+    microbatch_size: int | str | None,
+) -> State:
+    """Return the State at the beginning of a run, from the Trainer's arguments of these names.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the message names it.
+    """
+    check_model(model)
+    check_microbatches(grad_accum, microbatch_size)
+    return State(
+        unwrapped_model=model,
+        model=model,
+        device=pick_device(device),
+        precision=Precision(precision),
+        rank_zero_seed=check_seed(seed),
+        run_name=run_name or "",
+        config=dict(config or {}),
+        max_duration=check_duration(max_duration),
+        grad_accum=grad_accum,
+        microbatch_size=microbatch_size,
+    )
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
@@ -158,22 +191,6 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
         raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
     if microbatch_size is not None and grad_accum > 1:
         raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another")
-
-
-def check_layout(model: Model, microbatch_size: int | str | None, *layout: Any) -> Layout:
-    """Return how a model lies on the ranks.
-
-    Args:
-        model: the model.
-        microbatch_size: as given to the Trainer.
-        layout: the arguments of `Layout`.
-
-    Raises:
-        ValueError: an argument is wrong, or the model cannot be laid out like this on as many ranks as there are.
-    """
-    made = Layout(*layout)
-    made.check(model, microbatch_size)
-    return made
 
 
 def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:

@@ -19,6 +19,7 @@ from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
+from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
 from runner.engine import Engine
 from runner.evaluator import Evaluator, Rule, ensure_evaluators, interval_or_rule
@@ -30,10 +31,8 @@ from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.ordering import name_hooks
-from runner.precision import Precision
 from runner.randomness import restore_determinism, set_determinism
 from runner.run import Run
-from runner.state import State
 from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
 from runner.time import Time
@@ -134,24 +133,14 @@ class Trainer:
         progress_bar: bool | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments.check_model(model)
-        arguments.check_microbatches(grad_accum, microbatch_size)
-        self._layout = arguments.check_layout(model, microbatch_size, parallel, shard_size, gather_dtype)
+        self.state = state = arguments.make_state(
+            model, device, precision, seed, run_name, config, max_duration, grad_accum, microbatch_size
+        )
+        self._layout = Layout(parallel, shard_size, gather_dtype)
+        self._layout.check(model, microbatch_size)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch
-        self.state = state = State(
-            unwrapped_model=model,
-            model=model,
-            device=collectives.pick_device(device),
-            precision=Precision(precision),
-            rank_zero_seed=arguments.check_seed(seed),
-            run_name=run_name or "",
-            config=dict(config or {}),
-            max_duration=arguments.check_duration(max_duration),
-            grad_accum=grad_accum,
-            microbatch_size=microbatch_size,
-        )
         schedulers, acting = arguments.split_schedulers(schedulers)
         hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, acting, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks

@@ -16,7 +16,6 @@ from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
 from runner.algorithms import StochasticDepth
-from runner.arguments import check_layout
 from runner.checkpoints.digest import digest, read_digests
 from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
 from runner.models import GPT, ResNet8
@@ -55,14 +54,14 @@ def test_what_does_not_fit_the_ranks_or_the_model_is_refused(monkeypatch: pytest
 
     model = gpt()
     monkeypatch.setenv("WORLD_SIZE", "4")
-    check_layout(model, None, "fsdp", 2)
+    Layout("fsdp", 2).check(model, None)
     with pytest.raises(ValueError, match="shard_size=3: must divide the 4 ranks"):
-        check_layout(model, None, "fsdp", 3)
+        Layout("fsdp", 3).check(model, None)
     with pytest.raises(ValueError, match="microbatch_size='auto': not with parallel='fsdp'"):
-        check_layout(model, "auto", "fsdp")
+        Layout("fsdp").check(model, "auto")
     with pytest.raises(ValueError, match="parallel='fsdp': OwnStep.training_step"):
-        check_layout(OwnStep(nn.Linear(1, 1)), None, "fsdp")
-    check_layout(OwnStep(nn.Linear(1, 1)), "auto", "ddp")
+        Layout("fsdp").check(OwnStep(nn.Linear(1, 1)), None)
+    Layout().check(OwnStep(nn.Linear(1, 1)), "auto")
 
 
 def test_a_parameter_that_cannot_be_sharded_is_named():

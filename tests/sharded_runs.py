@@ -16,7 +16,7 @@ from torch import Tensor
 if (here := str(Path(__file__).parent / "algorithms")) not in sys.path:
     sys.path.append(here)
 
-from tasks import FITTING, make_trainer
+import tasks  # pyright: ignore[reportMissingImports]
 
 from runner import Algorithm, Callback, get_global_rank, save_checkpoint
 from runner.distributed.collectives import destroy_process_group, init_process_group
@@ -30,6 +30,7 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw_fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
     "muon": lambda model: Muon(model),
 }
+make_trainer = tasks.make_trainer
 REFUSED = {"channels_last": "is not contiguous", "sam": "SAM cannot climb"}
 """Algorithms that are refused for sharded models, and what the message says."""
 
@@ -45,7 +46,7 @@ class Case:
 
 
 ALGORITHMS = {
-    f"{task}: {key}": Case(task, (key,)) for task, keys in FITTING.items() for key in keys if key not in REFUSED
+    f"{task}: {key}": Case(task, (key,)) for task, keys in tasks.FITTING.items() for key in keys if key not in REFUSED
 }
 CASES: dict[str, Case] = {
     **{f"text: {name}": Case(optimizer=name) for name in OPTIMIZERS},

@@ -72,8 +72,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        evaluated = dict(state.unwrapped_model.state_dict())
-        weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
+        weights = _weights(state.unwrapped_model, copy or averaged)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
@@ -83,10 +82,10 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, keep),
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
+            "model": _weights(state.unwrapped_model, copy) if averaged else None,
             **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
-                "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
                 "scaler": state.scaler.state_dict() if state.scaler is not None else None,
@@ -253,6 +252,17 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
             f"batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that change, or "
             "resume from the end of an epoch"
         )
+
+
+def _weights(model: nn.Module, copy: bool) -> dict[str, Any]:
+    """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
+    kept: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        owner = names.get(name, name)
+        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy))
+    return kept
 
 
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import program_of
-from sharded_runs import CASES, OPTIMIZERS, REFUSED, Case, difference, on_ranks, train
+from sharded_runs import CASES, OPTIMIZERS, REFUSED, Case, difference, make_trainer, on_ranks, train
 from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
@@ -165,16 +165,12 @@ def parts_of_a_model() -> None:
 
 
 def make_sharded(**arguments: Any) -> Trainer:
-    from tasks import make_trainer
-
     options = {"parallel": "fsdp", "optimizers": lambda params: torch.optim.AdamW(params, lr=0.01), **arguments}
     return make_trainer("text", folder=Path("run"), **options)
 
 
 def refuse_on_ranks() -> None:
     """See what is refused once the model is sharded."""
-    from tasks import make_trainer
-
     with on_ranks():
         for key, said in REFUSED.items():
             task = "images" if key == "channels_last" else "text"
@@ -198,7 +194,8 @@ class Overflow(Algorithm):
 
     def after_backward(self, state, logger):
         if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
-            local(state.unwrapped_model.module.blocks[1].mlp.up.weight.grad)[0, 0] = float("inf")
+            block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
+            local(block.mlp.up.weight.grad)[0, 0] = float("inf")
 
     def batch_end(self, state, logger):
         now = [local(one) for one in state.unwrapped_model.parameters()]
@@ -208,8 +205,6 @@ class Overflow(Algorithm):
 
 def overflow_on_one_shard() -> None:
     """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard."""
-    from tasks import make_trainer
-
     with on_ranks():
         for keys, precision in (((), "amp_fp16"), (("nan_guard",), "fp32")):
             seen = Overflow()
@@ -235,8 +230,6 @@ def test_an_overflow_on_one_shard_skips_the_step_on_all_ranks(run_ranks):
 
 def watched() -> None:
     """Train replicas and shards with the callbacks that look at weights, into folders of the layout's name."""
-    from tasks import make_trainer
-
     from runner.callbacks import ExportForInference, Generate, InMemoryLogger, OptimizerMonitor, StateDigest
 
     with on_ranks():
@@ -285,9 +278,8 @@ def hybrid() -> None:
 
         def batch_end(self, state, logger):
             if get_global_rank() == 3 and state.timestamp.batch == 2:
-                local(state.unwrapped_model.module.blocks[0].mlp.up.weight)[0, 0] += 1
-
-    from tasks import make_trainer
+                block: Any = state.unwrapped_model.get_submodule("module.blocks.0")
+                local(block.mlp.up.weight)[0, 0] += 1
 
     with on_ranks():
         case = CASES["text: sgd"]

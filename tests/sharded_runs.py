@@ -57,6 +57,10 @@ CASES: dict[str, Case] = {
 }
 
 
+ROUNDED = {"images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"}
+"""Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
+
+
 class Differently(Algorithm):
     """Gives each rank weights of its own, as other seeds do, before those of rank 0 are sent to all."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import program_of
-from sharded_runs import CASES, OPTIMIZERS, REFUSED, Case, difference, make_trainer, on_ranks, train
+from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, difference, make_trainer, on_ranks, train
 from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
@@ -19,9 +19,6 @@ from runner.algorithms import StochasticDepth
 from runner.checkpoints.digest import digest, read_digests
 from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
 from runner.models import GPT, ResNet8
-
-ROUNDED = {"images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"}
-"""Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
 
 
 def gpt(**sizes: Any) -> Model:

@@ -149,7 +149,7 @@ def test_one_process_has_nothing_to_compare(caplog):
     with caplog.at_level(logging.INFO, logger="runner"), trainer:
         trainer.fit()
     assert [record.getMessage() for record in caplog.records] == [
-        "ReplicaMonitor: one process has no replicas to compare"
+        "ReplicaMonitor: there are no replicas to compare, only one copy of the weights"
     ]
 
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from runner.checks import check_session, check_subset
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_global_rank, pick_device
+from runner.distributed.collectives import get_global_rank, get_world_size, pick_device
 from runner.distributed.sharding import Layout
 from runner.engine import overrides
 from runner.evaluator import Evaluator, interval_or_rule
@@ -45,8 +45,11 @@ def check_arguments(
     shard_size: Any = None,
     gather_dtype: Any = None,
     scale_schedule_ratio: Any = 1.0,
+    ranks: int | str = "auto",
 ) -> None:
     """Check the Trainer's arguments that can be judged on their own, without a model or data.
+
+    `ranks` is how many will be started; it says nothing where that is 1 or 'auto', or where they are started already.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
@@ -60,7 +63,8 @@ def check_arguments(
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)
-    Layout(parallel, shard_size, gather_dtype)
+    started = get_world_size()
+    Layout(parallel, shard_size, gather_dtype).check_ranks(started if started > 1 or isinstance(ranks, str) else ranks)
 
 
 def make_state(

@@ -57,7 +57,10 @@ CASES: dict[str, Case] = {
 }
 
 
-ROUNDED = {"images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"}
+ROUNDED = {
+    *("images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"),
+    "text: bf16",
+}
 """Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
 
 

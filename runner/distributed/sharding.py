@@ -65,17 +65,24 @@ class Layout:
             if self.parallel == "ddp" and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
 
+    def check_ranks(self, ranks: int) -> None:
+        """Check that so many ranks can share copies of the weights.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        if self.shard_size is not None and ranks > 1 and ranks % self.shard_size:
+            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {ranks} ranks, or be None for all")
+
     def check(self, model: nn.Module, microbatch_size: int | str | None) -> None:
         """Check that a model can be laid out like this, on as many ranks as there are.
 
         Raises:
             ValueError: it cannot.
         """
-        ranks = get_world_size()
-        if self.parallel != "fsdp" or ranks == 1:
+        self.check_ranks(get_world_size())
+        if self.parallel != "fsdp" or get_world_size() == 1:
             return
-        if self.shard_size is not None and ranks % self.shard_size:
-            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {ranks} ranks, or be None for all")
         if microbatch_size == "auto":
             reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
             raise ValueError(f"microbatch_size='auto': not with parallel='fsdp': {reason}; give a number of samples")

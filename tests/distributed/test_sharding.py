@@ -154,6 +154,13 @@ def parts_of_a_model() -> None:
             momenta = [one["exp_avg"] for one in trainer.state.optimizers[0].state.values()]
             assert all(local(one).untyped_storage().nbytes() < whole(one).nbytes for one in momenta if len(one) > 1)
             trainer.save_checkpoint("here")
+        with make_sharded(gather_dtype="bfloat16") as trainer:
+            trainer.fit()
+            rounded = {name: whole(one) for name, one in trainer.state.unwrapped_model.named_parameters()}
+            assert trainer.state.outputs.dtype == torch.float32
+        exact = torch.load("here/model.pt", weights_only=True)
+        assert all(one.dtype == torch.float32 for one in rounded.values())
+        assert 1e-5 < difference(rounded, {name: exact[name] for name in rounded}) < 0.1
         with make_sharded(resume_path="here") as trainer:  # a shard is no view that keeps the whole in memory
             for optimizer in trainer.state.optimizers:
                 for one in optimizer.state.values():
@@ -339,7 +346,12 @@ def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: 
 
 @pytest.mark.slow
 def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app, tmp_path: Path):
-    tiny = ("experiment=stdlib_lm_plain", "algorithms=none", "model.module.d_model=32", "~callbacks.mlflow_logger")
+    tiny = (
+        "experiment=stdlib_lm_plain",
+        "~algorithms.gradient_clipping",
+        "model.module.d_model=32",
+        "~callbacks.mlflow_logger",
+    )
     tiny += ("+callbacks=state_digest", "callbacks.state_digest.interval=1ba", "launch.nproc_per_node=2")
     run_app(*tiny, "trainer.max_duration=4ba", "hydra.run.dir=plain")
     sharded = ("trainer.parallel=fsdp", "hydra.run.dir=sharded")
@@ -362,6 +374,10 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
         (("trainer.parallel=fsdpp",), "trainer.parallel='fsdpp': must be 'ddp'"),
         (("trainer.parallel=fsdp", "trainer.gather_dtype=half"), "trainer.gather_dtype='half': must be 'bfloat16'"),
         (("trainer.shard_size=2",), "trainer.shard_size=2: does nothing with parallel='ddp'"),
+        (
+            ("mode=check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4"),
+            "trainer.shard_size=3: must divide the 4 ranks",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_message(run_here, arguments: tuple[str, ...], said: str):

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.checks import check_whole
-from runner.distributed.sharding import like, local
+from runner.distributed.sharding import is_sharded, like, local
 from runner.model import in_eval_mode
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.randomness import ForwardStream
@@ -173,6 +173,11 @@ class WeightAverage(Algorithm):
             )
         if get_world_size() > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self._norms):
             raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
+        if self._norms and is_sharded(state.unwrapped_model) and getattr(loader, "ranks_read", None) == "shares":
+            raise ValueError(
+                f"{shown}: ranks of a sharded model compute in step, and may have different numbers of batches here; "
+                f"{remedy}"
+            )
 
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:

@@ -346,20 +346,20 @@ def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: 
 
 @pytest.mark.slow
 def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app, tmp_path: Path):
-    tiny = (
-        "experiment=stdlib_lm_plain",
-        "~algorithms.gradient_clipping",
-        "model.module.d_model=32",
+    tiny = ("experiment=stdlib_lm_plain", "~algorithms.gradient_clipping", "scheduler=none", "model.module.d_model=32")
+    tiny += (
         "~callbacks.mlflow_logger",
+        "+callbacks=state_digest",
+        "callbacks.state_digest.interval=1ba",
+        "launch.nproc_per_node=2",
     )
-    tiny += ("+callbacks=state_digest", "callbacks.state_digest.interval=1ba", "launch.nproc_per_node=2")
     run_app(*tiny, "trainer.max_duration=4ba", "hydra.run.dir=plain")
     sharded = ("trainer.parallel=fsdp", "hydra.run.dir=sharded")
     run_app(*tiny, *sharded, "trainer.max_duration=2ba")
     run_app("resume=sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp")
-    assert "equal" in run_app("compare", "plain", "sharded").stdout
+    run_app("compare", "plain", "sharded")
     run_app(*tiny, "trainer.parallel=fsdp", "trainer.max_duration=4ba", "hydra.run.dir=whole")
-    assert "equal" in run_app("compare", "plain", "whole").stdout
+    run_app("compare", "plain", "whole")  # exit code 0: equal to the bit
     plain, whole = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "whole"))
     assert json.loads(plain)["metrics"] == json.loads(whole)["metrics"]
     run_app("rerun=whole", "hydra.run.dir=again")

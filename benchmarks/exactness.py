@@ -38,6 +38,7 @@ from runner.checkpoints.digest import digest  # noqa: E402
 from runner.data import TensorLoader  # noqa: E402
 from runner.distributed.sharding import local  # noqa: E402
 from runner.models import GPT  # noqa: E402
+from runner.modes.sizes import size_of  # noqa: E402
 
 LIMIT = 0.30
 """Of what a rank holds with ddp, the most that one of four may hold with fsdp."""
@@ -108,9 +109,7 @@ class Held(Callback):
         weights = [*state.unwrapped_model.parameters()]
         states = [one for optimizer in state.optimizers for its in optimizer.state.values() for one in its.values()]
         kinds = {"weights": weights, "gradients": [one.grad for one in weights], "optimizer": states}
-        self.bytes = {
-            kind: sum(local(one).untyped_storage().nbytes() for one in tensors) for kind, tensors in kinds.items()
-        }
+        self.bytes = {kind: size_of([*map(local, tensors)]) for kind, tensors in kinds.items()}
 
 
 def measure_memory() -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from runner.algorithms import StochasticDepth
 from runner.checkpoints.digest import digest, read_digests
 from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
 from runner.models import GPT, ResNet8
+from runner.modes.sizes import measure, size_of
 
 
 def gpt(**sizes: Any) -> Model:
@@ -151,6 +153,8 @@ def parts_of_a_model() -> None:
             assert type(model).__name__ == "FSDPLanguageModel" and isinstance(model, LanguageModel)
             held = sum(local(one).numel() for one in model.parameters())
             assert held < 0.6 * sum(one.numel() for one in model.parameters())
+            kinds = {"weights": model.parameters(), "gradients": (one.grad for one in model.parameters())}
+            torch.save({kind: size_of([*map(local, its)]) for kind, its in kinds.items()}, f"{get_global_rank()}.pt")
             momenta = [one["exp_avg"] for one in trainer.state.optimizers[0].state.values()]
             assert all(local(one).untyped_storage().nbytes() < whole(one).nbytes for one in momenta if len(one) > 1)
             trainer.save_checkpoint("here")
@@ -220,8 +224,16 @@ def overflow_on_one_shard() -> None:
             assert [one / seen.scales[0] for one in seen.scales] == [1, halved, halved, halved]
 
 
-def test_each_rank_holds_a_part(run_ranks):
+def test_each_rank_holds_a_part_of_the_size_that_was_predicted(run_ranks, tmp_path: Path):
     run_ranks(program_of("distributed/test_sharding", "parts_of_a_model"))
+    held = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    with make_sharded() as trainer:
+        trainer.fit()
+        whole, predicted = (measure(trainer.state, shards) for shards in (1, 2))
+    for kind in ("weights", "gradients"):
+        assert max(one[kind] for one in held) == pytest.approx(getattr(predicted, kind), rel=0.02)
+    assert predicted.optimizer == pytest.approx(whole.optimizer / 2, rel=0.02)
+    assert predicted.checkpoint == whole.checkpoint
 
 
 def test_what_needs_whole_weights_is_refused(run_ranks):
@@ -268,6 +280,15 @@ def test_callbacks_see_whole_tensors(run_ranks, tmp_path: Path):
     assert len(plain) == 4
     assert plain == sharded
     assert (tmp_path / "ddp/model.safetensors").read_bytes() == (tmp_path / "fsdp/model.safetensors").read_bytes()
+
+
+def test_check_predicts_what_a_rank_will_hold(run_here):
+    plain = ("mode=check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
+    whole, half = (run_here(*plain, *more, code=0).out for more in ((), ("trainer.parallel=fsdp",)))
+    sizes = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
+    weights, gradients = zip(*(map(float, one.groups()) for one in sizes if one), strict=True)
+    assert weights == pytest.approx((2 * weights[1], weights[1]), rel=0.02)
+    assert gradients == pytest.approx((2 * gradients[1], gradients[1]), rel=0.02)
 
 
 # More ranks

@@ -45,6 +45,35 @@ ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 FAULTS = (
+    # commands and sweeps
+    Fault(
+        "one job: a config file of the user's own cannot make it a sweep",
+        "runner/config/one_job.py",
+        "(mode|searchpath|callbacks)",
+        "(mode|callbacks)",
+        "config/test_one_job.py",
+    ),
+    Fault(
+        "ladder: the rung that is held out is fitted too",
+        "runner/sweeps/rungs.py",
+        "    *fitted, last = (rung for rung in rungs if rung.settings)",
+        "    fitted = [rung for rung in rungs if rung.settings]\n    last = fitted[-1]",
+        "sweeps/test_rungs.py",
+    ),
+    Fault(
+        "power law: a floor that cannot be told is part of it",
+        "runner/sweeps/power_law.py",
+        "if floor[0] <= TOLD * min(means):",
+        "if not law.floor:",
+        "sweeps/test_power_law.py",
+    ),
+    Fault(
+        "budget: the operations of one rank only are counted",
+        "runner/modes/measure.py",
+        "operations_of(state) * get_world_size()",
+        "operations_of(state)",
+        "modes/test_measure.py",
+    ),
     # which samples, in which order
     Fault(
         "order of samples: each epoch has the first one's",
@@ -341,6 +370,20 @@ FAULTS = (
         "        if self.clock.signal:\n",
         "        if False:\n",
         "distributed/test_signals.py",
+    ),
+    Fault(
+        "Slurm: a job that runs again has forgotten its run",
+        "runner/distributed/slurm.py",
+        "for name, value in read_object(_file()).items()} if restarts() else {}",
+        "for name, value in read_object(_file()).items()} if not restarts() else {}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "Slurm: submitit requeues a job before its checkpoint is written",
+        "runner/distributed/session.py",
+        "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
+        "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "distributed/test_slurm.py",
     ),
     Fault(
         "signal to a process that waits in torch: it waits on",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
+from runner.config.hydra_versions import any_target, full_key
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
@@ -195,7 +195,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
-    with _naming(path, section, supplied.get("config", {})):
+    with _naming(path, section, supplied.get("config", {})), any_target():
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")
@@ -222,10 +222,10 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     except Exception as error:
         cause = error
         failed = path
+        inner = full_key(error)
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
             cause = error.__cause__
-            inner = _full_key(error)
-            failed = f"{path}.{inner}" if inner else path
+        failed = f"{path}.{inner}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
             failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             failure.__cause__ = cause
@@ -233,15 +233,6 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         if not _add_section_of_hook(cause, config):
             _add_section(cause, path, section, config, failed)
         raise cause from cause.__cause__
-
-
-def _full_key(error: InstantiationException) -> str | None:
-    """Return the key, inside the section, of the target that could not be called; None for the section's own target.
-
-    Hydra 1.3 gives the key only in its message, as a line `full_key: a.b`.
-    """
-    match = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
-    return None if match is None else match[1]
 
 
 def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> bool:

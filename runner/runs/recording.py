@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import SessionOver
+from runner.distributed.session import Requeued, SessionOver
 from runner.failures.exit_codes import DIVERGED
 from runner.runs.load import LoadMeter
 from runner.runs.result import FILE, Result, read_result
@@ -112,10 +112,10 @@ def recording(job: Job) -> Iterator[Result]:
     After a WrongConfig, the previous result is restored.
     """
     folder = Path(job.run_dir)
-    started = time.monotonic()
     before = read_result(folder)
     meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    earlier = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     _write(result, folder)
     try:
@@ -128,8 +128,8 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "DIVERGED"
         result.error = error_object(DIVERGED, str(error))
         raise
-    except SessionOver:
-        result.status = "PAUSED"
+    except SessionOver as over:
+        result.status = "QUEUED" if isinstance(over, Requeued) else "PAUSED"
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
@@ -139,12 +139,21 @@ def recording(job: Job) -> Iterator[Result]:
         raise
     finally:
         if result.status != "RUNNING":
-            earlier = before.seconds if before is not None else 0.0
-            result.seconds = time.monotonic() - started + earlier
             if meter is not None:
                 result.load = meter.read(before.load if before is not None else {}, earlier)
             _write(result, folder)
             give(result=result.as_json() | {"folder": str(folder)})
+
+
+@contextmanager
+def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Add the time within the context to the seconds of a result; `noting` is entered as well."""
+    began = time.perf_counter()
+    try:
+        with noting():
+            yield
+    finally:
+        result.seconds += time.perf_counter() - began
 
 
 def _write(result: Result, folder: Path) -> None:

@@ -32,8 +32,9 @@ class Result:
     """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), or
-            REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), QUEUED (as
+            a job of Slurm that goes on later), or REFUSED (by a sweep, because of its config; such a job has no
+            folder). A run that was cut off stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.
@@ -46,7 +47,8 @@ class Result:
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
-        seconds: time of all sessions that ended, including the building of objects and the closing of callbacks.
+        seconds: time that training, evaluations and tests took, in all sessions that ended; not what comes before
+            the first batch and after the last value, such as the wait for MLflow.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.

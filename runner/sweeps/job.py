@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.session import SessionOver
-from runner.distributed.signals import end
+from runner.distributed.session import Requeued, SessionOver, end
+from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.runs.folder import LOG
@@ -66,6 +67,11 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         refused.write(folder)
     except Diverged:
         return _finite(math.nan, sweep.direction)
+    except Requeued:
+        if leads:
+            raise
+        if sweep.launcher == "submitit_slurm":
+            requeue()
     except (JobFailed, SessionOver):
         pass
     except Exception as error:
@@ -125,7 +131,11 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
             with output_to(log), _failures_logged():
-                yield job if is_new else _resumed(job), None
+                if is_new:
+                    yield job, None
+                else:
+                    print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
+                    yield _resumed(job), None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)

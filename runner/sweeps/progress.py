@@ -89,7 +89,7 @@ class Progress:
         for path, result in sorted(found.items(), key=lambda item: _changed_at(item[0])):
             before = self._before.get(path)
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
-            if result.status != "RUNNING" and is_new:
+            if result.status not in ("RUNNING", "QUEUED") and is_new:
                 self._end(path, result)
 
     def _end(self, path: Path, result: Result | None) -> None:
@@ -121,7 +121,10 @@ class Progress:
             return None
         jobs = self._total - len(self._ended)
         at_once = min(jobs, len(self._running) + 1)  # the one that has just ended makes room for another
-        return sum(self._seconds) / len(self._seconds) * jobs / at_once
+        each = sum(self._seconds) / len(self._seconds)
+        if at_once == 1:  # then the time between jobs, such as for starting and sending to MLflow, is known as well
+            each = max(each, (time.monotonic() - self._began) / len(self._seconds))
+        return each * jobs / at_once
 
     def _describe(self, overrides: Sequence[str]) -> str:
         return describe(swept_values(overrides, self._sweep.fixed)) or "the only job"

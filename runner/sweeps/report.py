@@ -10,8 +10,10 @@ from typing import Any
 from runner.files.whole import write_whole
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
+from runner.sweeps.ladder_plot import draw_ladder
 from runner.sweeps.names import show_value
 from runner.sweeps.plot import draw
+from runner.sweeps.rungs import Ladder
 from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
 from runner.sweeps.sweep import Sweep
 
@@ -27,13 +29,16 @@ th { background: #f2f5f8 } .text { text-align: left }
 """
 
 
-def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table]) -> list[Path]:
+def write_report(
+    led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], ladder: Ladder | None = None
+) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
 
     Args:
         led: the sweep.
         settings: its settings, best first; the first has an objective.
         tables: tables of the settings and of the jobs.
+        ladder: what a ladder came to; its picture is `ladder.svg` and `ladder.png`.
 
     Raises:
         OSError: a file cannot be written.
@@ -43,15 +48,33 @@ def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, T
     key = curve_key(objective)
     done = [job.result.name for setting in settings for job in setting.done]
     curves = {name: read_curve(led.folder / name, key) for name in done}
-    figure = draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})
-    picture = {kind: render(figure, kind) for kind in ("svg", "png")}
-    svg = picture["svg"].decode()
-    content = {"html": describe(led, settings, tables, svg[svg.index("<svg") :]).encode(), **picture}
+    figures = {"report": draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})}
+    if ladder is not None:
+        figures["ladder"] = draw_ladder(ladder)
+    pictures = {f"{name}.{kind}": render(one, kind) for name, one in figures.items() for kind in ("svg", "png")}
+    page = describe(led, settings, tables, _inline(pictures["report.svg"]))
+    if ladder is not None:
+        page = page.replace("<h2>", f"{_describe_ladder(ladder, _inline(pictures['ladder.svg']))}<h2>", 1)
     files = []
-    for kind, text in content.items():
-        files.append(led.folder / f"report.{kind}")
-        write_whole(files[-1], text)
+    for name, content in {"report.html": page.encode(), **pictures}.items():
+        files.append(led.folder / name)
+        write_whole(files[-1], content)
     return files
+
+
+def _inline(svg: bytes) -> str:
+    """Return the picture in an SVG file, to stand in a page."""
+    text = svg.decode()
+    return text[text.index("<svg") :]
+
+
+def _describe_ladder(ladder: Ladder, svg: str) -> str:
+    """Return the section of the page about a ladder."""
+    said = "".join(f"<p>{label}: {escape(text)}</p>\n" for label, text in ladder.lines())
+    return f"""<h2>Ladder</h2>
+{said}<div>{svg}</div>
+{_tabulate(*ladder.tabulate(), kind="ladder")}
+"""
 
 
 def curve_key(objective: str) -> str:

@@ -23,6 +23,7 @@ from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
 from runner.sweeps.plan import name_job_in
+from runner.sweeps.rungs import Ladder, climb
 from runner.sweeps.settings import (
     Setting,
     SweepJob,
@@ -59,15 +60,19 @@ def end_sweep() -> int:
     led.clear_notes()
     refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
+    settings = group(jobs) if jobs else []
+    ladder = climb(settings, lower_is_better(jobs, led)) if led.is_ladder and jobs else None
     try:
         if jobs:
-            _summarize(led, jobs, len(refused))
+            _summarize(led, jobs, settings, ladder, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
     _print_errors(led, jobs, refused)
     statuses = {one.status for one in results}
     if results:
-        give(result=_describe(led, jobs, refused))
+        described = _as_json(led, settings, ladder)
+        every = [one.as_json() for one in [*(job.result for job in jobs), *refused]]
+        give(result={"folder": str(led.folder), **described, "jobs": every})
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
     if led.stopped_by:
@@ -80,15 +85,6 @@ def end_sweep() -> int:
     if errors and all(one.get("code") == NAMES[ENVIRONMENT] for one in errors):
         return ENVIRONMENT
     return FAILED if not statuses.isdisjoint(("FAILED", "KILLED")) else DONE
-
-
-def _describe(led: Sweep, jobs: list[SweepJob], refused: list[Result]) -> dict[str, Any]:
-    """Return the `result` of a sweep in JSON: settings, best first, and all jobs as `result.json` has them."""
-    return {
-        "folder": str(led.folder),
-        **(_as_json(led, group(jobs)) if jobs else {"sweep": led.id, "name": led.name, "settings": []}),
-        "jobs": [one.as_json() for one in [*(job.result for job in jobs), *refused]],
-    }
 
 
 def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result]) -> None:
@@ -108,18 +104,23 @@ def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result
         print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
 
 
-def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
+def _summarize(
+    led: Sweep, jobs: list[SweepJob], settings: Sequence[Setting], ladder: Ladder | None, refused: int
+) -> None:
     """Write the tables and the report to the sweep's folder, pass them to destinations, and print the settings.
 
     Args:
         led: the sweep.
         jobs: the jobs, best first.
+        settings: the settings that they make, best first.
+        ladder: what a ladder came to.
         refused: number of jobs that could not start, and left nothing behind.
     """
     if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
         log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", led.direction, objective_name(jobs))
-    settings = group(jobs)
     tables = {"settings": tabulate_settings(settings, metrics_of(jobs)), "jobs": tabulate_jobs(jobs)}
+    if ladder is not None:
+        tables = {"ladder": ladder.tabulate(), **tables}
     files = []
     for name, (columns, rows) in tables.items():
         text = io.StringIO(newline="")
@@ -127,11 +128,11 @@ def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
         files.append(led.folder / f"{name}.csv")
         write_whole(files[-1], text.getvalue())
     files.append(led.folder / "results.json")
-    write_whole(files[-1], json.dumps(_as_json(led, settings), indent=1))
+    write_whole(files[-1], json.dumps(_as_json(led, settings, ladder), indent=1))
     if settings[0].objectives:
         from runner.sweeps.report import write_report
 
-        files += write_report(led, settings, tables)
+        files += write_report(led, settings, tables, ladder)
     summary = SweepSummary(
         folder=led.folder,
         sweep=led.id,
@@ -139,17 +140,19 @@ def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
         status=_status(led, jobs),
         tables=tables,
         best=_describe_best(settings),
-        metrics=_metrics(settings),
+        metrics=_metrics(settings) | (ladder.metrics() if ladder else {}),
         files=files,
     )
     for destination in led.destinations:
         destination.log_sweep(summary)
-    _print(led, settings, refused, summary)
+    _print(led, settings, refused, summary, ladder)
 
 
-def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
+def _as_json(led: Sweep, settings: Sequence[Setting], ladder: Ladder | None) -> dict[str, Any]:
     """Return the results for programs: the settings, best first, each with its jobs in the order of their seeds."""
     jobs = [job for setting in settings for job in setting.jobs]
+    if not jobs:
+        return {"sweep": led.id, "name": led.name, "settings": []}
     return {
         "sweep": led.id,
         "name": led.name,
@@ -176,6 +179,7 @@ def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
             }
             for setting in settings
         ],
+        **({} if ladder is None else {"ladder": ladder.as_json()}),
     }
 
 
@@ -185,7 +189,7 @@ def _plain(value: Any) -> Any:
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     statuses = {job.result.status for job in jobs}
-    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED")):
+    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED", "QUEUED")):
         return "KILLED"
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 
@@ -214,7 +218,7 @@ def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
     return metrics
 
 
-def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary) -> None:
+def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary, ladder: Ladder | None) -> None:
     """Print how the jobs ended, the settings, the best of them, and where everything is."""
     jobs = [job for setting in settings for job in setting.jobs]
     statuses = Counter(job.result.status.lower() for job in jobs) + Counter(refused=refused)
@@ -240,6 +244,7 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         rows.append(("note", f"one {what} to see whether the differences are more than chance"))
     if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
         rows.append(("note", unequal))
+    rows += [] if ladder is None else ladder.lines()
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)

@@ -24,9 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.hydra_versions import add_resolver
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
-from runner.distributed.signals import Interrupt, asking_to_end
+from runner.distributed.session import ending
+from runner.distributed.signals import asking_to_end
 from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
@@ -35,6 +37,7 @@ from runner.runs.listing import LOCK, OUTPUTS
 from runner.runs.recording import fingerprint
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import is_id
+from runner.sweeps import ladder
 from runner.sweeps.names import name_rest, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, quieten_optuna, typed_overrides
 from runner.sweeps.progress import Progress
@@ -70,6 +73,7 @@ class Sweep:
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
+        is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder`.
     """
 
     folder: Path
@@ -85,6 +89,7 @@ class Sweep:
     stopped_by: int = 0
     handlers: dict[int, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    is_ladder: bool = False
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -171,6 +176,7 @@ def begin(config: DictConfig) -> None:
     mode = find_mode(config.mode)
     if config.resume is not None and mode.trains and not is_id(config.resume):
         build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
+    ladder.prepare(config)
     typed = typed_overrides(config)
     swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config
@@ -190,6 +196,7 @@ def begin(config: DictConfig) -> None:
         launcher=choices["hydra/launcher"],
         direction=getattr(direction, "name", direction) or "",
         number=number,
+        is_ladder=bool(config.get("ladder")),
     )
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
@@ -248,7 +255,7 @@ def check_choice(hydra_config: Any, recorded: Sequence[str] = ()) -> None:
 
 def register_resolver() -> None:
     """Register `${sweep_folder:base}`, which names the sweep's folder."""
-    OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
+    add_resolver("sweep_folder", _find_folder)
 
 
 _beginning: DictConfig | None = None  # config of the sweep that starts in this process
@@ -285,7 +292,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     led.stopped_by = number
     (led.folder / STOP).touch()
     if led.launcher == "basic" or (again and number == signal.SIGINT):
-        raise Interrupt.exception(number)
+        raise ending(number)
     for folder in led.folder.glob("*/"):
         result = read_result(folder)
         if result is not None and result.host == socket.gethostname() and is_running(folder):

@@ -147,6 +147,49 @@ FAULTS = (
         "self._count = 0",
         "algorithms/test_spike_guard.py",
     ),
+    # sharded models
+    Fault(
+        "shards: each rank keeps a part of its own first weights",
+        "runner/distributed/sharding.py",
+        "        broadcast_tensors(model)\n",
+        "",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: gradients have the norm of the local part",
+        "callbacks/optimizer_monitor.py",
+        "return [*map(whole, norms)]",
+        "return [getattr(norm, '_local_tensor', norm) for norm in norms]",
+        "callbacks/test_optimizer_monitor.py distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: only rank 0 gathers for a checkpoint",
+        "runner/checkpoints/snapshot.py",
+        "if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):",
+        "if get_global_rank() != 0:",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: the padding of uneven shards is saved",
+        "runner/distributed/sharding.py",
+        "return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()",
+        "return gathered",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: loaded ones keep the whole tensor in memory",
+        "runner/distributed/sharding.py",
+        "return placed.clone()",
+        "return placed",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: a sum of gradients that knows nothing of them",
+        "algorithms/nan_guard.py",
+        "gradients = [local(_gradient(one))",
+        "gradients = [_gradient(one)",
+        "distributed/test_sharding.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",

@@ -82,8 +82,8 @@ def check(config: Mapping[str, Any]) -> None:
         ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
     """
     check_keys(config)
-    make_launch(config)
-    _check_trainer(config["trainer"])
+    launch = make_launch(config)
+    _check_trainer(config["trainer"], launch.nproc_per_node)
     check_budget(config)
     for path, section in targets(config):
         check_signature(path, section, _SUPPLIED if path == "trainer" else ())
@@ -281,7 +281,7 @@ def _add_section(
     error.add_note(f"in {facts_of(error).key or place} ({target})")
 
 
-def _check_trainer(section: Mapping[str, Any]) -> None:
+def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
     from runner.arguments import check_arguments
 
     if section["_target_"] == "runner.Trainer":
@@ -291,7 +291,7 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
         known = inspect.signature(check_arguments).parameters
         with _naming("trainer", section):
             plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
-            check_arguments(**{key: value for key, value in plain.items() if key in known})
+            check_arguments(**{key: value for key, value in plain.items() if key in known}, ranks=ranks)
 
 
 def checkpoint_of(key: str, path: str) -> Path:

@@ -44,7 +44,44 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # data on its way to a GPU
+    Fault(
+        "prefetch: steps do not wait for the copy of their batch",
+        PREFETCH,
+        "        steps.wait_stream(self._stream)\n",
+        "",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: memory of a batch is given out again before the steps that use it",
+        PREFETCH,
+        "            moved.record_stream(steps)",
+        "            pass",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are copied from pageable memory",
+        PREFETCH,
+        "pinned(tensor).to(",
+        "tensor.to(",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are transformed before they travel",
+        PREFETCH,
+        "    return loader.untransformed, lambda",
+        "    return partial(iter, loader), lambda",
+        "test_dataloader.py",
+    ),
+    Fault(
+        "data in memory: moved to the device however little room it has",
+        "runner/data/loaders.py",
+        "size > RESIDENT_SHARE * free",
+        "size > free",
+        "data/test_loaders.py",
+    ),
     # which samples, in which order
     Fault(
         "order of samples: each epoch has the first one's",

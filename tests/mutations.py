@@ -46,6 +46,21 @@ LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # optimizers
+    Fault(
+        "fused: what the user set is changed",
+        "runner/optim/fused.py",
+        'group["fused"] is None and group["foreach"] is None',
+        'group["foreach"] is None',
+        "optim/test_fused.py",
+    ),
+    Fault(
+        "fused: a resumed run steps with the kernels of the run that saved",
+        "runner/optim/fused.py",
+        '{**its, "fused": group["fused"]} if "fused" in group else its',
+        "its",
+        "optim/test_fused.py",
+    ),
     # data on its way to a GPU
     Fault(
         "prefetch: steps do not wait for the copy of their batch",

@@ -7,6 +7,7 @@ from runner.algorithms.blurpool import BlurPool
 from runner.algorithms.channels_last import ChannelsLast
 from runner.algorithms.colout import ColOut
 from runner.algorithms.compile import Compile
+from runner.algorithms.cudnn_benchmark import CudnnBenchmark
 from runner.algorithms.cutmix import CutMix
 from runner.algorithms.cutout import CutOut
 from runner.algorithms.ema import EMA
@@ -56,6 +57,7 @@ __all__ = [
     "ChannelsLast",
     "ColOut",
     "Compile",
+    "CudnnBenchmark",
     "CutMix",
     "CutOut",
     "Factorize",

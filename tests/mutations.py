@@ -46,6 +46,21 @@ LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # numbers
+    Fault(
+        "tf32: the setting stays after the run",
+        "runner/device/numerics.py",
+        "        undo.append(lambda: torch.set_float32_matmul_precision(before))\n",
+        "        undo.append(lambda: None)\n",
+        "device/test_numerics.py",
+    ),
+    Fault(
+        "cudnn_benchmark: a deterministic run takes it",
+        "algorithms/cudnn_benchmark.py",
+        "if torch.are_deterministic_algorithms_enabled():",
+        "if False:",
+        "algorithms/test_cudnn_benchmark.py",
+    ),
     # optimizers
     Fault(
         "fused: what the user set is changed",

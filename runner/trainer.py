@@ -376,7 +376,7 @@ class Trainer:
         if compile:
             model.compile()
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
-        state.model = collectives.replicate(model, state.device)
+        state.model = collectives.replicate(model, state.device, state.ddp_options)
         self.run = Run(
             state=state,
             engine=self.engine,

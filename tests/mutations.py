@@ -46,6 +46,28 @@ LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # gradients over ranks
+    Fault(
+        "ddp: options do not reach DDP",
+        "runner/distributed/collectives.py",
+        "options = {**options, ",
+        "options = {",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "ddp: gradients are summed and not averaged where they are compressed",
+        "algorithms/ddp.py",
+        ".to(dtype).div_(dist.get_world_size())",
+        ".to(dtype)",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "gradients over ranks: a collective for each",
+        "runner/distributed/collectives.py",
+        ">= BUCKET_BYTES",
+        ">= 0",
+        "distributed/test_collectives.py",
+    ),
     # numbers
     Fault(
         "tf32: the setting stays after the run",

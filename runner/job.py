@@ -169,6 +169,13 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
     """
     if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
         raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
+    if mode.trains_again and config["run"] is None:
+        raise ValueError(
+            f"mode={mode.name}: trains batches of a run again; name it with run=<folder, MLflow id or latest>"
+        )
+    if config["run"] is not None and not mode.trains_again:
+        names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
+        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= makes a run again, and resume= continues it")
     if mode.needs_experiment:
         build.check(config)
     mode.check_config(config)
@@ -191,7 +198,7 @@ def print_differences(
     Raises:
         ValueError: a key differs that must not change when a run is resumed.
     """
-    if saved is not None and config["rerun"] is not None:
+    if saved is not None and (config["rerun"] is not None or config["run"] is not None):
         tell_changes_of_rerun(saved.config, config)
     elif resume is not None and mode.resumes:
         tell_changes(resume, saved.config if saved else None, config, overrides)

@@ -14,7 +14,7 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
+    *("mode", "resume", "resume_allow", "rerun", "run", "allow_targets", "allow_addresses", "skip_finished"),
     "output",
     "allow_divergence",
     *MODE_KEYS,
@@ -153,9 +153,17 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))
-    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str), ("objective", str)):
+    for key, kinds in (
+        ("run_name", str | int),
+        ("experiment_name", str),
+        ("resume", str),
+        ("run", str),
+        ("objective", str),
+    ):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
-            raise WrongKey(key, f"must be a {'folder' if key == 'resume' else 'name'}, or null", repr(config[key]))
+            raise WrongKey(
+                key, f"must be a {'folder' if key in ('resume', 'run') else 'name'}, or null", repr(config[key])
+            )
     if config["test"] not in (None, "best", "last"):
         raise WrongKey(
             "test", "must be best or last, the weights to test after training, or null", repr(config["test"])

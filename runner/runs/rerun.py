@@ -49,6 +49,8 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
         config["resume"] = saved.path  # an id may have been typed
     elif config["rerun"] is not None:
         config["rerun"] = saved.given  # Hydra reads an id of only digits as a number
+    elif config["run"] is not None:
+        config["run"] = saved.run_dir
     return config
 
 

@@ -435,6 +435,41 @@ FAULTS = (
         "if",
         "modes/test_verdict.py",
     ),
+    Fault(
+        "replay: it begins at the newest checkpoint of all",
+        "runner/runs/past.py",
+        "if trained < batch]",
+        "]",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "replay: the record of the last session stands for all of them",
+        "runner/runs/past.py",
+        "if began_after(one) < batch]",
+        "]",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "replay: samples that were left out keep their numbers",
+        "runner/modes/replayed.py",
+        "                self._follow(rows, _rows(state))",
+        "                pass",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "verify: what the run kept is compared with itself",
+        "runner/modes/verify.py",
+        'now = {one["batch"]: one for one in again}',
+        'now = {one["batch"]: one for one in kept}',
+        "modes/test_verify.py",
+    ),
+    Fault(
+        "verify: the code of then is used",
+        "runner/modes/table.py",
+        'trains_again="now"',
+        'trains_again="then"',
+        "modes/test_verify.py",
+    ),
 )
 
 

@@ -16,6 +16,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.whole import write_whole
+from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
@@ -75,7 +76,7 @@ def replay(job: Job) -> None:
         start = trainer.state.resumed_from
         if is_rank_zero():
             where = "the beginning of the run" if start is None else show_path(start)
-            print_block(f"batch {batch} of {show_path(run)}", [("from", f"{where}, after batch {begun}")])
+            print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
         trainer.fit()
         with config_errors():
             check_reached(trainer.state, batch, "replay.batch")

@@ -53,7 +53,7 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
     Returns:
         The contents to pass to `import_from`; empty to import nothing.
     """
-    code = {name: content.decode("latin-1") for name, content in read_code(run_dir).items()}
+    code = _as_text(read_code(run_dir))
     changed = _changed(code)
     if not changed:
         return {}
@@ -68,6 +68,11 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
                 file=sys.stderr,
             )
     return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}
+
+
+def changed_modules(run_dir: Path) -> list[str]:
+    """Return the modules kept in a run's folder that would now be imported with a different content, or not at all."""
+    return _changed(_as_text(read_code(run_dir)))
 
 
 def import_from(code: Mapping[str, str]) -> None:
@@ -87,6 +92,10 @@ def import_from(code: Mapping[str, str]) -> None:
     kept = {name.partition("/")[0].removesuffix(".py") for name in code}
     for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
         del sys.modules[loaded]
+
+
+def _as_text(modules: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.decode("latin-1") for name, content in modules.items()}
 
 
 def _changed(code: Mapping[str, str]) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.config.command_line import typed_value
 from runner.files.whole import read_object
 
 if TYPE_CHECKING:
+    from runner.distributed.job import Job
     from runner.time import Timestamp
 
 ENVIRONMENT = "environment.json"
@@ -15,6 +17,11 @@ FROM_BATCH = "from_batch"
 """In a session's environment: the batch after which the session began."""
 SESSIONS = "sessions"
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
+
+
+def given_run(job: Job) -> str:
+    """Return the run of a job as `run=` names it."""
+    return typed_value(job.overrides, "run") or str(job.config["run"])
 
 
 def record_of(run_dir: Path, batch: int) -> Path:

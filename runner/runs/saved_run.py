@@ -37,6 +37,7 @@ from runner.runs.recompose import (
 )
 from runner.runs.record import differences
 from runner.runs.result import read_result
+from runner.runs.run_files import unpacked
 from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
 from runner.terminal.console import show_path
 
@@ -102,6 +103,9 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
             return _find_by_id(key, given, arguments)
         if "," in given:
             raise ValueError(f"{key}={given}: takes one run at a time")
+    if key == "run" and Path(given).is_file():
+        folder = unpacked(Path(given))
+        return _read(key, given, str(folder), folder, arguments)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
     folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)

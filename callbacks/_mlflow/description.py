@@ -17,7 +17,7 @@ from typing import Any
 
 # Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
 START_KEYS = (
-    *("run_name", "experiment_name", "mode", "resume", "resume_allow", "rerun", "run", "allow_targets"),
+    *("run_name", "experiment_name", "mode", "resume", "resume_allow", "rerun", "run", "allow_targets", "allow_code"),
     *("allow_addresses", "skip_finished", "allow_divergence", "explain", "predict", "prove", "replay", "verify"),
     *("lr_range", "compare", "init"),
 )

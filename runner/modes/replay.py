@@ -7,15 +7,16 @@ is. Where the run kept digests, they say whether all is equal to the bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.failures.crash import FACTS, describe_crash
 from runner.failures.facts import WrongKey
-from runner.files.whole import write_whole
+from runner.files.whole import read_object, write_whole
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
@@ -36,8 +37,9 @@ def check_replay(config: Mapping[str, Any]) -> None:
         WrongKey: a key of `replay` is out of range.
     """
     asked = config["replay"]
-    if asked["batch"] < 1:
-        raise WrongKey("replay.batch", "must be the number of a batch, counted from 1", repr(asked["batch"]))
+    if asked["batch"] < 0 or (asked["batch"] == 0 and not _read_crash(Path(config["run"]))):
+        reason = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
+        raise WrongKey("replay.batch", reason, repr(asked["batch"]))
     if asked["worst"] < 0:
         raise WrongKey("replay.worst", "must be a number of samples, at least 0", repr(asked["worst"]))
     if asked["picture"] and Path(asked["picture"]).suffix not in FORMATS:
@@ -58,30 +60,58 @@ def replay(job: Job) -> None:
     from runner.modes.standing import check_reached, standing_before
 
     asked = job.config["replay"]
-    batch = asked["batch"]
     run = Path(job.config["run"])
+    crash = {} if asked["batch"] else _read_crash(run)
+    batch = asked["batch"] or crash["batch"]
     noted = ReplayedBatch(batch, asked["debug"])
     with config_errors():
         if asked["debug"] and get_world_size() > 1:
             raise WrongKey("replay.debug", "stops one process; add launch.nproc_per_node=1", "True")
     kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in asked["without"]}
     config = {**job.config, "callbacks": kept}
+    key = "" if crash else "replay.batch"  # a run may fail after its last batch
     with ExitStack() as stack:
         with config_errors():
-            trainer = stack.enter_context(
-                standing_before(config, run, batch, {"replay": noted}, key="replay.batch", until=batch)
-            )
+            standing = standing_before(config, run, batch, {"replay": noted}, key=key, until=batch)
+            trainer = stack.enter_context(standing)
+        stack.enter_context(_failing_as(crash))
         stack.enter_context(noting_faults(config, job.choices))
         begun = trainer.state.timestamp.batch
-        start = trainer.state.resumed_from
         if is_rank_zero():
+            start = trainer.state.resumed_from
             where = "the beginning of the run" if start is None else show_path(start)
             print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
-        trainer.fit()
+        trainer.fit(may_be_over=bool(crash))
         with config_errors():
-            check_reached(trainer.state, batch, "replay.batch")
-        if is_rank_zero():
+            check_reached(trainer.state, 0 if crash else batch, "replay.batch")
+        if is_rank_zero() and noted.is_done:
             _report(job, trainer, noted, begun)
+        if is_rank_zero() and crash:
+            was = f"{crash['type']} at {crash['at']}: {crash['message']}"
+            print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
+
+
+def _read_crash(run: Path) -> dict[str, Any]:
+    """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
+    found = read_object(run / FACTS)
+    texts = {key: str(found.get(key, "")) for key in ("type", "at", "message")}
+    batch = found.get("batch")
+    return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
+
+
+@contextmanager
+def _failing_as(crash: Mapping[str, Any]) -> Iterator[None]:
+    """Say of a failure whether it is the one that the run had."""
+    try:
+        yield
+    except Exception as error:
+        if crash:
+            now = describe_crash(error)
+            is_same = (now["type"], now["at"]) == (crash["type"], crash["at"])
+            same = f"the failure of the run: {crash['type']} at {crash['at']}, in batch {crash['batch']}"
+            other = f"not the failure of the run, which was {crash['type']} at {crash['at']}"
+            error.add_note(same if is_same else other)
+        raise
 
 
 def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
@@ -89,7 +119,7 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
-    batch = asked["batch"]
+    batch = noted.batch
     equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
     inputs, targets = inputs_and_targets(_joined(noted.microbatches))
     outputs = _joined(noted.outputs)

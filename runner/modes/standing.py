@@ -63,7 +63,7 @@ def standing_before(
         run: the folder of the run.
         batch: number of the batch, from 1.
         watchers: callbacks to add, by key.
-        key: the config key that names the batch, for errors.
+        key: the config key that names the batch, for errors; empty to allow one after the end of the run.
         until: the batch after which `fit` ends.
         watched: whether the config's own callbacks run too.
 
@@ -76,7 +76,8 @@ def standing_before(
         trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch)) as trainer,
     ):
         change_optimizers(trainer.state, config)
-        check_batch(trainer.state, run, batch, key)
+        if key:
+            check_batch(trainer.state, run, batch, key)
         yield trainer
 
 

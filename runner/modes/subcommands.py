@@ -71,6 +71,6 @@ def _with_values(arguments: Sequence[str]) -> list[str]:
 
 def _is_key(argument: str, mode: Mode) -> bool:
     """Return whether an argument is a key or an option; where nothing is composed, a word may have a `=` too."""
-    if argument.startswith("-"):
+    if argument.startswith(("-", "~")):
         return True
     return "=" in argument if mode.composes else _is_own(argument, mode)

@@ -42,13 +42,13 @@ def read_code(run_dir: Path) -> dict[str, bytes]:
     }
 
 
-def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
+def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
     """Return the kept modules to import for a rerun, if any module has changed since, and print which ones changed.
 
     Args:
         run_dir: the folder with the run's record.
         again: whether this is a rerun; a resumed run uses the modules as they are now.
-        is_own: whether this user made the record; modules from other people are not imported.
+        may_run: whether this user made the record, or has allowed its modules; other people's are not imported.
 
     Returns:
         The contents to pass to `import_from`; empty to import nothing.
@@ -58,8 +58,10 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
     if not changed:
         return {}
     ours = {name for name in changed if name.partition("/")[0] == OURS}
-    used = {*changed} - ours if again and is_own else set()
+    used = {*changed} - ours if again and may_run else set()
     where = show_path(run_dir / CODE)
+    if again and not may_run:
+        where += "; read it, and add allow_code=true if you trust it"
     for names, what in ((used, "used"), ({*changed} - used, "not used")):
         if names:
             print(

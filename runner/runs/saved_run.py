@@ -21,6 +21,7 @@ from runner.config import build
 from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
+from runner.failures.crash import BUNDLE
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
 from runner.runs.kept_code import code_to_import, import_from
@@ -103,8 +104,9 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
             return _find_by_id(key, given, arguments)
         if "," in given:
             raise ValueError(f"{key}={given}: takes one run at a time")
-    if key == "run" and Path(given).is_file():
-        folder = unpacked(Path(given))
+    file = _file_of(given, arguments) if key == "run" else None
+    if file is not None:
+        folder = unpacked(file)
         return _read(key, given, str(folder), folder, arguments)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
@@ -220,7 +222,8 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
     uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
-    code = code_to_import(folder, uses_its_code, is_trusted)
+    may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
+    code = code_to_import(folder, uses_its_code, may_run)
     import_from(code)
     return SavedRun(
         given=given,
@@ -237,6 +240,15 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_own=is_trusted,
         code=code,
     )
+
+
+def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
+    """Return the file that holds a run: the one that was named, or its crash if a replay names no batch."""
+    if Path(given).is_file():
+        return Path(given)
+    crash = Path(given) / BUNDLE
+    asks_for_crash = typed_value(arguments, "mode") == "replay" and typed_value(arguments, "replay.batch") is None
+    return crash if asks_for_crash and crash.is_file() else None
 
 
 def first_batch(mode: Mode, arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
+    *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
     "skip_finished",
     "output",
     "allow_divergence",
@@ -158,6 +158,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         ("run_name", str | int),
         ("experiment_name", str),
         ("resume", str),
+        ("at", str | int),
         ("run", str),
         ("objective", str),
     ):

@@ -191,6 +191,18 @@ _ROWS = (
         can_be_swept=False,
     ),
     Mode(
+        "bisect",
+        says="finds the first commit that changes the bits of a run",
+        example="runner bisect RUN good=HEAD~32 bad=HEAD",
+        runs="runner.modes.bisect:bisect",
+        check="runner.modes.bisect:check_bisect",
+        keys={"good": str, "bad": str, "batches": int, "patience": int},
+        words=(1, 1),
+        word_keys=("run",),
+        trains_again="now",
+        can_be_swept=False,
+    ),
+    Mode(
         "lr_range",
         says="lets the learning rate grow in a short trial, and suggests one",
         example="runner mode=lr_range model=mlp",

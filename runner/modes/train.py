@@ -17,6 +17,7 @@ from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.event import Event
 from runner.modes.final_test import check_test, evaluate_test_data
+from runner.runs.forks import planted
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, recording
@@ -35,7 +36,7 @@ def train(job: Job) -> float | None:
     """
     with recording(job) as result:
         with config_errors():
-            job = replace(job, config=settled(job.config))
+            job = replace(job, config=planted(settled(job.config), Path(job.run_dir)))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch

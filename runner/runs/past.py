@@ -64,7 +64,12 @@ def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
 
 def last_saved(run_dir: Path) -> int | None:
     """Return the batch of the last of a run's checkpoints; None if there is none."""
-    return max((read_time(one).batch for one in _resumable(run_dir)), default=None)
+    return max(saved_batches(run_dir), default=None)
+
+
+def saved_batches(run_dir: Path) -> list[int]:
+    """Return the batches after which a run has checkpoints that it can be resumed from, in order."""
+    return sorted({read_time(one).batch for one in _resumable(run_dir)})
 
 
 def read_time(checkpoint: Path) -> Timestamp:

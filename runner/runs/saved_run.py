@@ -24,6 +24,7 @@ from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
+from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.listing import OUTPUTS
 from runner.runs.past import record_of
@@ -189,6 +190,8 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     mode = MODES.get(typed_value(arguments, "mode") or "train")
     if key == "run" and mode is not None:
         folder = record_of(run_dir, first_batch(mode, arguments))
+    elif key == "resume" and (batch := fork_batch(arguments)) is not None:
+        folder = record_of(run_dir, batch)
     config = _read_yaml(folder / "config.yaml")
     overrides = _read_yaml(folder / "overrides.yaml") or []
     environment = _read_yaml(folder / "environment.json") or {}

@@ -119,9 +119,7 @@ def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "place", [*MORE, *(one for one in FUNCTIONS if one not in ("model_loss", "algorithm", "data"))]
-)
+@pytest.mark.parametrize("place", [*MORE, "model_forward", "schedule"])
 def test_a_failure_anywhere_fails_again(place: str, tmp_path: Path, run_app: Any):
     fails_twice(place, tmp_path, run_app)
 

@@ -60,7 +60,9 @@ def test_a_mode_that_leaves_a_run_runs_where_one_is_recorded():
     for mode in MODES.values():
         assert not (mode.trains and mode.uses_weights)
         assert mode.keeps_folder or not (mode.trains or mode.uses_weights)
-        assert mode.on_all_ranks == (mode.keeps_folder or bool(mode.trains_again) or mode.name == "lr_range")
+        assert mode.on_all_ranks == (
+            mode.keeps_folder or (mode.trains_again != "" and mode.name != "bisect") or mode.name == "lr_range"
+        )
 
 
 def test_a_mode_runs_its_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -213,6 +213,10 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+def _about_failure(key: str, asked: Mapping[str, Any], log: str) -> str:
+    return f"bisect.{key}={asked[key]!r}: the run cannot be trained there:\n{log}"
+
+
 def _report(later: list[Commit], first: int, unknown: list[int], found: Finding) -> None:
     commit = later[first]
     result = {"first": commit.name, "subject": commit.subject, "batch": found.batch, "parts": [*found.parts]}

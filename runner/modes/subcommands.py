@@ -31,9 +31,18 @@ def spell_out(arguments: Sequence[str]) -> list[str]:
 
 
 def _in_full(arguments: Sequence[str], mode: Mode) -> list[str]:
-    """Return arguments with a mode's own keys in full, such as `replay.batch=5` for `batch=5`."""
-    short = mode.keys if mode.trains_again else ()
-    return [f"{mode.name}.{one}" if one.partition("=")[0] in short else one for one in arguments]
+    """Return arguments with a mode's own keys in full, such as `replay.batch=5` for `batch=5`, and texts in quotes."""
+    if not mode.trains_again:
+        return list(arguments)
+    spelled = []
+    for one in arguments:
+        key, _, value = one.partition("=")
+        name = key.removeprefix(f"{mode.name}.")
+        if name in mode.keys:
+            is_bare = mode.keys[name] is str and value and value[0] not in "'\""
+            one = f"{mode.name}.{name}={quoted(value) if is_bare else value}"  # such as HEAD~8, for Hydra's grammar
+        spelled.append(one)
+    return spelled
 
 
 def _is_own(argument: str, mode: Mode) -> bool:

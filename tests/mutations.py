@@ -564,8 +564,8 @@ FAULTS = (
     Fault(
         "signal ignored",
         "runner/run.py",
-        "        if self.clock.signal:\n",
-        "        if False:\n",
+        "ending(self.clock.signal) if self.clock.signal else self.state.interruption",
+        "self.state.interruption",
         "distributed/test_signals.py",
     ),
     Fault(
@@ -820,8 +820,14 @@ FAULTS = (
     Fault(
         "verify: the code of then is used",
         "runner/modes/table.py",
-        'trains_again="now"',
-        'trains_again="then"',
+        """word_keys=("run",),
+        on_all_ranks=True,
+        trains_again="now",
+""",
+        """word_keys=("run",),
+        on_all_ranks=True,
+        trains_again="then",
+""",
         "modes/test_verify.py",
     ),
 )

@@ -12,8 +12,11 @@ from runner.time import Interval, Time
 if TYPE_CHECKING:
     from runner.state import State
 
-Rule = Callable[["State"], Any]
-"""Whether to evaluate now: true or false on all ranks alike."""
+Rule = Callable[[Any], Any]
+"""A function of the State: whether to evaluate now, true or false on all ranks alike.
+
+A forward reference to the State would keep the types of a config's values from being checked.
+"""
 
 
 class Evaluator:

@@ -39,6 +39,7 @@ from runner.distributed.sharding import local  # noqa: E402
 from runner.models import GPT  # noqa: E402
 from runner.modes.sizes import size_of  # noqa: E402
 
+EXACT: dict[str, Any] = {"exact": True}  # 64 bits and no dropout, whose masks are of a rank
 LIMIT = 0.30
 """Of what a rank holds with ddp, the most that one of four may hold with fsdp."""
 Found = dict[str, Any]
@@ -83,7 +84,7 @@ def compare_cases() -> Found:
 
 def save_on_ranks() -> Found:
     """Return the results of a whole run that saves in the middle. All ranks."""
-    return dict(runs.train(runs.CASES["text: sgd"], Path("run"), save=Path("saved"), parallel="fsdp"))
+    return dict(runs.train(runs.CASES["text: sgd"], Path("run"), save=Path("saved"), parallel="fsdp", **EXACT))
 
 
 def load_on_ranks() -> Found:
@@ -91,12 +92,12 @@ def load_on_ranks() -> Found:
     found: Found = {}
     case = runs.CASES["text: sgd"]
     for parallel in ("ddp", "fsdp"):
-        options = {"parallel": parallel, "optimizers": runs.OPTIMIZERS["sgd"], "resume_path": "saved"}
+        options = {"parallel": parallel, "optimizers": runs.OPTIMIZERS["sgd"], "resume_path": "saved", **EXACT}
         with runs.make_trainer("text", folder=Path("run"), **options) as trainer:
             trainer.save_checkpoint(Path("loaded"))
         found[parallel] = [
             digest_of(Path("loaded")),
-            runs.train(case, Path("run"), parallel=parallel, resume_path="saved"),
+            runs.train(case, Path("run"), parallel=parallel, resume_path="saved", **EXACT),
         ]
     return found
 

@@ -158,6 +158,12 @@ def parts_of_a_model() -> None:
             momenta = [one["exp_avg"] for one in trainer.state.optimizers[0].state.values()]
             assert all(local(one).untyped_storage().nbytes() < whole(one).nbytes for one in momenta if len(one) > 1)
             trainer.save_checkpoint("here")
+            trained = {name: whole(one) for name, one in model.named_parameters()}
+            trainer.fit("1ba")
+            later = {name: whole(one) for name, one in model.named_parameters()}
+            trainer.eval(checkpoint="here")
+            assert difference(later, {name: whole(one) for name, one in model.named_parameters()}) == 0
+            assert difference(trained, later) > 0
         with make_sharded(gather_dtype="bfloat16") as trainer:
             trainer.fit()
             rounded = {name: whole(one) for name, one in trainer.state.unwrapped_model.named_parameters()}

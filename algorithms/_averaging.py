@@ -206,6 +206,7 @@ class WeightAverage(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._average = dict(state["average"])
+        self._changed()
 
     def _changed(self) -> None:
         self._statistics = []

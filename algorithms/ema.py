@@ -134,7 +134,7 @@ class EMA(TimedAverage):
         return {"average": self._average, "updated": self._updated} if self._average else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average = dict(state["average"])
+        self._average = dict(state.get("average", {}))
         self._updated = state.get("updated", True)
 
     def _is_updated(self) -> bool:

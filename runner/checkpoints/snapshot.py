@@ -28,10 +28,11 @@ from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.distributed.sharding import is_sharded, like, like_parameters, whole
-from runner.engine import evaluation_weights
+from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
+from runner.optim.fused import load_optimizer
 from runner.optim.param_groups import check_groups
 from runner.state import State
 from runner.time import Timestamp
@@ -63,6 +64,8 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         copy: copy tensors, so that training can continue while they are written.
     """
     metrics = _metric_states(state)
+    for one in _gathering(state):
+        one.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
@@ -110,14 +113,19 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
 def can_save_alone(state: State) -> bool:
     """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
 
-    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics or a part
-    of the model.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, what a
+    hook gathers, or a part of the model.
     """
-    # Each rank has its own accumulators until TrainMetrics has handled the end of the epoch.
-    measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
-    shared = get_world_size() > 1 and measured and bool(state.train_metrics)
+    # Each rank has its own until TrainMetrics, or the hook, has handled the end of the epoch.
+    holders = [*(["train_metrics"] if state.train_metrics else []), *(one.config_key for one in _gathering(state))]
+    unheard = {key for keys in state.unheard.values() for key in keys}
+    shared = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
     alone = not shared and not is_sharded(state.unwrapped_model)
     return state.is_consistent and get_global_rank() == 0 and alone
+
+
+def _gathering(state: State) -> list[Hooks]:
+    return [one for one in (*state.algorithms, *state.callbacks) if overrides(one, "gather_state")]
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
@@ -210,8 +218,9 @@ def restore(state: State, path: str | Path) -> None:
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
                 check_groups(one, its)
-                its = like_parameters(one, its)
-            one.load_state_dict(its)
+                load_optimizer(one, like_parameters(one, its))
+            else:
+                one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
         optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch

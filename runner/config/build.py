@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -46,13 +46,19 @@ _SUPPLIED = [
 
 def warm_up(config: Mapping[str, Any]) -> None:
     """Let callbacks start slow helpers before torch is imported; wrong targets are left for `check` to report."""
-    for section in (config.get("callbacks") or {}).values():
-        try:
+    for target in callbacks_with(config, "warm_up").values():
+        target.warm_up()
+
+
+def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
+    """Return those classes of a config's callbacks that have an attribute, by key; wrong targets are left out."""
+    found = {}
+    for key, section in (config.get("callbacks") or {}).items():
+        with suppress(Exception):
             target = hydra.utils.get_object(section["_target_"])
-        except Exception:
-            continue
-        if hasattr(target, "warm_up"):
-            target.warm_up()
+            if hasattr(target, attribute):
+                found[str(key)] = target
+    return found
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:

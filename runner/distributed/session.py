@@ -1,4 +1,4 @@
-"""How a session of a run ends by a signal, or when its time is over; the run itself may go on in another one."""
+"""Ends of a session that are no failure: a run stops between two batches, by a signal say, and can be resumed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,20 @@ _requeues = False
 class SessionOver(SystemExit):
     """The time of this session is over: training has stopped between two batches, and can be resumed. Exit code 0."""
 
+    status = "PAUSED"
+    """Status of the run in `result.json`."""
+
+
+class Pruned(SessionOver):
+    """A job of a sweep was not worth training further: it has stopped between two batches, and can be revived."""
+
+    status = "PRUNED"
+
 
 class Requeued(SessionOver):
     """A scheduler wants the machine back: its job is to go back into the queue, and be resumed when it runs again."""
+
+    status = "QUEUED"
 
 
 def ending(number: int) -> BaseException:

@@ -16,12 +16,12 @@ from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
+from runner.files.names import SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
 
 LOG = "console.log"  # in the folder of a sweep's job: what it printed
-SWEEP = "sweep.json"  # in a sweep's folder, describes the sweep
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch

@@ -16,6 +16,7 @@ from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._arguments import check_range
 from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.checks import check_whole
+from runner.distributed.sharding import is_sharded, like, whole
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
@@ -101,14 +102,16 @@ class SpikeGuard(Algorithm):
             self._good = _copy(state)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        if get_global_rank() == 0:  # the others' values are not used, nor part of a checkpoint
-            gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
+        model = state.unwrapped_model
+        if get_global_rank() == 0 or is_sharded(model):  # the others only help to add up what is sharded
+            gradients = [one.grad for one in model.parameters() if one.grad is not None]
             if gradients:
-                norm = get_total_norm([one.coalesce().values() if one.is_sparse else one for one in gradients])
+                norm = whole(get_total_norm([one.coalesce().values() if one.is_sparse else one for one in gradients]))
                 if state.scaler is not None:  # which skips a batch whose gradients overflow
                     norm = norm.where(norm.isfinite(), 0.0)
-                self._recent[0, self._count] = state.total_loss
-                self._recent[1, self._count] = norm
+                if get_global_rank() == 0:  # the others' values are not used, nor part of a checkpoint
+                    self._recent[0, self._count] = state.total_loss
+                    self._recent[1, self._count] = norm
         self._count += 1
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -203,7 +206,7 @@ def _put_back(live: Any, kept: Any) -> Any:
     if isinstance(kept, Tensor):
         if not isinstance(live, Tensor) or live.shape != kept.shape:
             return kept.clone()
-        return live.copy_(kept)
+        return live.copy_(like(kept, live))
     if isinstance(kept, Mapping):
         now = live if isinstance(live, Mapping) else {}
         return {key: _put_back(now.get(key), value) for key, value in kept.items()}

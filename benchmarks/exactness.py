@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
 
-import sharded_runs  # noqa: E402 (of tests/)
-from sharded_runs import CASES, ROUNDED, difference, on_ranks, train  # noqa: E402
+import sharded_runs as runs  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from runner import Callback, LanguageModel, Trainer  # noqa: E402
 from runner.checkpoints.digest import digest  # noqa: E402
@@ -40,6 +39,7 @@ from runner.distributed.sharding import local  # noqa: E402
 from runner.models import GPT  # noqa: E402
 from runner.modes.sizes import size_of  # noqa: E402
 
+EXACT: dict[str, Any] = {"exact": True}  # 64 bits and no dropout, whose masks are of a rank
 LIMIT = 0.30
 """Of what a rank holds with ddp, the most that one of four may hold with fsdp."""
 Found = dict[str, Any]
@@ -50,7 +50,7 @@ def start(function: Callable[[], Found], ranks: int, folder: Path) -> Found:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (function, ranks, port, str(folder)), nprocs=ranks)
+    spawn(_rank, (function, ranks, port, str(folder)), nprocs=ranks)
     return torch.load(folder / "found.pt", weights_only=True)
 
 
@@ -59,7 +59,7 @@ def _rank(rank: int, function: Callable[[], Found], ranks: int, port: int, folde
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in given.items()} | {"MASTER_ADDR": "127.0.0.1"})
     os.chdir(folder)
-    with on_ranks():
+    with runs.on_ranks():
         found = function()
         if rank == 0:
             torch.save(found, "found.pt")
@@ -68,30 +68,37 @@ def _rank(rank: int, function: Callable[[], Found], ranks: int, port: int, folde
 def compare_cases() -> Found:
     """Return the differences of each case: of fsdp from ddp, and of runs that were resumed. All ranks."""
     found: Found = {}
-    for name, case in CASES.items():
+    for name, case in runs.CASES.items():
         folder = Path(name.replace(" ", "_"))
-        plain = train(case, folder)
-        sharded = train(case, folder, save=folder / "saved", parallel="fsdp")
-        again = train(case, folder, parallel="fsdp", resume_path=folder / "saved")
-        crossed = train(case, folder, resume_path=folder / "saved")
-        found[name] = [difference(plain, sharded), difference(sharded, again), difference(plain, crossed)]
+        plain = runs.train(case, folder)
+        sharded = runs.train(case, folder, save=folder / "saved", parallel="fsdp")
+        again = runs.train(case, folder, parallel="fsdp", resume_path=folder / "saved")
+        crossed = runs.train(case, folder, resume_path=folder / "saved")
+        found[name] = [
+            runs.difference(plain, sharded),
+            runs.difference(sharded, again),
+            runs.difference(plain, crossed),
+        ]
     return found
 
 
 def save_on_ranks() -> Found:
     """Return the results of a whole run that saves in the middle. All ranks."""
-    return dict(train(CASES["text: sgd"], Path("run"), save=Path("saved"), parallel="fsdp"))
+    return dict(runs.train(runs.CASES["text: sgd"], Path("run"), save=Path("saved"), parallel="fsdp", **EXACT))
 
 
 def load_on_ranks() -> Found:
     """Return digests of what each layout loads, and what the rest of training leaves. All ranks."""
     found: Found = {}
-    case = CASES["text: sgd"]
+    case = runs.CASES["text: sgd"]
     for parallel in ("ddp", "fsdp"):
-        options = {"parallel": parallel, "optimizers": sharded_runs.OPTIMIZERS["sgd"], "resume_path": "saved"}
-        with sharded_runs.make_trainer("text", folder=Path("run"), **options) as trainer:
+        options = {"parallel": parallel, "optimizers": runs.OPTIMIZERS["sgd"], "resume_path": "saved", **EXACT}
+        with runs.make_trainer("text", folder=Path("run"), **options) as trainer:
             trainer.save_checkpoint(Path("loaded"))
-        found[parallel] = [digest_of(Path("loaded")), train(case, Path("run"), parallel=parallel, resume_path="saved")]
+        found[parallel] = [
+            digest_of(Path("loaded")),
+            runs.train(case, Path("run"), parallel=parallel, resume_path="saved", **EXACT),
+        ]
     return found
 
 
@@ -119,7 +126,7 @@ def measure_memory() -> Found:
         tokens = torch.zeros(8, 16, dtype=torch.int64)
         held = Held()
         with Trainer(
-            model=LanguageModel(GPT(vocab_size=8191, context=16, d_model=640, n_layers=9, n_heads=8)),
+            model=LanguageModel(GPT(vocab_size=12289, context=16, d_model=640, n_layers=9, n_heads=8)),
             train_dataloader=TensorLoader(tokens, tokens, batch_size=4, shuffle=False),
             optimizers=lambda params: torch.optim.AdamW(params, lr=1e-4),
             max_duration="2ba",
@@ -148,7 +155,7 @@ def show_cases(folder: Path) -> bool:
     for name, values in found.items():
         print(f"{name:36} {' '.join(f'{shown(one):>8}' for one in values)}")
     return all(
-        again == 0 and (name in ROUNDED or (sharded == 0 and crossed == 0))
+        again == 0 and (name in runs.ROUNDED or (sharded == 0 and crossed == 0))
         for name, (sharded, again, crossed) in found.items()
     )
 
@@ -161,7 +168,7 @@ def show_layouts(folder: Path) -> bool:
     print("saved by fsdp on two ranks: loaded, and trained on from there - whole")
     for ranks in (1, 2, 3, 4):
         for parallel, (loaded, trained) in start(load_on_ranks, ranks, folder).items():
-            apart = difference(whole, trained)
+            apart = runs.difference(whole, trained)
             good = good and loaded == saved and (apart == 0 or ranks != 2)
             print(f"{parallel:5} on {ranks} {'=' if loaded == saved else 'differs':>8} {shown(apart):>8}")
     return good

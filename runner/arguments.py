@@ -49,7 +49,7 @@ def check_arguments(
 ) -> None:
     """Check the Trainer's arguments that can be judged on their own, without a model or data.
 
-    `ranks` is how many will be started; it says nothing where that is 1 or 'auto', or where they are started already.
+    `ranks` is how many will be started on this machine; 'auto' says nothing.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
@@ -63,8 +63,11 @@ def check_arguments(
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)
-    started = get_world_size()
-    Layout(parallel, shard_size, gather_dtype).check_ranks(started if started > 1 or isinstance(ranks, str) else ranks)
+    layout = Layout(parallel, shard_size, gather_dtype)
+    if get_world_size() > 1:
+        layout.check_ranks(get_world_size())
+    elif isinstance(ranks, int) and (shard_size or ranks) % ranks:  # other machines may make up a multiple
+        layout.check_ranks(ranks)
 
 
 def make_state(

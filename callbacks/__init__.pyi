@@ -1,6 +1,7 @@
 from runner.callbacks.activation_monitor import ActivationMonitor
 from runner.callbacks.checkpoint_saver import CheckpointSaver
 from runner.callbacks.console_summary import ConsoleSummary
+from runner.callbacks.crash_bundle import CrashBundle
 from runner.callbacks.early_stopper import EarlyStopper
 from runner.callbacks.event_trace import EventTrace
 from runner.callbacks.export_for_inference import ExportForInference
@@ -22,8 +23,10 @@ from runner.callbacks.progress_bar import ProgressBar
 from runner.callbacks.progress_lines import ProgressLines
 from runner.callbacks.replica_monitor import ReplicaMonitor
 from runner.callbacks.runtime_estimator import RuntimeEstimator
+from runner.callbacks.sample_ledger import SampleLedger
 from runner.callbacks.speed_monitor import SpeedMonitor
 from runner.callbacks.state_digest import StateDigest
+from runner.callbacks.sweep_pruner import SweepPruner
 from runner.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from runner.callbacks.tensorboard_logger import TensorBoardLogger
 from runner.callbacks.threshold_stopper import ThresholdStopper
@@ -34,6 +37,7 @@ __all__ = [
     "ActivationMonitor",
     "CheckpointSaver",
     "ConsoleSummary",
+    "CrashBundle",
     "EarlyStopper",
     "EventTrace",
     "ExportForInference",
@@ -55,8 +59,10 @@ __all__ = [
     "ProgressLines",
     "ReplicaMonitor",
     "RuntimeEstimator",
+    "SampleLedger",
     "SpeedMonitor",
     "StateDigest",
+    "SweepPruner",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
     "ThresholdStopper",

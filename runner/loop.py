@@ -26,6 +26,7 @@ def fit(run: Run) -> None:
     run.on.fit_start()
     catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
     while state.timestamp < state.max_duration and not state.stop_requested:
+        run.end_where_interrupted()  # at FIT_START, or at the end of an epoch
         if state.timestamp.batch_in_epoch == 0:
             start_epoch(run)
         if not train_epoch(run, stream):

@@ -129,11 +129,12 @@ class Run:
         return state.timestamp.epoch_in_iteration >= self.iteration_length.value
 
     def end_where_interrupted(self) -> None:
-        """End training between two batches if a signal asked for it.
+        """End training between two batches if a signal or `State.interrupt` asked for it.
 
         Raises:
-            KeyboardInterrupt, SystemExit: as the signal asks, on all ranks after the same batch.
+            KeyboardInterrupt, SystemExit, ...: as the signal or the caller asks, on all ranks after the same batch.
         """
-        if self.clock.signal:
+        error = ending(self.clock.signal) if self.clock.signal else self.state.interruption
+        if error is not None:
             self.state.ended_between_batches = True
-            raise ending(self.clock.signal)
+            raise error

@@ -76,6 +76,9 @@ class State:
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler for amp_fp16, otherwise None."""
 
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for torch's DistributedDataParallel, as INIT leaves them."""
+
     train_dataloader: Iterable[Batch] | None = None
     """The training dataloader as given; None for a run that only evaluates or predicts."""
     stream: BatchStream | None = None
@@ -125,6 +128,8 @@ class State:
     the run is resumed."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
+    interruption: BaseException | None = field(default=None, init=False)
+    """What `interrupt` was given; None if it was not called."""
     is_consistent: bool = field(default=False, init=False)
     """Whether this rank's weights, optimizers and metrics all belong to `timestamp`, so that a checkpoint taken now
     resumes bit for bit. Set by `changing`; an algorithm that changes any of them earlier in a batch sets it to
@@ -162,6 +167,18 @@ class State:
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True
+
+    def interrupt(self, error: BaseException) -> None:
+        """End training between two batches, as a signal does: a checkpoint is saved, and the run can be resumed.
+
+        Unlike `stop_training`, no last evaluation and no FIT_END follow, and the run raises an exception. Call it on
+        all ranks, before the end of training.
+
+        Args:
+            error: the exception to raise after the checkpoint event of the current batch or epoch; at FIT_START, before
+                the first batch.
+        """
+        self.interruption = error
 
     def changing(self, settles: bool = True) -> Changing:
         """Return a context that marks the state as inconsistent while the body of its `with` statement changes it.

@@ -39,6 +39,8 @@ NOT_FOLLOWED = {
     "pretrained=true": "needs a network",
     "model.module.name=gpt2": "needs a network",
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
+    "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
+    "runner bisect": "tests/modes/test_bisect.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""
@@ -113,7 +115,7 @@ def run(command: str, run_here: Any, length: str, records: bool) -> Said:
     torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
     words[:1] = {"runner": ["python", "-m", "runner"], "torchrun": torchrun}.get(words[0], words[:1])
     if words[0] != "python" or any(one.startswith(">") for one in words):
-        Path(".config/fish/completions").mkdir(parents=True, exist_ok=True)
+        Path(".config/fish/conf.d").mkdir(parents=True, exist_ok=True)
         env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         env["HOME"] = str(Path.cwd())
         done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)

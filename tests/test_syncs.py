@@ -43,6 +43,7 @@ from runner.callbacks import (
     ProgressBar,
     ReplicaMonitor,
     RuntimeEstimator,
+    SampleLedger,
     SpeedMonitor,
     SystemMetricsMonitor,
     TensorBoardLogger,
@@ -169,7 +170,7 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
     more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
     more += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
-    more += [TorchProfiler()]
+    more += [SampleLedger(), TorchProfiler()]
     more += [
         make()
         for package, make in (

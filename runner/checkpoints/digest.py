@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from runner.state import State
 
 FILE = "digests.jsonl"
-PARTS = ("samples", "content", "randomness", "weights", "optimizer", "algorithms")
-"""Parts of a run that a line of the file may hold digests of; the callback `StateDigest` describes each."""
+PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")
+"""Parts of a run that a line of the file may hold digests of, in the order in which one causes the next; the callback
+`StateDigest` describes each."""
+MEASURED = ("loss", "gradients", "weights")
+"""Parts of which a line holds a number too, under 'values'."""
 
 
 def digest(value: Any) -> str:
@@ -40,7 +43,10 @@ def digest(value: Any) -> str:
 
 
 def digest_state(state: State) -> dict[str, str]:
-    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations."""
+    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
+
+    What is sharded is gathered: call it on all ranks then.
+    """
     import torch
 
     generators = [torch.get_rng_state()]
@@ -51,6 +57,8 @@ def digest_state(state: State) -> dict[str, str]:
     parts = {
         "content": state.batch,
         "randomness": generators,
+        "loss": getattr(state, "total_loss", None),  # not before the first batch
+        "gradients": {name: one.grad for name, one in state.unwrapped_model.named_parameters()},
         "weights": state.unwrapped_model.state_dict(),
         "optimizer": [
             [one.state_dict() for one in (*state.optimizers, *state.schedulers)],
@@ -59,6 +67,21 @@ def digest_state(state: State) -> dict[str, str]:
         "algorithms": {one.config_key: one.state_dict() for one in state.algorithms},
     }
     return {name: digest(part) for name, part in parts.items()}
+
+
+def measure_state(state: State) -> dict[str, float]:
+    """Return the loss of this rank's last batch, and the norms of its gradients and weights. Waits for the device.
+
+    What is sharded is gathered: call it on all ranks then.
+    """
+    from torch.nn.utils import get_total_norm
+
+    from runner.distributed.sharding import whole
+
+    weights = [one.detach() for one in state.unwrapped_model.parameters()]
+    gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
+    found = (state.total_loss, whole(get_total_norm(gradients)), whole(get_total_norm(weights)))
+    return dict(zip(MEASURED, map(float, found), strict=True))
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:
@@ -88,9 +111,12 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
 
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} has no digest: state is tensors, numbers, strings, lists and dicts")
+    from runner.distributed.sharding import whole
+
+    tensor = whole(tensor)
     update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
     # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
-    update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

@@ -17,10 +17,11 @@ from typing import Any
 
 from runner.budget import Budget
 from runner.failures.facts import WrongKey
+from runner.files.names import RESULT
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
-from runner.runs.result import FILE, FOLD, SEED, Result, read_result
+from runner.runs.result import FOLD, SEED, Result, read_result
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only watch, or say where they run."""
@@ -126,7 +127,8 @@ def find_candidate(text: str, key: str) -> Candidate:
 
     Args:
         text: words, separated by blanks: folders of runs or sweeps, globs, and conditions such as `model=resnet8`.
-            Without a folder the conditions are on all runs in `outputs/`. A run that trained nothing is left out.
+            Without a folder the conditions are on all runs in `outputs/` but forks. A run that trained nothing is left
+            out.
         key: the key that it was typed for, for error messages.
 
     Raises:
@@ -144,7 +146,9 @@ def find_candidate(text: str, key: str) -> Candidate:
             raise WrongKey(key, f"no such folder; must be {allowed}; runner runs lists runs", repr(word))
     folders = [path for paths in places.values() for path in paths]
     below = [run for path in folders for run in _runs_in(path)]
-    found = choose(below if folders else find_runs(Path(OUTPUTS)), parse_conditions(shlex.join(conditions), key), key)
+    if not folders:  # the config of a fork is not what the first part of its training had
+        below = [one for one in find_runs(Path(OUTPUTS)) if one.result is None or not one.result.parent]
+    found = choose(below, parse_conditions(shlex.join(conditions), key), key)
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
@@ -160,7 +164,7 @@ def find_candidate(text: str, key: str) -> Candidate:
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
     """Yield the run in a folder, or those below it."""
-    if (folder / FILE).exists():
+    if (folder / RESULT).exists():
         yield SavedFolder(folder, read_result(folder))
     else:
         yield from find_runs(folder)

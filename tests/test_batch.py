@@ -133,6 +133,18 @@ def test_moving_does_not_copy_what_is_there():
     assert {t.device.type for t in tensors(to_device(batch, torch.device("meta")))} == {"meta"}
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_what_is_on_the_device_already_stays_and_the_rest_moves(kind: type):
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    batch = kind([here, here])
+    same = to_device(batch, torch.device("cpu"))
+    assert type(same) is kind and all(one is here for one in same)
+    assert kind is tuple or same is not batch  # an algorithm may replace its items
+    for mixed in (kind([here, there]), kind([there, here]), batch):
+        moved = to_device(mixed, torch.device("meta"))
+        assert type(moved) is kind and all(one.is_meta for one in moved)
+
+
 @pytest.mark.parametrize("parts", range(1, 9))
 def test_parts_are_the_batch_and_differ_by_one_sample_at_most(parts: int):
     batch = nested()

@@ -70,6 +70,22 @@ def test_training_metrics_are_over_the_epoch(split: dict[str, Any]):
     assert float(trainer.state.train_metric_values["MulticlassAccuracy"]) == pytest.approx(means[-1])
 
 
+def test_what_an_attempt_has_counted_before_it_failed_is_forgotten():
+    class Counted(ClassificationModel):
+        def metrics(self, train):
+            return {"count": torchmetrics.SumMetric(), "list": torchmetrics.CatMetric()} if train else {}
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(torch.ones(len(batch[0])))
+            if len(batch[0]) > 1 and isinstance(metric, torchmetrics.CatMetric):
+                raise torch.OutOfMemoryError("out of memory")
+
+    trainer, logged = fit(model=Counted(nn.Linear(3, 2), 2), microbatch_size="auto")
+    assert [value for _, value in logged.data["metrics/train/count"]] == [10.0, 10.0, 10.0]
+    assert len(trainer.state.train_metric_values["list"]) == 10
+    assert trainer.state.samples_per_microbatch == 1
+
+
 def test_a_batch_that_is_done_again_is_counted_once():
     class SmallMemory(ClassificationModel):
         def forward(self, batch):

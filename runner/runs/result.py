@@ -46,8 +46,8 @@ class Result:
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
-        seconds: time that training, evaluations and tests took, in all sessions that ended; not what comes before
-            the first batch and after the last value, such as the wait for MLflow.
+        seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
+            the wait for MLflow after; of other modes, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.

@@ -201,7 +201,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
-        outcome = "paused" if isinstance(state.error, SessionOver) else outcome
+        outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
         return
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""

@@ -19,7 +19,7 @@ from runner.config.command_line import key_of, typed_value
 from runner.config.nearest import Advice
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
-from runner.config.suggestions import about_composing, is_empty_choice
+from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
 from runner.event import Event
 from runner.failures.facts import WrongKey, argument_of, facts_of
 from runner.failures.tracebacks import VARIABLE, is_of_user
@@ -101,7 +101,7 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
         file = _with_override_before_a_list(error)
         if file is None:
             raise
-        raise WrongConfig(f"{file}: in its defaults an override stands before a list; put overrides last") from error
+        raise WrongConfig(about_override_first(file)) from error
     except RecursionError as error:
         file = _in_a_circle(error)
         if file is None:
@@ -167,8 +167,8 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
 
 def _in_a_circle(error: RecursionError) -> str | None:
     """Return a file whose defaults lead back to it, as Hydra's frames show it, or None if something else recurses."""
-    reader = "hydra._internal.defaults_list"
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == reader]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame in frames if frame.f_globals["__name__"].startswith("hydra.")]
     files = [frame.f_locals["path"] for frame in frames if "path" in frame.f_locals]
     return next((file for file in files if files.count(file) > 1), None)
 

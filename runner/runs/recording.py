@@ -23,8 +23,9 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.files.names import RESULT
 from runner.runs.load import LoadMeter
-from runner.runs.result import FILE, Result, read_result
+from runner.runs.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import error_object, give
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def check_converged(state: State, result: Result) -> None:
     loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
     wrong = f"the loss of the last batch is {loss}"
     if not any_rank(not math.isfinite(loss)):
-        if result.objective is None or math.isfinite(result.objective):
+        unsound = {name: value for name, value in result.objectives.items() if not math.isfinite(value)}
+        if not unsound:
             return
-        wrong = f"objective {result.objective_name} is {result.objective}"
+        wrong = " and ".join(f"objective {name} is {value}" for name, value in unsound.items())
     elif math.isfinite(loss):
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
@@ -66,22 +68,23 @@ def check_converged(state: State, result: Result) -> None:
     )
 
 
-def check_objective(state: State, objective: str | None) -> None:
-    """Check that a run will have the metric that it is to be compared by.
+def check_objective(state: State, objective: str | list[str] | None) -> None:
+    """Check that a run will have the metrics that it is to be compared by.
 
     Args:
         state: the state of its Trainer.
-        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy'; every evaluator has a 'loss'. None
-            stands for the first metric of the first evaluator.
+        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy', or a list; every evaluator has a
+            'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
 
     Raises:
         ValueError: the run has no such metric; the message lists those that it has.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]
-    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed]
-    if objective is not None and not any(one == objective or one.partition("/")[2] == objective for one in names):
-        raise ValueError(f"objective={objective!r}: this run has no such metric; {nearest(objective, names)}")
+    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
+    for asked in objectives_of(objective):
+        if not any(asked in (one, one.partition("/")[2]) for one in names):
+            raise ValueError(f"objective={asked!r}: this run has no such metric; {nearest(asked, names)}")
 
 
 def identify(config: Mapping[str, Any]) -> str:
@@ -117,6 +120,7 @@ def recording(job: Job) -> Iterator[Result]:
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
     earlier = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
+    result.told = before.told if before is not None else []
     _write(result, folder)
     try:
         yield result
@@ -128,8 +132,8 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "DIVERGED"
         result.error = error_object(DIVERGED, str(error))
         raise
-    except SessionOver:
-        result.status = "PAUSED"
+    except SessionOver as over:
+        result.status = over.status
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
@@ -162,11 +166,11 @@ def _write(result: Result, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
         except OSError as error:
-            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / FILE, error)
+            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / RESULT, error)
 
 
 def _put_back(before: Result | None, folder: Path) -> None:
     if before is not None:
         _write(before, folder)
     elif is_rank_zero():
-        (folder / FILE).unlink(missing_ok=True)
+        (folder / RESULT).unlink(missing_ok=True)

@@ -172,7 +172,7 @@ def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
 def count(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
     """Return a config that trains as many batches as a budget of operations has room for. All ranks."""
     counter = OperationCounter()
-    with trial({**config, "budget": None}, counter, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+    with trial({**config, "budget": None}, {"trial": counter}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         each = broadcast_object(counter.operations)
         length = trainer.state.train_dataloader_len

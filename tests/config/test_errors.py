@@ -57,7 +57,7 @@ def explained(*overrides: str) -> str:
             ),
             (
                 ["optimizer.lrr=1"],
-                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, ",
+                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: fused, lr, momentum, ",
             ),
             # The allowed keys are those of the chosen optimizer.
             (
@@ -153,7 +153,10 @@ def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        (["callbacks=speed_monitor"], "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, progress_"),
+        (
+            ["callbacks=speed_monitor"],
+            "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, crash_bundle, ",
+        ),
         (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
         (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
         (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),

@@ -761,6 +761,35 @@ FAULTS = (
         "if",
         "modes/test_verdict.py",
     ),
+    # what people read
+    Fault(
+        "plateau: the state depends on how long the run took",
+        "algorithms/reduce_on_plateau.py",
+        "state.timestamp._replace(total_wct=0.0, epoch_wct=0.0, batch_wct=0.0)",
+        "state.timestamp",
+        "algorithms/test_reduce_on_plateau.py",
+    ),
+    Fault(
+        "seconds: a run's time does not count",
+        "runner/runs/recording.py",
+        "result.seconds += time.perf_counter() - began",
+        "pass",
+        "runs/test_recording.py",
+    ),
+    Fault(
+        "speed: what follows the last evaluation counts as training",
+        "callbacks/console_summary.py",
+        "self._seconds = self._seconds_of(state)",
+        "self._seconds = time.perf_counter() - (self._began or 0.0)",
+        "callbacks/test_console_summary.py",
+    ),
+    Fault(
+        "files: a wrong value does not name its file",
+        "runner/config/errors.py",
+        'facts.key, " and ".join(files) or None)',
+        "facts.key)",
+        "config/test_own_conf.py",
+    ),
     Fault(
         "replay: it begins at the newest checkpoint of all",
         "runner/runs/past.py",

@@ -45,7 +45,9 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]
     swapped = [one for one in names if sorted(one) == sorted(str(name))]
-    near = swapped or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    small = {one.lower(): one for one in names}
+    alike = [small[one] for one in difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.6)]
+    near = swapped or longer or alike
     facts = {"allowed": tuple(names), "meant": near[0] if near else ""}
     if len(names) > most:
         return Advice(f"did you mean {near[0]!r}?" if near else otherwise).knowing(**facts)

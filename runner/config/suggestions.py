@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
-from runner.config.catalogue import choices, default_choices
+from runner.config.catalogue import GROUPS, choices, default_choices, top_keys
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
 from runner.config.foreign import about_foreign, about_foreign_value
@@ -40,6 +40,7 @@ NO_SUCH_GROUP = re.compile(  # the file, and the group
 )
 OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # Hydra 1.4; 1.3 fails an assertion
 CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
+LIST_FOR_SECTION = re.compile(r"Error merging override (?!hydra\.)([^=]+)=\[")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 
 
@@ -57,7 +58,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if isinstance(error, MissingConfigException):
         return f"--config-name={error.missing_cfg_file}: conf/ has no such file; experiment=<name> chooses a whole run"
     if isinstance(error, OverrideParseException):
-        return _about_grammar(error.override or str(error).splitlines()[0], overrides)
+        return _about_grammar(error.override, overrides)
     text = str(error).strip()
     if found := NO_SUCH_KEY.match(text):
         return _as_advice(_about_missing_key(found[1], error, overrides, conf)).knowing(key=found[1])
@@ -71,6 +72,10 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         return _about_second_choice(found[1], overrides)
     if is_empty_choice(error):
         return _about_empty(overrides, conf)
+    if found := LIST_FOR_SECTION.match(text):
+        key = found[1].lstrip("+")
+        instead = f"write {key}.<name>=..., or '{key}={{<name>: ...}}'"
+        return Advice(f"{found[1]}=[...]: a list cannot stand for a section of keys; {instead}").knowing(key=key)
     if found := SEVERAL_VALUES.match(text):
         key, _, value = found[1].partition("=")
         takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
@@ -125,6 +130,11 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
 
 def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     """Return a message about text that is not an override; a single word may be a choice of some group, or a mode."""
+    if not typed:
+        return "'': an argument is empty; a variable of the shell may not be set"
+    is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
+    if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
+        return f"{typed}: has no value; write {typed}=..., without spaces"
     groups = _groups_by_choice(overrides) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
         return f"{typed}: has no key; did you mean {_typed(near[0], groups[near[0]])}?"

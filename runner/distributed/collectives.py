@@ -84,8 +84,8 @@ def pick_device(device: str | torch.device) -> torch.device:
         count = torch.cuda.device_count()
         index = get_local_rank() if picked.index is None else picked.index
         if index >= count:
-            wants = f"this rank would use GPU {index}, but {count} are here"
-            raise ValueError(f"device={str(device)!r}: {wants}; start fewer ranks, or give 'cpu'")
+            wants = f"this rank would use GPU {index}, but torch finds {count or 'none'} here"
+            raise ValueError(f"device={str(device)!r}: {wants}; give auto or cpu, or start fewer ranks")
         return torch.device("cuda", index)
     return picked
 

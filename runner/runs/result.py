@@ -56,8 +56,8 @@ class Result:
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         parent: folder of the run that this one was forked from; empty if it began by itself.
         forked_at: the batch of the parent after which it began.
-        seconds: time that training, evaluations and tests took, in all sessions that ended; not what comes before
-            the first batch and after the last value, such as the wait for MLflow.
+        seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
+            the wait for MLflow after; of other modes, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.

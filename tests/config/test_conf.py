@@ -32,7 +32,14 @@ REQUIRED = {
     "+algorithms=alibi": "algorithms.alibi.max_sequence_length=128",
     "+algorithms=stochastic_depth": "algorithms.stochastic_depth.target_block=BasicBlock",
 }
-BUILT_IN = ["mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"]
+BUILT_IN = [
+    "mlflow_logger",
+    "checkpoint_saver",
+    "crash_bundle",
+    "progress_bar",
+    "learning_curves",
+    "console_summary",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

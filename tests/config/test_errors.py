@@ -57,7 +57,7 @@ def explained(*overrides: str) -> str:
             ),
             (
                 ["optimizer.lrr=1"],
-                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, ",
+                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: fused, lr, momentum, ",
             ),
             # The allowed keys are those of the chosen optimizer.
             (
@@ -109,10 +109,19 @@ def explained(*overrides: str) -> str:
             (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
             (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
             (["+algorithms=null"], "+algorithms=null: a group takes the name of a choice; allowed: activation_"),
+            (["seed=1", ""], "'': an argument is empty; a variable of the shell may not be set"),
             (["nonsense"], "nonsense: cannot be read; write key=value"),
             (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
             (["speedmonitor"], "speedmonitor: has no key; did you mean +callbacks=speed_monitor?"),
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),
+            (["model", "mlp"], "model: has no value; write model=..., without spaces"),
+            (
+                ["optimizer.param_groups=[{lr: 1}]"],
+                "optimizer.param_groups=[...]: a list cannot stand for a section of keys; write optimizer.",
+            ),
+            (["seed", "3"], "seed: has no value; write seed=..., without spaces"),
+            (["optimizer.lr", "0.1"], "optimizer.lr: has no value; write optimizer.lr=..., without spaces"),
+            (["optimizer=SGD"], "optimizer=SGD: no such choice; did you mean 'sgd'?"),
             (["check"], "check: has no key; did you mean mode=check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
             (
@@ -144,7 +153,10 @@ def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        (["callbacks=speed_monitor"], "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, learning_"),
+        (
+            ["callbacks=speed_monitor"],
+            "callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, crash_bundle, ",
+        ),
         (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
         (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
         (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),

@@ -153,6 +153,12 @@ def test_what_is_wrong_in_a_file_names_the_file(
     assert message in run_here(*typed, code=2).err
 
 
+def test_what_is_typed_names_no_file(project: Path, run_here: Any):
+    write(project / "conf", {"model/mine.yaml": "_target_: own.OwnModel\nunits: 3\n"})
+    assert "mine.yaml" not in run_here("model=mine", "model.units=x", code=2).err
+    assert "mine.yaml" not in run_here("model=supervised", "+model.metrics.f1=F1Score", code=2).err
+
+
 def test_what_is_typed_comes_first(project: Path, run_here: Any):
     write(project / "other", {"model/other.yaml": "_target_: own.OwnModel\n"})
     made = run_here("--config-dir=other", "model=other", "mode=check", code=0)

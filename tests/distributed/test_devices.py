@@ -14,6 +14,12 @@ def test_a_device_that_is_not_there_is_refused(device: str):
         pick_device(device)
 
 
+def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="torch finds none here; give auto or cpu"):
+        pick_device("cuda")
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_a_rank_without_a_gpu_of_its_own_is_refused(device: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -21,5 +27,5 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(device: str, monkeypatch: py
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device(device) == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="this rank would use GPU 2, but 2 are here"):
+    with pytest.raises(ValueError, match="this rank would use GPU 2, but torch finds 2 here"):
         pick_device(device)

@@ -131,7 +131,7 @@ def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
     findings = try_out(*EVERYTHING, "+callbacks.lines._target_=runner.callbacks.JSONLinesLogger")
     assert findings.events == len(Event)
     assert findings.device == "cpu"
-    assert findings.destinations == ["mlflow_logger", "learning_curves", "progress_bar", "console_summary", "lines"]
+    assert findings.destinations == ["mlflow_logger", "progress_bar", "learning_curves", "console_summary", "lines"]
     assert [one for one in findings.warnings if "half_life" not in one] == []
     assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
     assert findings.data.startswith(

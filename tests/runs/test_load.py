@@ -14,7 +14,7 @@ from python_process import wait_until
 from runner.runs.load import LoadMeter, _cpu_seconds, describe_inequality
 from runner.runs.result import Result, read_result
 
-SECONDS = 0.4
+SECONDS = 1.0  # of CPU time; starting an interpreter takes up to a quarter of that on a busy machine
 BUSY = f"import time\nwhile time.process_time() < {SECONDS}: pass"
 
 

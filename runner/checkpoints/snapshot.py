@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.device.staging import staging
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.engine import evaluation_weights
 from runner.failures.facts import UnsupportedType
@@ -103,7 +104,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             }),
         }  # fmt: skip
     if state.device.type == "cuda":
-        torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
+        staging(state.device).finish()  # The intended sync: all copies at once.
     return snapshot
 
 
@@ -250,8 +251,8 @@ def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     tensor = tensor.detach()
     if tensor.is_meta:
         return tensor  # a dry run allocates no memory
-    if copy and tensor.is_cuda:  # to pinned memory, so that nothing waits between copies
-        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    if tensor.is_cuda and tensor.layout is torch.strided:
+        return staging(tensor.device).copy(tensor)
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
 

@@ -14,6 +14,7 @@ import threading
 from typing import NoReturn
 
 from runner.device.memory import grow_segments
+from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.modes.quick import answer
@@ -50,6 +51,7 @@ def command() -> NoReturn:
             code = main()
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
+        requeue_if_asked()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner import Algorithm, Logger, State
 from runner.checks import check_whole
+from runner.distributed.sharding import is_sharded
 
 FORMATS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +44,7 @@ class DDP(Algorithm):
 
     Raises:
         ValueError: an argument is wrong; or, at INIT, `static_graph` meets gradient accumulation, which torch does not
-            support, or gradients are averaged without DDP.
+            support, or gradients are averaged without DDP; or, after loading, the model is sharded.
 
     Evidence: some, for the time of training over slow networks (torch's communication hooks); the rest only moves time.
     """
@@ -76,6 +77,10 @@ class DDP(Algorithm):
             "static_graph": self.static_graph,
             "find_unused_parameters": self.find_unused_parameters,
         }
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        if is_sharded(state.unwrapped_model):
+            raise ValueError("DDP: each rank has a part of the model, with trainer.parallel=fsdp; leave it out")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         dtype = FORMATS[self.compress]

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from runner.device.memory import grow_segments
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
@@ -44,6 +45,7 @@ def command() -> NoReturn:
     is skipped: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
     """
     wait_briefly()
+    grow_segments()
     with lasting_output():
         try:
             code = main()

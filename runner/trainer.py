@@ -32,7 +32,6 @@ from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.ordering import name_hooks
-from runner.precision import Precision
 from runner.run import Run
 from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
@@ -148,7 +147,7 @@ class Trainer:
         self._interval = interval_or_rule(eval_interval)
         self._train_subset = check_subset("train_subset_num_batches", train_subset_num_batches)
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
-        self._restore_numerics = set_numerics(deterministic, tf32=state.precision is Precision.TF32)
+        self._restore_numerics = set_numerics(deterministic, tf32=state.precision == "tf32")
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile, session)
 

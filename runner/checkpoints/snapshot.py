@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.device.staging import staging
 from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.distributed.sharding import is_sharded, like, like_parameters, whole
+from runner.distributed.sharding import is_sharded, like, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
 from runner.optim.fused import load_optimizer
-from runner.optim.param_groups import check_groups
 from runner.state import State
 from runner.time import Timestamp
 
@@ -106,7 +106,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
             }),
         }  # fmt: skip
     if state.device.type == "cuda":
-        torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
+        staging(state.device).finish()  # The intended sync: all copies at once.
     return snapshot if get_global_rank() == 0 else None
 
 
@@ -217,8 +217,7 @@ def restore(state: State, path: str | Path) -> None:
             )
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
-                check_groups(one, its)
-                load_optimizer(one, like_parameters(one, its))
+                load_optimizer(one, its)
             else:
                 one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
@@ -281,8 +280,8 @@ def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
     tensor = tensor.detach()
     if tensor.is_meta or get_global_rank() != 0:
         return tensor  # a dry run allocates no memory
-    if copy and tensor.is_cuda:  # to pinned memory, so that nothing waits between copies
-        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    if tensor.is_cuda and tensor.layout is torch.strided:
+        return staging(tensor.device).copy(tensor)
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
 
 

@@ -93,7 +93,7 @@ class OrderedLoader(ABC):
         """
         other = copy.copy(self)
         other.order = SampleOrder.of(samples)
-        return next(other._batches(0, 0))
+        return next(other._transformed(other._batches(0, 0)))
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-import torch
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def grow_segments() -> None:
+    """Let torch's cache of GPU memory grow its segments, unless the environment has settings. Before torch is imported.
+
+    With segments of fixed size, batches of varying shapes leave holes in them, and memory runs out while much is free.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in SETTINGS):
+        os.environ[SETTINGS[0]] = "expandable_segments:True"
 
 
 def free_bytes(device: torch.device) -> int | None:
     """Return how many bytes are free on a GPU; None of other devices, which do not tell."""
+    import torch
+
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

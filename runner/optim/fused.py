@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from runner.distributed.sharding import like_parameters
 from runner.optim.muon import Muon
+from runner.optim.param_groups import check_groups
 
 FUSED = (SGD, Adam, AdamW, Muon)  # and no subclasses, which may step in another way
 DEVICES = ("cuda",)
@@ -41,7 +43,13 @@ def _is_plain(parameter: Tensor, devices: Collection[str]) -> bool:
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load a saved state into an optimizer, which keeps the kernels that it has chosen for its own device."""
+    """Load a saved state into an optimizer, which keeps its shards and the kernels chosen for its own device.
+
+    Raises:
+        ValueError: the parameter groups differ.
+    """
+    check_groups(optimizer, saved)
+    saved = like_parameters(optimizer, saved)
     groups: list[Mapping[str, Any]] = [
         {**its, "fused": group["fused"]} if "fused" in group else its
         for group, its in zip(optimizer.param_groups, saved["param_groups"], strict=True)

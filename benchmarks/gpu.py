@@ -1,0 +1,351 @@
+"""The trainer on a GPU against loops written by hand, in one run of less than eight minutes; exit code 1 over a limit.
+
+    python benchmarks/gpu.py            # everything
+    python benchmarks/gpu.py loops      # what has this word in its name
+
+Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Without a GPU it runs
+at tiny sizes, which tests this file and measures nothing: what needs a GPU then says so, and no limit is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer, algorithms, callbacks
+from runner.data import TensorLoader
+from runner.models import GPT, ResNet18
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+PRECISION = "amp_bf16" if ON_GPU else "fp32"
+ROUNDS = 3 if ON_GPU else 1
+WARM_UP, STEPS = (10, 40) if ON_GPU else (1, 2)
+LIMIT = 1.01  # times the hand-written loop, in time and in peak memory
+NEEDS_GPU = "needs a GPU"
+NETWORKS = ("gpt", "resnet18")
+ALGORITHMS = ("EMA", "GradientClipping", "LabelSmoothing", "NaNGuard")
+CALLBACKS = ("InMemoryLogger", "LRMonitor", "MemoryMonitor", "NaNMonitor", "OptimizerMonitor", "SpeedMonitor")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; a value above its limit fails."""
+
+    title: str
+    value: float | str
+    limit: float | None = None
+    unit: str = "times"
+
+
+def make_model(name: str) -> Model:
+    """Return a network with its loss, the same each time."""
+    torch.manual_seed(0)
+    if name == "gpt":
+        sizes = (50304, 512, 768, 12, 12) if ON_GPU else (64, 8, 16, 2, 2)
+        keys = ("vocab_size", "context", "d_model", "n_layers", "n_heads")
+        return LanguageModel(GPT(**dict(zip(keys, sizes, strict=True))))
+    return ClassificationModel(ResNet18(num_classes=10), 10)
+
+
+def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of some batches, on the host."""
+    samples = batches * batch_size(name)
+    generator = torch.Generator().manual_seed(1)
+    if name == "gpt":
+        vocab, context = (50304, 512) if ON_GPU else (64, 8)
+        tokens = torch.randint(vocab, (samples, context + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    size = 224 if ON_GPU else 8
+    return torch.randn(samples, 3, size, size, generator=generator), torch.arange(samples) % 10
+
+
+def batch_size(name: str) -> int:
+    """Return the samples of a batch."""
+    return {"gpt": 16, "resnet18": 128}[name] if ON_GPU else 2
+
+
+def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of both sides, as fast as torch has it."""
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True if ON_GPU else None)
+
+
+def wait() -> None:
+    """Wait for the device."""
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+class Stopwatch(Callback):
+    """Takes the time of the steps after the warm-up, and does something around them."""
+
+    def __init__(self, around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
+        self._around = contextlib.ExitStack()
+        self._make = around
+        self.seconds = 0.0
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        if state.timestamp.batch == WARM_UP:
+            wait()
+            self._around.enter_context(self._make())
+            self.seconds = -time.perf_counter()
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        if state.timestamp.batch == WARM_UP + STEPS:
+            self._around.close()
+            wait()
+            self.seconds += time.perf_counter()
+
+
+def by_hand(name: str) -> float:
+    """Return the seconds of the steps of a plain loop."""
+    model = make_model(name).to(DEVICE)
+    optimizer = make_optimizer(model.parameters())
+    inputs, targets = (one.to(DEVICE).split(batch_size(name)) for one in make_data(name))
+    began = 0.0
+    for step in range(WARM_UP + STEPS):
+        if step == WARM_UP:
+            wait()
+            began = time.perf_counter()
+        batch = inputs[step % len(inputs)], targets[step % len(inputs)]
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+            loss: Any = model.loss(model(batch), batch)
+        loss.backward()
+        optimizer.step()
+    wait()
+    return time.perf_counter() - began
+
+
+def by_trainer(
+    name: str,
+    loader: Any = None,
+    around: Any = contextlib.nullcontext,
+    prepare: Callable[[Trainer], None] = lambda trainer: None,
+    **arguments: Any,
+) -> float:
+    """Return the seconds of the same steps in the Trainer, to which something may be done before."""
+    model = make_model(name)
+    vars(model)["metrics"] = lambda train: {}  # the plain loop has none
+    watch = Stopwatch(around)
+    given = arguments.pop("callbacks", [])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Trainer(
+            model=model,
+            train_dataloader=loader or TensorLoader(*make_data(name), batch_size=batch_size(name), shuffle=False),
+            optimizers=make_optimizer,
+            max_duration=f"{WARM_UP + STEPS}ba",
+            precision=PRECISION,
+            device=DEVICE,
+            callbacks=[*given, watch],
+            progress_bar=False,
+            run_dir=folder,
+            **arguments,
+        ) as trainer,
+    ):
+        prepare(trainer)
+        trainer.fit()
+    return watch.seconds
+
+
+def compare(one: Callable[[], float], other: Callable[[], float]) -> float:
+    """Return how many times as long the first takes: the median of rounds that take turns."""
+    return statistics.median(one() / other() for _ in range(ROUNDS))
+
+
+def peak(run: Callable[[], float]) -> float:
+    """Return the most bytes of the GPU that a run held."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated()
+
+
+def loops() -> Iterator[Row]:
+    """Time and peak memory of a step."""
+    for name in NETWORKS:
+        yield Row(f"{name}, time", compare(lambda: by_trainer(name), lambda: by_hand(name)), LIMIT)  # noqa: B023
+        ratio = peak(lambda: by_trainer(name)) / peak(lambda: by_hand(name)) if ON_GPU else NEEDS_GPU  # noqa: B023
+        yield Row(f"{name}, peak memory", ratio, LIMIT)
+
+
+def syncs() -> Iterator[Row]:
+    """Where the host waits for the GPU within steps, by file and line."""
+    found: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def watched() -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found.update(f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message))
+
+    for name in NETWORKS:
+        if not ON_GPU:
+            yield Row(f"{name}, waits in a step", NEEDS_GPU)
+            continue
+        by_trainer(name, around=watched)
+        yield Row(f"{name}, waits in {STEPS} steps", float(found.total()), 0, "waits")
+        yield from (Row(f"  {place}", float(count), unit="waits") for place, count in found.items())
+        found.clear()
+
+
+def plug_ins() -> Iterator[Row]:
+    """What algorithms and callbacks add to a step."""
+    for kind, module, names in (("algorithms", algorithms, ALGORITHMS), ("callbacks", callbacks, CALLBACKS)):
+        for name in names:
+            given = {"EMA": {"half_life": "1ba"}, "GradientClipping": {"clipping_threshold": 1.0}}.get(name, {})
+
+            def run() -> float:
+                chosen: Any = {kind: [getattr(module, name)(**given)]}  # noqa: B023
+                return by_trainer("gpt", **chosen)
+
+            yield Row(name, compare(run, lambda: by_trainer("gpt")))
+
+
+def compiling() -> Iterator[Row]:
+    """Steps of a compiled model."""
+    if not ON_GPU:
+        yield Row("blocks compiled", NEEDS_GPU)
+        return
+    compiled = compare(lambda: by_trainer("gpt", algorithms=[algorithms.Compile()]), lambda: by_hand("gpt"))
+    yield Row("blocks compiled", compiled)
+
+
+def prefetch() -> Iterator[Row]:
+    """Batches that come from the host, against data that is on the GPU."""
+    inputs, targets = (one.split(batch_size("resnet18")) for one in make_data("resnet18"))
+    pageable = [*zip(inputs, targets, strict=True)] * ((WARM_UP + STEPS) // len(inputs) + 1)
+    kinds: dict[str, Iterable[Any]] = {"pageable": pageable}
+    if ON_GPU:
+        pinned = {id(one): one.pin_memory() for batch in pageable for one in batch}
+        kinds["pinned"] = [tuple(pinned[id(one)] for one in batch) for batch in pageable]
+    for kind, batches in kinds.items():
+        yield Row(kind, compare(lambda: by_trainer("resnet18", batches), lambda: by_hand("resnet18")), LIMIT)  # noqa: B023
+
+
+def out_of_memory() -> Iterator[Row]:
+    """Microbatches that are found where memory is capped."""
+    if not ON_GPU:
+        yield Row("samples that fit under a cap", NEEDS_GPU)
+        return
+    needed = peak(lambda: by_trainer("gpt"))
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.6 * needed / torch.cuda.get_device_properties(DEVICE).total_memory)
+    found: list[int] = []
+
+    class Size(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            found.append(state.samples_per_microbatch)
+
+    try:
+        by_trainer("gpt", microbatch_size="auto", callbacks=[Size()])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    yield Row("samples that fit under a cap", float(found[-1]), batch_size("gpt") - 1, "samples")
+
+
+def resumed() -> Iterator[Row]:
+    """A run that was saved and resumed, against one that was not."""
+    for name in NETWORKS:
+        with tempfile.TemporaryDirectory() as folder:
+
+            def trainer(**arguments: Any) -> Trainer:
+                loader = TensorLoader(*make_data(name), batch_size=batch_size(name), shuffle=True)  # noqa: B023
+                own = {"model": make_model(name), "train_dataloader": loader, "optimizers": make_optimizer}  # noqa: B023
+                own |= {"max_duration": "6ba", "precision": PRECISION, "device": DEVICE, "progress_bar": False}
+                return Trainer(**own, run_dir=f"{folder}/run", deterministic=True, **arguments)
+
+            with trainer() as whole:
+                whole.fit("3ba")
+                whole.save_checkpoint(f"{folder}/saved")
+                whole.fit("3ba")
+            with trainer(resume_path=f"{folder}/saved") as second:
+                second.fit()
+            states = [one.state.unwrapped_model.state_dict() for one in (whole, second)]
+            differ = sum(not torch.equal(states[0][key], states[1][key]) for key in states[0])
+            yield Row(f"{name}, tensors that differ", float(differ), 0, "tensors")
+
+
+def saves() -> Iterator[Row]:
+    """Steps with a checkpoint among every ten, written beside training or not."""
+    for asynchronous in (False, True):
+
+        def run() -> float:
+            saver = callbacks.CheckpointSaver(save_interval="10ba", asynchronous=asynchronous)  # noqa: B023
+            return by_trainer("gpt", callbacks=[saver])
+
+        yield Row("asynchronous" if asynchronous else "synchronous", compare(run, lambda: by_trainer("gpt")))
+
+
+def one_rank() -> Iterator[Row]:
+    """DDP of a single rank, over NCCL on a GPU: the time of a step, and whether weights stay the same to the bit."""
+    weights: dict[bool, Tensor] = {}
+
+    class Keep(Callback):
+        def fit_end(self, state: Any, logger: Any) -> None:
+            held = nn.utils.parameters_to_vector(state.unwrapped_model.parameters()).detach().cpu()
+            weights[isinstance(state.model, DistributedDataParallel)] = held
+
+    def wrap(trainer: Trainer) -> None:
+        model = trainer.state.unwrapped_model
+        trainer.run.bind(DistributedDataParallel(model, gradient_as_bucket_view=True))
+
+    dist.init_process_group("nccl" if ON_GPU else "gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = partial(by_trainer, "gpt", prepare=wrap, callbacks=[Keep()])
+        yield Row("time", compare(wrapped, lambda: by_trainer("gpt", callbacks=[Keep()])))
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+    yield Row("largest difference of a weight", float((weights[True] - weights[False]).abs().max()), 0, "")
+
+
+SECTIONS = (loops, syncs, plug_ins, compiling, prefetch, out_of_memory, resumed, saves, one_rank)
+
+
+def main(words: list[str]) -> int:
+    """Print the table, and return whether a limit was passed or a section failed."""
+    name = torch.cuda.get_device_name() if ON_GPU else "no GPU: tiny sizes, which measure nothing"
+    print(f"{name}, torch {torch.__version__}, {PRECISION}")
+    failed = False
+    for section in SECTIONS:
+        if words and not any(word in section.__name__ for word in words):
+            continue
+        print(f"\n{section.__name__}: {section.__doc__}")
+        try:
+            for row in section():
+                over = ON_GPU and row.limit is not None and not isinstance(row.value, str) and row.value > row.limit
+                failed |= over
+                shown = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}"
+                limit = "" if row.limit is None else f"  (limit {row.limit:g})"
+                print(f"{row.title:>36}: {shown}{limit}{'  OVER' * over}", flush=True)
+        except Exception as error:
+            failed = True
+            print(f"  FAILED: {type(error).__name__}: {error}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Copy tensors from a GPU to ordinary memory of the host, through one pinned buffer that is used again and again."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STAGING_BYTES = 1 << 26
+"""Size of the buffer; so much memory of the host stays locked once something was copied."""
+
+
+class Staging:
+    """Copies tensors through the two halves of a pinned buffer: one is filled while the host empties the other.
+
+    A copy to ordinary memory would wait for the GPU each time and run at a fraction of the speed, and a pinned copy of
+    all would lock as much memory as a model with its optimizer takes.
+
+    Args:
+        device: the GPU.
+        size: size of the buffer, in bytes.
+        backend: makes events, as `torch.cuda` does.
+    """
+
+    def __init__(self, device: torch.device, size: int = STAGING_BYTES, backend: Any = torch.cuda) -> None:
+        self._device = device
+        self._backend = backend
+        self._filling, self._other = (_Half(size // 2, backend.Event()) for _ in range(2))
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the host for the values that a tensor of the GPU has now; `finish` fills it."""
+        copied = torch.empty_like(tensor, device="cpu")
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # in which its memory lies
+        packed = tensor.permute(order)
+        if copied.stride() != tensor.stride() or not packed.is_contiguous():
+            return tensor.cpu()
+        source = packed.view(-1).view(torch.uint8)
+        target = copied.permute(order).view(-1).view(torch.uint8)
+        while len(source):
+            count = self._filling.add(source, target)
+            source, target = source[count:], target[count:]
+            if len(source):  # the half is full
+                self._turn()
+        return copied
+
+    def finish(self) -> None:
+        """Wait for the copies under way, and fill what `copy` returned. An intended host-device sync."""
+        self._turn()
+        self._turn()
+
+    def _turn(self) -> None:
+        self._filling.event.record(self._backend.current_stream(self._device))
+        self._filling, self._other = self._other, self._filling
+        self._filling.empty()
+
+
+class _Half:
+    """Half of the buffer, with the parts of tensors that it holds."""
+
+    def __init__(self, size: int, event: Any) -> None:
+        self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.event = event
+        self.parts: list[tuple[Tensor, Tensor]] = []
+        self.used = 0
+
+    def add(self, source: Tensor, target: Tensor) -> int:
+        """Queue a copy of as many bytes as there is room for, and return their number."""
+        count = min(len(source), len(self.buffer) - self.used)
+        part = self.buffer[self.used : self.used + count]
+        part.copy_(source[:count], non_blocking=True)
+        self.parts.append((target[:count], part))
+        self.used += count
+        return count
+
+    def empty(self) -> None:
+        """Wait until the copies have arrived, and pass them on."""
+        if self.parts:
+            self.event.synchronize()
+        for target, part in self.parts:
+            target.copy_(part)
+        self.parts.clear()
+        self.used = 0
+
+
+@functools.cache
+def staging(device: torch.device) -> Staging:
+    """Return the staging buffer of a GPU, which is made when first used."""
+    return Staging(device)

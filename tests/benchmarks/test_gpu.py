@@ -1,0 +1,53 @@
+"""benchmarks/gpu.py at the tiny sizes that it has without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from benchmark_modules import load
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="takes minutes on a GPU")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ModuleType:
+    return load("benchmark_of_gpus", "gpu.py")
+
+
+def test_runs_are_resumed_to_the_bit_and_what_needs_a_gpu_says_so(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+    assert gpu.main(["resumed", "syncs", "out_of_memory"]) == 0
+    printed = capsys.readouterr().out
+    assert "no GPU: tiny sizes, which measure nothing" in printed
+    assert printed.count("0.000 tensors  (limit 0)") == 2 and printed.count("needs a GPU") == 3
+
+
+@pytest.mark.slow
+def test_every_section_gives_rows(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+    assert gpu.main([]) == 0
+    printed = capsys.readouterr().out
+    assert [section.__name__ for section in gpu.SECTIONS if f"\n{section.__name__}: " not in printed] == []
+    assert "FAILED" not in printed and "largest difference of a weight: 0.000" in printed
+
+
+def test_a_section_that_fails_and_a_limit_that_is_passed_end_with_code_1(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def broken() -> Iterator[object]:
+        """Fails."""
+        yield gpu.Row("before", 1.0, 1.01)
+        raise RuntimeError("no kernel image")
+
+    def slow() -> Iterator[object]:
+        """Is too slow."""
+        yield gpu.Row("a step", 1.02, 1.01)
+
+    monkeypatch.setattr(gpu, "SECTIONS", (broken, slow))
+    assert gpu.main(["broken"]) == 1 and gpu.main(["slow"]) == 0
+    monkeypatch.setattr(gpu, "ON_GPU", True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert gpu.main(["slow"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: RuntimeError: no kernel image" in printed and "1.020 times  (limit 1.01)  OVER" in printed

@@ -35,6 +35,7 @@ from runner.algorithms.sam import SAM
 from runner.algorithms.schedule_free import ScheduleFree
 from runner.algorithms.selective_backprop import SelectiveBackprop
 from runner.algorithms.seq_length_warmup import SeqLengthWarmup
+from runner.algorithms.spike_guard import SpikeGuard
 from runner.algorithms.squeeze_excite import SqueezeExcite
 from runner.algorithms.stochastic_depth import StochasticDepth
 from runner.algorithms.swa import SWA
@@ -81,6 +82,7 @@ __all__ = [
     "ScheduleFree",
     "SelectiveBackprop",
     "SeqLengthWarmup",
+    "SpikeGuard",
     "SqueezeExcite",
     "StochasticDepth",
     "TrivialAugment",

@@ -43,7 +43,10 @@ def digest(value: Any) -> str:
 
 
 def digest_state(state: State) -> dict[str, str]:
-    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations."""
+    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
+
+    What is sharded is gathered: call it on all ranks then.
+    """
     import torch
 
     generators = [torch.get_rng_state()]
@@ -67,13 +70,20 @@ def digest_state(state: State) -> dict[str, str]:
 
 
 def measure_state(state: State) -> dict[str, float]:
-    """Return the loss of this rank's last batch, and the norms of its gradients and weights. Waits for the device."""
-    from torch.nn.utils import get_total_norm
+    """Return the loss of this rank's last batch, and the norms of its gradients and weights.
 
-    weights = [one.detach() for one in state.unwrapped_model.parameters()]
-    gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
-    found = (state.total_loss, get_total_norm(gradients), get_total_norm(weights))
-    return dict(zip(MEASURED, map(float, found), strict=True))
+    Waits for the device. What is sharded is gathered: call it on all ranks then.
+    """
+    weights = [*state.unwrapped_model.parameters()]
+    gradients = [one.grad for one in weights if one.grad is not None]
+    return dict(zip(MEASURED, (float(state.total_loss), norm(gradients), norm(weights)), strict=True))
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all elements of some tensors together; gathers what is sharded, one tensor at a time."""
+    from runner.distributed.sharding import whole
+
+    return sum(float(whole(one.detach()).double().norm()) ** 2 for one in tensors) ** 0.5
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:
@@ -103,9 +113,12 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
 
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} has no digest: state is tensors, numbers, strings, lists and dicts")
+    from runner.distributed.sharding import whole
+
+    tensor = whole(tensor)
     update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
     # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
-    update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

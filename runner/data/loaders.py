@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -70,6 +71,16 @@ class OrderedLoader(ABC):
     def first(self, count: int) -> Iterator[Any]:
         """Return an iterator over this rank's first ``count`` batches of epoch 0, apart from other iterations."""
         return islice(self._batches(0, 0), count)
+
+    def pick(self, samples: Tensor) -> Any:
+        """Return given samples as one batch, read as in epoch 0, apart from other iterations.
+
+        Args:
+            samples: numbers of samples `(n,)`, int64, on the CPU; n at least 1.
+        """
+        other = copy.copy(self)
+        other.order = SampleOrder.of(samples)
+        return next(other._batches(0, 0))
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:

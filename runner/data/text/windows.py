@@ -41,6 +41,10 @@ class HostLoader(OrderedLoader):
         super().__init__(loader.order)
         self.loader = loader
 
+    def pick(self, samples: Tensor) -> Any:
+        """Return given samples as one batch, see :meth:`OrderedLoader.pick`."""
+        return self.loader.pick(samples)
+
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         return self.loader._batches(epoch, first)
 

@@ -723,9 +723,9 @@ FAULTS = (
     ),
     Fault(
         "verify: the code of then is used",
-        "runner/modes/table.py",
-        'trains_again="now"',
-        'trains_again="then"',
+        "runner/runs/saved_run.py",
+        'mode.trains_again == "then"',
+        'mode.trains_again != ""',
         "modes/test_verify.py",
     ),
 )

@@ -35,7 +35,7 @@ class StateDigest(Callback):
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
       because a resume does not restore them.
     - `loss`: that of rank 0's share of this batch.
-    - `gradients`: those that the optimizer stepped with.
+    - `gradients`: those that the optimizer stepped with, gathered if they are sharded.
     - `weights`: the model's `state_dict`, gathered if it is sharded.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
@@ -84,13 +84,14 @@ class StateDigest(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._works and (state.is_due(self.interval) or _is_last(state)):
-            digests = {**digest_state(state), "values": measure_state(state)}  # all ranks gather what is sharded
+            digests = digest_state(state)  # all ranks gather what is sharded
+            values = measure_state(state)
             if self._path is None:
                 return
             now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
-            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests})
+            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp

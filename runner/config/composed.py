@@ -155,11 +155,16 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))
-    kinds = {"run_name": str | int, "experiment_name": str, "resume": str, "at": str | int, "run": str}
-    for key, kind in kinds.items():
-        if not isinstance(config[key], kind | None) or isinstance(config[key], bool):
-            what = "folder" if key in ("resume", "run") else "name"
-            raise WrongKey(key, f"must be a {what}, or null", repr(config[key]))
+    for key, kinds in (
+        ("run_name", str | int),
+        ("experiment_name", str),
+        ("resume", str),
+        ("at", str | int),
+        ("run", str),
+    ):
+        if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
+            what = "a folder" if key in ("resume", "run") else "a name"
+            raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
     for key, what in (
         ("objective", "a metric, such as eval/loss, a list of metrics"),
         ("revive", "all, the name of a pruned job, a list of names"),

@@ -70,18 +70,20 @@ def digest_state(state: State) -> dict[str, str]:
 
 
 def measure_state(state: State) -> dict[str, float]:
-    """Return the loss of this rank's last batch, and the norms of its gradients and weights. Waits for the device.
+    """Return the loss of this rank's last batch, and the norms of its gradients and weights.
 
-    What is sharded is gathered: call it on all ranks then.
+    Waits for the device. What is sharded is gathered: call it on all ranks then.
     """
-    from torch.nn.utils import get_total_norm
+    weights = [*state.unwrapped_model.parameters()]
+    gradients = [one.grad for one in weights if one.grad is not None]
+    return dict(zip(MEASURED, (float(state.total_loss), norm(gradients), norm(weights)), strict=True))
 
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all elements of some tensors together; gathers what is sharded, one tensor at a time."""
     from runner.distributed.sharding import whole
 
-    weights = [one.detach() for one in state.unwrapped_model.parameters()]
-    gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
-    found = (state.total_loss, whole(get_total_norm(gradients)), whole(get_total_norm(weights)))
-    return dict(zip(MEASURED, map(float, found), strict=True))
+    return sum(float(whole(one.detach()).double().norm()) ** 2 for one in tensors) ** 0.5
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:

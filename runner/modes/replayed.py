@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors, split
-from runner.checkpoints.digest import digest
+from runner.checkpoints.digest import digest, norm
 from runner.distributed.collectives import get_global_rank
+from runner.distributed.sharding import is_sharded, whole
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Handler, Hooks
 from runner.loss import total_of
@@ -49,7 +50,7 @@ class Sample(NamedTuple):
 
 
 class ReplayedBatch(Callback):
-    """Notes what happens in one batch on rank 0; other ranks and batches go on as they are.
+    """Notes what happens in one batch on rank 0, or on all ranks where weights are sharded; all else goes on as it is.
 
     Args:
         batch: number of the batch, from 1.
@@ -135,7 +136,7 @@ class ReplayedBatch(Callback):
             self.loss = float(state.total_loss)
             named = state.unwrapped_model.named_parameters()
             found = {name: one.grad for name, one in named if one.grad is not None}
-            self.gradient_values = {name: one.detach().to("cpu", copy=True) for name, one in found.items()}
+            self.gradient_values = {name: whole(one.detach()).to("cpu", copy=True) for name, one in found.items()}
             self.gradients = {name: float(one.double().norm()) for name, one in self.gradient_values.items()}
             if not self.outputs:
                 self.no_losses = "the model has a training_step of its own"
@@ -145,7 +146,9 @@ class ReplayedBatch(Callback):
 
     def _is_now(self, state: State, event: Event | None = None) -> bool:
         ended = event is Event.BATCH_END
-        return state.timestamp.batch + (not ended) == self.batch and get_global_rank() == 0
+        if state.timestamp.batch + (not ended) != self.batch:
+            return False
+        return get_global_rank() == 0 or is_sharded(state.unwrapped_model)  # whose parts all ranks gather
 
     def _watch_modules(self, model: nn.Module) -> None:
         if any(type(one).__name__ == "OptimizedModule" for one in model.modules()):
@@ -183,8 +186,8 @@ def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
                 found[name] = digest(value), _shape(value)
     named = dict(state.unwrapped_model.named_parameters())
     gradients = {name: one.grad for name, one in named.items() if one.grad is not None}
-    found["gradients"] = digest(gradients), f"norm {_norm(gradients):.4g}"
-    found["weights"] = digest(dict(state.unwrapped_model.state_dict())), f"norm {_norm(named):.6g}"
+    found["gradients"] = digest(gradients), f"norm {norm(gradients.values()):.4g}"
+    found["weights"] = digest(dict(state.unwrapped_model.state_dict())), f"norm {norm(named.values()):.6g}"
     rates = [group["lr"] for one in state.optimizers for group in one.param_groups]
     found["learning rates"] = digest([float(one) for one in rates]), ", ".join(f"{float(one):.4g}" for one in rates)
     with suppress(TypeError):
@@ -206,10 +209,6 @@ def _shape(value: Any) -> str:
     with suppress(TypeError):
         map_tensors(value, lambda one: found.append(str(tuple(one.shape))) or one)
     return " ".join(found[:1])
-
-
-def _norm(tensors: Mapping[str, Tensor]) -> float:
-    return float(sum(float(one.detach().double().norm()) ** 2 for one in tensors.values()) ** 0.5)
 
 
 def _indices(state: State) -> list[int | None]:

@@ -81,7 +81,7 @@ def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
     (tmp_path / "kept_here.py").write_text("x = 1")
     write_code(tmp_path / "run", {"kept_here.py": b"x = 1", "runner/time.py": b"not as now"})
     before = [*sys.path]
-    assert code_to_import(tmp_path / "run", again=True, is_own=True) == {}
+    assert code_to_import(tmp_path / "run", again=True, may_run=True) == {}
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("INFO: runner/time.py: changed since the run was made") and "is not used" in line
     (tmp_path / "kept_here.py").write_text("x = 2")
@@ -89,7 +89,7 @@ def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
         assert code_to_import(tmp_path / "run", again, is_own_run) == {}
         assert "kept_here.py, runner/time.py: changed since the run was made" in capsys.readouterr().err
     assert sys.path == before
-    code = code_to_import(tmp_path / "run", again=True, is_own=True)
+    code = code_to_import(tmp_path / "run", again=True, may_run=True)
     assert importlib.import_module("kept_here").x == 2
     for _ in range(2):  # the second time it exists
         import_from(code)

@@ -1,4 +1,5 @@
 from runner.callbacks.activation_monitor import ActivationMonitor
+from runner.callbacks.callback_budget import CallbackBudget
 from runner.callbacks.checkpoint_saver import CheckpointSaver
 from runner.callbacks.console_summary import ConsoleSummary
 from runner.callbacks.early_stopper import EarlyStopper
@@ -33,6 +34,7 @@ from runner.callbacks.wandb_logger import WandBLogger
 
 __all__ = [
     "ActivationMonitor",
+    "CallbackBudget",
     "CheckpointSaver",
     "ConsoleSummary",
     "EarlyStopper",

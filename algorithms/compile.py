@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 
 import torch
-from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
+from runner.blocks import find_repeated
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
-
-
-def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules with children whose class occurs at least twice in a model, by name.
-
-    Modules that only wrap one other module, and torch's own containers, are searched instead of returned.
-    """
-    parents = [one for one in model.modules() if _is_block(one)]
-    counts = Counter(map(type, parents))
-
-    def search(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-        if _is_block(module) and counts[type(module)] > 1:
-            yield name, module
-            return
-        for key, child in module.named_children():
-            yield from search(child, f"{name}.{key}" if name else key)
-
-    return dict(search(model, ""))
-
-
-def _is_block(module: nn.Module) -> bool:
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    wraps = len(module._modules) == 1 and not module._parameters
-    return bool(module._modules) and not wraps and not isinstance(module, containers)
 
 
 class Compile(Algorithm):

@@ -16,6 +16,7 @@ from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._arguments import check_range
 from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.checks import check_whole
+from runner.distributed.sharding import is_sharded
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
@@ -66,7 +67,7 @@ class SpikeGuard(Algorithm):
             gradient norm, and the batch whose weights were restored; named after the config key.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or the model is sharded.
         FloatingPointError: in training, on all ranks, there is one spike more than `limit`.
 
     Evidence:
@@ -93,6 +94,11 @@ class SpikeGuard(Algorithm):
         self._count = 0
         self._good: dict[str, Any] = {}
         self._spikes: list[list[Any]] = []
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if is_sharded(state.unwrapped_model):
+            reason = "the norm of sharded gradients would take an exchange after each batch"
+            raise ValueError(f"parallel='fsdp': SpikeGuard looks rarely: {reason}; remove it, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64

@@ -48,9 +48,10 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from runner.config.command_line import merge_repeated
+    from runner.config.hydra_versions import initialized
 
     overrides = merge_repeated([*arguments, "callbacks=none", "trainer.eval_interval=0", "trainer.device=cpu"])
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         config: Any = OmegaConf.to_container(hydra.compose("config", overrides), resolve=True, throw_on_missing=True)
     config.pop("experiment", None)
     return config

@@ -26,6 +26,7 @@ from runner.callbacks.runtime_estimator import RuntimeEstimator
 from runner.callbacks.sample_ledger import SampleLedger
 from runner.callbacks.speed_monitor import SpeedMonitor
 from runner.callbacks.state_digest import StateDigest
+from runner.callbacks.sweep_pruner import SweepPruner
 from runner.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from runner.callbacks.tensorboard_logger import TensorBoardLogger
 from runner.callbacks.threshold_stopper import ThresholdStopper
@@ -61,6 +62,7 @@ __all__ = [
     "SampleLedger",
     "SpeedMonitor",
     "StateDigest",
+    "SweepPruner",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
     "ThresholdStopper",

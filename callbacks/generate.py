@@ -151,5 +151,9 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
 def _forward(state: State) -> Callable[[Tensor], Tensor]:
     """Return a function from tokens (N, T) to logits (N, T, V), not compiled, as each length would compile anew."""
-    forward = state.precision.autocast(state.device)(state.unwrapped_model.forward)
+    from runner.distributed.sharding import is_sharded
+
+    model = state.unwrapped_model
+    # Only a call gathers what is sharded; what the run has compiled of such a model are its blocks.
+    forward = state.precision.autocast(state.device)(model if is_sharded(model) else model.forward)
     return lambda tokens: forward((tokens, tokens))

@@ -1,11 +1,12 @@
-"""The key `budget`: how long a run may take, and the number of batches that this came to.
+"""The key `budget`: how long a run may take or how much it may compute, and the number of batches that this came to.
 
-A run trains batches, not minutes: the time is turned into a number of batches once, before training, and the config of
-the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
+A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
+of the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from runner.time import Time, TimeUnit, convert
 
 PARTS = ("training", "evaluation", "all")
 _FORM = re.compile(r"(\S+)(?: of (\w+))?(?: = ([1-9]\d*)ba)?")
+_FLOP = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)flop")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget of wall-clock time.
+    """A budget of wall-clock time, or of floating-point operations.
 
     Attributes:
-        asked: the time as it was typed, such as '5m'.
+        asked: the time or number as it was typed, such as '5m' or '1e12flop'.
         of: what takes that time: 'training', 'evaluation', or 'all', which is both.
         batches: the number of batches that it came to; None before it was measured.
     """
@@ -37,10 +39,15 @@ class Budget:
         """Return the budget that was typed, or that the config of a run holds.
 
         Raises:
-            WrongKey: the value is not wall-clock time above 0, with or without what it is a budget of.
+            WrongKey: the value is neither wall-clock time above 0, with or without what it is a budget of, nor a number
+                of floating-point operations.
         """
         match = _FORM.fullmatch(value) if isinstance(value, str) else None
-        reason = "must be wall-clock time above 0, such as 5m, '1h30m of all' or '90s of evaluation'"
+        if match is not None and match[2] is None and (found := _FLOP.fullmatch(match[1])):
+            if 0 < float(found[1]) < math.inf:
+                return cls(match[1], batches=int(match[3]) if match[3] else None)
+            raise WrongKey("budget", "must be a number of operations above 0, such as 1e12flop", repr(value))
+        reason = "must be wall-clock time above 0, such as 5m, '1h30m of all' or '90s of evaluation'; or 1e12flop"
         if match is None or (match[2] or "training") not in PARTS:
             raise WrongKey("budget", f"{reason}: of {', '.join(PARTS[:-1])} or {PARTS[-1]}", repr(value))
         try:
@@ -52,19 +59,27 @@ class Budget:
         return cls(match[1], match[2] or "training", int(match[3]) if match[3] else None)
 
     @property
+    def flop(self) -> float | None:
+        """The floating-point operations of training; None if this is a budget of time."""
+        found = _FLOP.fullmatch(self.asked)
+        return None if found is None else float(found[1])
+
+    @property
     def seconds(self) -> float:
-        """The time, in seconds."""
+        """The time, in seconds; for a budget of time."""
         return float(Time.parse(self.asked).value)
 
     @property
     def doubled(self) -> str:
         """Twice this budget, as it would be typed."""
+        if self.flop is not None:
+            return f"{2 * self.flop:g}flop"
         return f"{2 * self.seconds:g}s" + f" of {self.of}" * (self.of != "training")
 
     @property
     def limit(self) -> str:
         """What was asked for, such as '5m of training'; runs for which it is the same have the same budget."""
-        return f"{self.asked} of {self.of}"
+        return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
 
     def __str__(self) -> str:
         return self.limit if self.batches is None else f"{self.limit} = {self.batches}ba"

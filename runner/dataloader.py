@@ -82,9 +82,9 @@ class BatchStream:
         self.label = label
         self._device = device
         self._started = False
-        self._num_samples = num_samples
         order = getattr(loader, "order", None)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
+        self._num_samples = count_samples if is_default else num_samples
         self._own_counts = self._count_first if is_default else self._count
         own = self._own_counts if self.ranks_read is None else self._count_share
         self.counts: Callable[[int, Any], tuple[int, int]] = own if order is None else order.counts
@@ -117,7 +117,8 @@ class BatchStream:
             batches = itertools.islice(batches, max(batch, self._limit) - read)
         if self.ranks_read is not None:
             batches = self._share(batches, self.ranks_read)
-        batches = itertools.islice(batches, batch - read, None)
+        if batch > read:
+            batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
             batches = told_if_endless(batches, name_of_loader(self.label))
         if not self._resident:

@@ -106,17 +106,18 @@ def preload() -> None:
 
 def warm_up_hydra() -> None:
     """Parse all config files and tables, and compose once: the tables of Hydra's own parser are made with the first."""
-    from hydra import compose, initialize_config_dir
+    from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     from runner.config import foreign
+    from runner.config.hydra_versions import initialized
 
     conf = Path(__file__).resolve().parents[1] / "conf"
     for file in conf.rglob("*.yaml"):
         OmegaConf.load(file)
     foreign.about_foreign("model")
-    with initialize_config_dir(str(conf), version_base="1.3"):
+    with initialized(conf):
         compose("config", ["model=mlp", "optimizer.lr=0.1", "callbacks=[checkpoint_saver]", "+callbacks=lr_monitor"])
     GlobalHydra.instance().clear()
 

@@ -45,6 +45,35 @@ ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 FAULTS = (
+    # commands and sweeps
+    Fault(
+        "one job: a config file of the user's own cannot make it a sweep",
+        "runner/config/one_job.py",
+        "(mode|searchpath|callbacks)",
+        "(mode|callbacks)",
+        "config/test_one_job.py",
+    ),
+    Fault(
+        "ladder: the rung that is held out is fitted too",
+        "runner/sweeps/rungs.py",
+        "    *fitted, last = (rung for rung in rungs if rung.settings)",
+        "    fitted = [rung for rung in rungs if rung.settings]\n    last = fitted[-1]",
+        "sweeps/test_rungs.py",
+    ),
+    Fault(
+        "power law: a floor that cannot be told is part of it",
+        "runner/sweeps/power_law.py",
+        "if floor[0] <= TOLD * min(means):",
+        "if not law.floor:",
+        "sweeps/test_power_law.py",
+    ),
+    Fault(
+        "budget: the operations of one rank only are counted",
+        "runner/modes/measure.py",
+        "operations_of(state) * get_world_size()",
+        "operations_of(state)",
+        "modes/test_measure.py",
+    ),
     # which samples, in which order
     Fault(
         "order of samples: each epoch has the first one's",
@@ -133,6 +162,49 @@ FAULTS = (
         "batch % 5 == 0",
         "callbacks/test_callback_budget.py",
     ),
+    # sharded models
+    Fault(
+        "shards: each rank keeps a part of its own first weights",
+        "runner/distributed/sharding.py",
+        "        broadcast_tensors(model)\n",
+        "",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: gradients have the norm of the local part",
+        "callbacks/optimizer_monitor.py",
+        "return [*map(whole, norms)]",
+        "return [getattr(norm, '_local_tensor', norm) for norm in norms]",
+        "callbacks/test_optimizer_monitor.py distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: only rank 0 gathers for a checkpoint",
+        "runner/checkpoints/snapshot.py",
+        "if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):",
+        "if get_global_rank() != 0:",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: the padding of uneven shards is saved",
+        "runner/distributed/sharding.py",
+        "return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()",
+        "return gathered",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: loaded ones keep the whole tensor in memory",
+        "runner/distributed/sharding.py",
+        "return placed.clone()",
+        "return placed",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: a sum of gradients that knows nothing of them",
+        "algorithms/nan_guard.py",
+        "gradients = [local(_gradient(one))",
+        "gradients = [_gradient(one)",
+        "distributed/test_sharding.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -154,6 +226,63 @@ FAULTS = (
         "for place in range(1, lowest)",
         "for place in range(1, len(values) - 1)",
         "modes/test_lr_range.py",
+    ),
+    # what a step asks of the device
+    Fault(
+        "memory: the last outputs live beside the next forward pass",
+        ACCUMULATION,
+        "    state.drop_outputs()\n    run.forward_stream",
+        "    run.forward_stream",
+        "test_operations.py",
+    ),
+    Fault(
+        "operations: the loss is copied for each step",
+        "runner/metrics.py",
+        '"loss/train/total": state.total_loss,',
+        '"loss/train/total": state.total_loss.clone(),',
+        "test_operations.py",
+    ),
+    Fault(
+        "moves: a batch counts as moved wherever it is",
+        "runner/batch.py",
+        "type(one) is Tensor and one.device == device",
+        "type(one) is Tensor",
+        "test_batch.py",
+    ),
+    Fault(
+        "accuracy: of images of classes only the images are counted",
+        "runner/models/top1_accuracy.py",
+        "targets.numel()",
+        "len(targets)",
+        "models/test_top1_accuracy.py",
+    ),
+    Fault(
+        "auto microbatches: metrics count the attempts that failed",
+        "runner/metrics.py",
+        "if self._is_repeated:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
+        "rotary embedding: tables stay those of the first length",
+        "algorithms/rotary_embedding.py",
+        "if needed != self._made_for:",
+        "if self._made_for is None:",
+        "algorithms/test_rotary_embedding.py",
+    ),
+    Fault(
+        "label smoothing: evaluations are smoothed too",
+        "algorithms/label_smoothing.py",
+        "        self._original = None\n        self.close(state, logger)",
+        "        self._original = None",
+        "algorithms/test_label_smoothing.py",
+    ),
+    Fault(
+        "augmentation: images come back in the order of their operations",
+        "algorithms/_image_operations.py",
+        "torch.empty_like(images).index_copy_(0, index, torch.cat(changed))",
+        "torch.cat(changed)",
+        "algorithms/test_image_operations.py algorithms/test_augmix.py",
     ),
     # gradients
     Fault(
@@ -359,6 +488,20 @@ FAULTS = (
         "distributed/test_signals.py",
     ),
     Fault(
+        "Slurm: a job that runs again has forgotten its run",
+        "runner/distributed/slurm.py",
+        "for name, value in read_object(_file()).items()} if restarts() else {}",
+        "for name, value in read_object(_file()).items()} if not restarts() else {}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "Slurm: submitit requeues a job before its checkpoint is written",
+        "runner/distributed/session.py",
+        "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
+        "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",
@@ -479,6 +622,49 @@ FAULTS = (
         "return float(np.mean(np.abs(sums) >= observed))",
         "return float(np.mean(sums >= observed))",
         "runs/test_decision.py",
+    ),
+    # pruning
+    Fault(
+        "pruning: a job that was pruned and revived is pruned again",
+        "callbacks/sweep_pruner.py",
+        "        if study.was_pruned:",
+        "        if study.was_pruned and False:",
+        "sweeps/test_pruning.py",
+    ),
+    Fault(
+        "pruning: a pruned job is trained again with the sweep",
+        "runner/sweeps/sweep.py",
+        "return is_pruned or result.status in",
+        "return result.status in",
+        "sweeps/test_pruning.py",
+    ),
+    Fault(
+        "pruning: the last batch of an epoch is not the end",
+        "runner/loop.py",
+        "        run.end_where_interrupted()  # at FIT_START",
+        "        # at FIT_START",
+        "sweeps/test_pruning.py test_loop_stops.py",
+    ),
+    Fault(
+        "pruning: what a killed process left of a line stays in the journal",
+        "callbacks/_pruning_study.py",
+        'end - len(tail) + tail.rfind(b"\\n") + 1',
+        "end",
+        "callbacks/test_sweep_pruner.py",
+    ),
+    Fault(
+        "pruning: settings are compared over unequal seeds",
+        "callbacks/_pruning_study.py",
+        "if own and own.keys() <= other.keys():",
+        "if own:",
+        "callbacks/test_sweep_pruner.py",
+    ),
+    Fault(
+        "search: a study in a storage begins again with the same values",
+        "runner/sweeps/search.py",
+        "sweeper.sampler.seed += len(study.trials)",
+        "sweeper.sampler.seed += 0",
+        "sweeps/test_search.py",
     ),
     Fault(
         "verdict: the leader of a sweep has ties as if it had been chosen beforehand",

@@ -8,12 +8,13 @@ from typing import Any
 import batch_kinds
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from runner import Callback, Trainer
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
+from runner.config.hydra_versions import initialized
 from runner.modes import dry_run
 from runner.precision import Precision
 
@@ -57,7 +58,7 @@ def make_trainer(kind: str, **arguments: Any) -> Trainer:
 
 
 def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         config = to_plain(compose("config", ["algorithms=none", "callbacks=none"]))
     config["data"] = {"_target_": f"batch_kinds.{load}"}
     config["model"] = {"_target_": f"batch_kinds.{model}"}

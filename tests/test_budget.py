@@ -33,7 +33,37 @@ def test_what_is_typed_is_recorded(typed: str, seconds: float, recorded: str):
     assert Budget.parse(budget.doubled).seconds == 2 * seconds
 
 
-@pytest.mark.parametrize("typed", ["5ep", "0s", "soon", "5m of lunch", "5m = ba", "5m = 0ba", "", 3, 0.5, True, ["5m"]])
+@pytest.mark.parametrize(
+    ("typed", "flop", "recorded"),
+    [("1e12flop", 1e12, "1e+12flop"), ("2.5e+09flop = 17ba", 2.5e9, "2.5e+09flop = 17ba")],
+)
+def test_operations_are_a_budget(typed: str, flop: float, recorded: str):
+    budget = Budget.parse(typed)
+    assert budget.flop == flop and str(budget) == recorded and Budget.parse(recorded).limit == budget.limit
+    assert Budget.parse(budget.doubled).flop == 2 * flop and Budget.parse("5m").flop is None
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "5ep",
+        "0s",
+        "0flop",
+        "1e999flop",
+        "-1flop",
+        "1e9 flop",
+        "1e9flop of all",
+        "soon",
+        "5m of lunch",
+        "5m = ba",
+        "5m = 0ba",
+        "",
+        3,
+        0.5,
+        True,
+        ["5m"],
+    ],
+)
 def test_anything_else_is_refused(typed: Any):
     with pytest.raises(WrongKey, match="^budget="):
         check_budget({**CONFIG, "budget": typed})

@@ -13,13 +13,14 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from test_readme import CONF, OF_RUNS, PAGES, code
 from tiers import one_in
 
 from runner import State
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.foreign_hooks import HOOKS_HERE
 from runner.hooks import Hooks
 
@@ -49,7 +50,7 @@ def rows(page: str) -> Iterator[tuple[list[str], list[str], str]]:
 def test_keys_compose_and_bind(page: str):
     found = [span for _, here, _ in rows(page) for span in here if OVERRIDE.match(span) and " = " not in span]
     assert len(found) > 20
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         for span in dict.fromkeys(found):
             for name, package in NEEDS.items():
                 if name in span:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tiers import one_in
@@ -16,6 +16,7 @@ from tiers import one_in
 from runner.config import build
 from runner.config.command_line import check_options, typed_value
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.modes.quick import own_keys
 from runner.modes.subcommands import spell_out
 from runner.modes.table import MODES
@@ -114,7 +115,7 @@ def test_a_command_that_is_shown_composes_and_binds(command: str):
     if any(word in HUGGING_FACE for word in arguments):
         pytest.importorskip("datasets")
     overrides = [one for one in overrides if one != "sweep=optuna_tpe"]  # has Optuna's sweeper, an extra
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         build.check(to_plain(compose("config", overrides)))
 
 

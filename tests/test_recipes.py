@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from PIL import Image
 from tiers import one_in
 from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.libraries.hugging_face import import_hf
 from runner.modes import dry_run
 
@@ -26,7 +27,7 @@ MEASURED = [name for name in RECIPES if name not in NOT_RUN]
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*overrides]))
 
 

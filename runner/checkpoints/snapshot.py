@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.sharding import is_sharded, like, like_parameters, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
@@ -64,8 +65,8 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     metrics = _metric_states(state)
     for one in _gathering(state):
         one.gather_state()
-    if get_global_rank() != 0:
-        return None
+    if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
+        return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
     def keep(value: Any) -> Any:
         return map_tensors(value, lambda tensor: _to_cpu(tensor, copy))
@@ -73,8 +74,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        evaluated = dict(state.unwrapped_model.state_dict())
-        weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
+        weights = _weights(state.unwrapped_model, copy or averaged)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
@@ -84,10 +84,10 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, keep),
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
+            "model": _weights(state.unwrapped_model, copy) if averaged else None,
             **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
-                "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
                 "scaler": state.scaler.state_dict() if state.scaler is not None else None,
@@ -106,20 +106,21 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         }  # fmt: skip
     if state.device.type == "cuda":
         torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
-    return snapshot
+    return snapshot if get_global_rank() == 0 else None
 
 
 def can_save_alone(state: State) -> bool:
     """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
 
-    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, or what a
-    hook gathers.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, what a
+    hook gathers, or a part of the model.
     """
     # Each rank has its own until TrainMetrics, or the hook, has handled the end of the epoch.
     holders = [*(["train_metrics"] if state.train_metrics else []), *(one.config_key for one in _gathering(state))]
     unheard = {key for keys in state.unheard.values() for key in keys}
     shared = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
-    return state.is_consistent and get_global_rank() == 0 and not shared
+    alone = not shared and not is_sharded(state.unwrapped_model)
+    return state.is_consistent and get_global_rank() == 0 and alone
 
 
 def _gathering(state: State) -> list[Hooks]:
@@ -183,7 +184,13 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
         )
     if missing or unexpected:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
-    model.load_state_dict(weights, strict=False)
+    load_into(model, weights)
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
+    own = model.state_dict()
+    model.load_state_dict({name: like(one, own[name]) for name, one in weights.items() if name in own}, strict=False)
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -210,6 +217,7 @@ def restore(state: State, path: str | Path) -> None:
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
                 check_groups(one, its)
+                its = like_parameters(one, its)
             one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
@@ -253,9 +261,23 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
         )
 
 
+def _weights(model: nn.Module, copy: bool) -> dict[str, Any]:
+    """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
+    kept: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        owner = names.get(name, name)
+        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy))
+    return kept
+
+
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
+    if is_sharded(tensor):
+        gathered = whole(tensor)
+        return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
     tensor = tensor.detach()
-    if tensor.is_meta:
+    if tensor.is_meta or get_global_rank() != 0:
         return tensor  # a dry run allocates no memory
     if copy and tensor.is_cuda:  # to pinned memory, so that nothing waits between copies
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

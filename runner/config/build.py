@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +17,7 @@ from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
+from runner.config.hydra_versions import any_target, full_key
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 
@@ -46,13 +46,19 @@ _SUPPLIED = [
 
 def warm_up(config: Mapping[str, Any]) -> None:
     """Let callbacks start slow helpers before torch is imported; wrong targets are left for `check` to report."""
-    for section in (config.get("callbacks") or {}).values():
-        try:
+    for target in callbacks_with(config, "warm_up").values():
+        target.warm_up()
+
+
+def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
+    """Return those classes of a config's callbacks that have an attribute, by key; wrong targets are left out."""
+    found = {}
+    for key, section in (config.get("callbacks") or {}).items():
+        with suppress(Exception):
             target = hydra.utils.get_object(section["_target_"])
-        except Exception:
-            continue
-        if hasattr(target, "warm_up"):
-            target.warm_up()
+            if hasattr(target, attribute):
+                found[str(key)] = target
+    return found
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
@@ -76,8 +82,8 @@ def check(config: Mapping[str, Any]) -> None:
         ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
     """
     check_keys(config)
-    make_launch(config)
-    _check_trainer(config["trainer"])
+    launch = make_launch(config)
+    _check_trainer(config["trainer"], launch.nproc_per_node)
     check_budget(config)
     for path, section in targets(config):
         check_signature(path, section, _SUPPLIED if path == "trainer" else ())
@@ -195,7 +201,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
-    with _naming(path, section, supplied.get("config", {})):
+    with _naming(path, section, supplied.get("config", {})), any_target():
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")
@@ -222,10 +228,10 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     except Exception as error:
         cause = error
         failed = path
+        inner = full_key(error)
         if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
             cause = error.__cause__
-            inner = _full_key(error)
-            failed = f"{path}.{inner}" if inner else path
+        failed = f"{path}.{inner}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
             failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             failure.__cause__ = cause
@@ -233,15 +239,6 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
         if not _add_section_of_hook(cause, config):
             _add_section(cause, path, section, config, failed)
         raise cause from cause.__cause__
-
-
-def _full_key(error: InstantiationException) -> str | None:
-    """Return the key, inside the section, of the target that could not be called; None for the section's own target.
-
-    Hydra 1.3 gives the key only in its message, as a line `full_key: a.b`.
-    """
-    match = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)
-    return None if match is None else match[1]
 
 
 def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> bool:
@@ -284,7 +281,7 @@ def _add_section(
     error.add_note(f"in {facts_of(error).key or place} ({target})")
 
 
-def _check_trainer(section: Mapping[str, Any]) -> None:
+def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
     from runner.arguments import check_arguments
 
     if section["_target_"] == "runner.Trainer":
@@ -294,7 +291,7 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
         known = inspect.signature(check_arguments).parameters
         with _naming("trainer", section):
             plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
-            check_arguments(**{key: value for key, value in plain.items() if key in known})
+            check_arguments(**{key: value for key, value in plain.items() if key in known}, ranks=ranks)
 
 
 def checkpoint_of(key: str, path: str) -> Path:

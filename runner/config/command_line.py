@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 from collections.abc import Sequence
@@ -61,10 +62,25 @@ def typed_value(arguments: Sequence[str], key: str) -> str | None:
     return values[-1] if values and values[-1] not in ("", "null") else None
 
 
-OPTIONS = (
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
-    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
-)
+FLAGS = {
+    "--help": "-h",
+    "--hydra-help": None,
+    "--version": None,
+    "--resolve": None,
+    "--run": "-r",
+    "--multirun": "-m",
+    "--shell-completion": "-sc",
+}
+WITH_VALUE = {
+    "--cfg": "-c",
+    "--package": "-p",
+    "--info": "-i",
+    "--experimental-rerun": None,
+    "--config-path": "-cp",
+    "--config-name": "-cn",
+    "--config-dir": "-cd",
+}
+OPTIONS = (*FLAGS, *WITH_VALUE)
 """Hydra's command-line options, of which Hydra has no public list."""
 SHORT = ("h", "c", "p", "r", "m", "i")
 """Its short options; those of conf/ begin with c too."""
@@ -129,21 +145,28 @@ def check_spaces(arguments: Sequence[str]) -> None:
 
 def keys_first(arguments: Sequence[str]) -> list[str]:
     """Return arguments with keys moved before options, because Hydra rejects keys that are separated by an option."""
-    from hydra._internal.utils import get_args_parser
-
     options = list(arguments)
-    parsed, _ = get_args_parser().parse_known_intermixed_args(options)
-    for key in parsed.overrides:
+    keys = _parse(arguments).overrides
+    for key in keys:
         options.remove(key)
-    return [*parsed.overrides, *options]
+    return [*keys, *options]
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:
     """Return the folder given by `--config-dir` among the arguments, or None if it is not given."""
-    from hydra._internal.utils import get_args_parser
+    folder = _parse(arguments).config_dir
+    return None if folder is None else Path(folder).absolute()
 
-    parsed, _ = get_args_parser().parse_known_intermixed_args(list(arguments))
-    return None if parsed.config_dir is None else Path(parsed.config_dir).absolute()
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return overrides apart from Hydra's options and their values. Hydra itself checks the values."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for name, short in FLAGS.items():
+        parser.add_argument(*filter(None, (name, short)), action="store_true")
+    for name, short in WITH_VALUE.items():
+        parser.add_argument(*filter(None, (name, short)), nargs="?" if name == "--info" else None)
+    return parser.parse_known_intermixed_args(list(arguments))[0]
 
 
 def search_path(arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -17,6 +17,7 @@ from runner.config.catalogue import choices, default_choices
 from runner.config.command_line import LISTS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
 from runner.config.foreign import about_foreign, about_foreign_value
+from runner.config.hydra_versions import initialized
 from runner.config.nearest import Advice, nearest
 from runner.modes.table import MODES
 
@@ -31,10 +32,13 @@ EXTRAS = {
 
 MOST_MEANT = 3  # keys that one message suggests
 
-# Hydra 1.3 raises the same class without attributes in all of these cases; only the beginning of its message differs.
+# Hydra raises the same class without attributes in all of these cases; only the beginning of its message differs.
 NO_SUCH_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 KEY_EXISTS = re.compile(r"Could not append to config\. An item is already at '([^']+)'")
-NO_SUCH_GROUP = re.compile(r"In '([^']+)': Could not override '([^']+)'")  # the file, and the group
+NO_SUCH_GROUP = re.compile(  # the file, and the group
+    r"In '([^']+)': (?:Could not override|Invalid Defaults List override) '/?([^':]+)"
+)
+OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # Hydra 1.4; 1.3 fails an assertion
 CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 
@@ -61,6 +65,8 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         return Advice(f"+{found[1]}: is there already; write {found[1]}=... without the +").knowing(key=found[1])
     if found := NO_SUCH_GROUP.match(text):
         return _about_override_in_file(found[1], found[2], conf)
+    if found := OVERRIDE_FIRST.match(text):
+        return about_override_first(found[1])
     if found := CHOSEN_TWICE.match(text):
         return _about_second_choice(found[1], overrides)
     if is_empty_choice(error):
@@ -124,6 +130,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return f"{typed}: has no key; did you mean {_typed(near[0], groups[near[0]])}?"
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
         return f"{typed}: has no key; {foreign}"
+    key, equals, value = typed.partition("=")
+    if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
+        return f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{key}=\"{value}\"'"
     return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
 
 
@@ -164,6 +173,11 @@ def _about_override_in_file(file: str, group: str, conf: Path) -> str:
         return f"{file}: must begin with the line '# @package _global_', so that it can override /{name}"
     groups = [path.name for path in conf.iterdir() if path.is_dir()]
     return f"{file}: 'override /{group}' names no group; " + nearest(group, [*groups, "vars"])
+
+
+def about_override_first(file: str) -> str:
+    """Return a message about a file whose defaults have an override before a list."""
+    return f"{file}: in its defaults an override stands before a list; put overrides last"
 
 
 def _typed(name: str, groups: Sequence[str]) -> str:
@@ -263,7 +277,7 @@ def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str
     for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
         GlobalHydra.instance().clear()
         try:
-            with initialize_config_dir(str(conf), version_base="1.3"):
+            with initialized(conf):
                 plain: Any = OmegaConf.to_container(compose("config", overrides=attempt), resolve=False)
                 return plain
         except Exception:

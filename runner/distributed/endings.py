@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from runner.distributed.signals import asking_to_end, end
+from runner.distributed.session import end
+from runner.distributed.signals import asking_to_end
 
 SECOND_CTRL_C = 5.0  # seconds
 

@@ -1,8 +1,8 @@
-"""How many batches a budget comes to: measured on a trial, after warm-up, before a run begins.
+"""How many batches a budget comes to: measured on a trial before a run begins.
 
 The seconds of a batch are the mean over the part of the trial after its warm-up, with everything that the run does in
-training but logging; those of an evaluation are measured after training. The run then trains the largest number of
-batches whose time is within the budget.
+training but logging; those of an evaluation are measured after training. Floating-point operations are counted on one
+batch. The run then trains the largest number of batches that are within the budget.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from runner.budget import Budget, fitted
 from runner.checkpoints.files import find_checkpoint, read_config
-from runner.distributed.collectives import broadcast_object, get_global_rank
+from runner.distributed.collectives import broadcast_object, get_global_rank, get_world_size
 from runner.evaluator import Evaluator
 from runner.failures.facts import WrongKey
 from runner.hooks import Callback
@@ -80,6 +80,17 @@ class Pace:
         return low
 
 
+class OperationCounter(Callback):
+    """Counts the floating-point operations of the first batch of a trial, and ends the trial after it."""
+
+    def __init__(self) -> None:
+        self.operations = 0.0  # of all ranks together
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.operations = operations_of(state) * get_world_size()
+        end_trial(state)
+
+
 class Stopwatch(Callback):
     """Times the batches of a trial after its warm-up, and ends the trial after the given seconds of training."""
 
@@ -107,9 +118,29 @@ class Stopwatch(Callback):
         if not is_warm and batch >= WARM_BATCHES and seconds >= WARM_UP * self.seconds:
             self._marks.append(self._last)
         elif is_warm and seconds - self._marks[1][1] >= (1 - WARM_UP) * self.seconds:
-            state.stop_training()
-            for one in state.evaluators:
-                one.evaluated_at = batch  # none is owed at the end
+            end_trial(state)
+
+
+def end_trial(state: State) -> None:
+    """End training after this batch, without the evaluations at the end."""
+    state.stop_training()
+    for one in state.evaluators:
+        one.evaluated_at = state.timestamp.batch
+
+
+def operations_of(state: State) -> float:
+    """Return the floating-point operations of a training step on the current batch of this rank.
+
+    The model says how many these are. Otherwise there are six for each weight and each token, or sample of data without
+    tokens: two in the forward pass, four in the backward pass. Kaplan et al., Scaling laws for neural language models,
+    2020 (arXiv:2001.08361). That holds for weights that are used once, not for convolutions.
+    """
+    model = state.unwrapped_model
+    known = model.flops_per_batch(state.batch)
+    if known is not None:
+        return known
+    weights = sum(one.numel() for one in model.parameters())
+    return 6.0 * weights * (model.num_tokens(state.batch) or model.num_samples(state.batch))
 
 
 def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +166,23 @@ def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
                 "budget": saved["budget"],
                 "trainer": {**config["trainer"], "scale_schedule_ratio": ratio},
             }
-    return measure(config, budget)
+    return measure(config, budget) if budget.flop is None else count(config, budget)
+
+
+def count(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+    """Return a config that trains as many batches as a budget of operations has room for. All ranks."""
+    counter = OperationCounter()
+    with trial({**config, "budget": None}, counter, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+        trainer.fit()
+        each = broadcast_object(counter.operations)
+        length = trainer.state.train_dataloader_len
+    assert budget.flop is not None
+    batches = int(budget.flop / each)
+    if batches < 1:
+        raise WrongKey("budget", f"one batch already takes {each:.3g} floating-point operations", repr(budget.limit))
+    if get_global_rank() == 0:
+        log.info("budget=%s: %s batches of %.3g floating-point operations", budget.limit, f"{batches:,}", each)
+    return fitted(config, replace(budget, batches=batches), length)
 
 
 def measure(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:

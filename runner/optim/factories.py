@@ -89,7 +89,8 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     if foreign:
         raise ValueError(
             f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm "
-            "may have replaced them at INIT). Give a factory, `lambda params: ...`, which is called after INIT."
+            "may have replaced them at INIT, or parallel='fsdp' after it). Give a factory, `lambda params: ...`, which "
+            "is called after that."
         )
 
 

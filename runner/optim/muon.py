@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
+from runner.distributed.sharding import like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
 RESTS = ("adamw", "sgd")
@@ -176,12 +177,12 @@ class Muon(Optimizer):
         for index, one in enumerate(parameters):
             alike.setdefault(_shape(one), []).append(index)
         for (rows, columns), indices in alike.items():
-            stacked = torch.stack([_whole(updates[index]).flatten(1) for index in indices])
+            stacked = torch.stack([whole(updates[index]).flatten(1) for index in indices])
             steps = orthogonalize(stacked.to(_working_dtype(stacked)), group["ns_steps"])
             scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
             for index, step in zip(indices, steps, strict=True):
                 one = parameters[index]
-                one.add_(_like(step.view(one.shape).to(one.dtype), one), alpha=scale)
+                one.add_(like(step.view(one.shape).to(one.dtype), one), alpha=scale)
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
@@ -192,17 +193,3 @@ def _shape(parameter: Tensor) -> tuple[int, int]:
 
 def _working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.bfloat16 if tensor.is_cuda else torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _whole(tensor: Any) -> Tensor:
-    # A DTensor is known by what it can do: importing its class takes a second.
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _like(step: Tensor, parameter: Any) -> Tensor:
-    """Return a step as its parameter is: sharded over the same ranks, or whole."""
-    if not hasattr(parameter, "full_tensor"):
-        return step
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(step, parameter.device_mesh, parameter.placements, src_data_rank=None)

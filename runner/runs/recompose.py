@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.budget import unmeasured
 from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
+from runner.config.hydra_versions import initialized
 from runner.runs.changes import find_changes
 from runner.terminal.console import show_path
 
@@ -23,11 +24,9 @@ CONFIG_DIR = "--config-dir"
 _SHOWN = 4  # differences to list; the rest are counted
 
 
-@contextmanager
-def composing() -> Iterator[None]:
-    """Initialize Hydra, so that `compose_conf` and `composable` can be called within the context."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+def composing() -> AbstractContextManager[None]:
+    """Return a context within which `compose_conf` and `composable` can be called."""
+    return initialized(CONF)
 
 
 def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig:

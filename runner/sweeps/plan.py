@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +16,7 @@ from runner.config import build
 from runner.config.command_line import key_of
 from runner.config.composed import to_plain
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
+from runner.failures.facts import WrongKey
 from runner.runs.recording import fingerprint
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
@@ -43,16 +43,15 @@ def typed_overrides(config: DictConfig) -> list[Override]:
 def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
     """Return all jobs; if the sweeper chooses jobs one by one, return one possible job."""
     loader = GlobalHydra.instance().config_loader()
-    if is_grid(config):
-        (jobs,) = BasicSweeper.split_arguments(typed, None)
-    else:
-        jobs = [[_example(one) for one in typed]]
+    examples = ([_example(one)] for one in typed)
+    jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
     swept = [key_of(one.get_key_element()) for one in typed if one.is_sweep_override()]
     planned = []
     for number, overrides in enumerate(jobs):
         composed = loader.load_sweep_config(config, list(overrides))
         with read_write(composed.hydra), open_dict(composed.hydra):
-            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.job.num = number
+            composed.hydra.job.id = str(number)
             composed.hydra.runtime.output_dir = config.hydra.sweep.dir
         HydraConfig.instance().set_config(composed)
         plain = to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
@@ -63,7 +62,7 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
 
 def is_grid(config: DictConfig) -> bool:
     """Return whether all jobs of a sweep are known before it starts, because it trains every combination."""
-    return "basic_sweeper" in config.hydra.sweeper._target_
+    return config.hydra.runtime.choices["hydra/sweeper"] == "basic"
 
 
 def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
@@ -133,18 +132,25 @@ def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
     made |= {parts, model}
 
 
+def _choices(override: Override) -> list[str]:
+    """Return an override with each of its swept values.
+
+    Raises:
+        WrongKey: it has infinitely many.
+    """
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    key = override.get_key_element()
+    if not override.is_discrete_sweep():
+        value = str(override.input_line).partition("=")[2]
+        raise WrongKey(key_of(key), "is for a search, such as sweep=optuna_tpe; list values for a grid", value)
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
 def _example(override: Override) -> str:
     """Return an override with one of its swept values."""
     key = override.get_key_element()
     value = override.value()
     if not override.is_sweep_override():
-        return f"{key}={override.get_value_element_as_str()}"
+        return str(override.input_line)
     return f"{key}={value.start if isinstance(value, IntervalSweep) else next(override.sweep_string_iterator())}"
-
-
-def quieten_optuna() -> None:
-    """Silence Optuna's own log messages, and its warnings that its Hydra sweeper uses deprecated names."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")

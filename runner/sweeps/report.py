@@ -10,8 +10,11 @@ from typing import Any
 from runner.files.whole import write_whole
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
+from runner.sweeps.ladder_plot import draw_ladder
 from runner.sweeps.names import show_value
+from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
+from runner.sweeps.rungs import Ladder
 from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
 from runner.sweeps.sweep import Sweep
 
@@ -27,13 +30,16 @@ th { background: #f2f5f8 } .text { text-align: left }
 """
 
 
-def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table]) -> list[Path]:
+def write_report(
+    led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], ladder: Ladder | None = None
+) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
 
     Args:
         led: the sweep.
         settings: its settings, best first; the first has an objective.
         tables: tables of the settings and of the jobs.
+        ladder: what a ladder came to; its picture is `ladder.svg` and `ladder.png`.
 
     Raises:
         OSError: a file cannot be written.
@@ -43,15 +49,35 @@ def write_report(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, T
     key = curve_key(objective)
     done = [job.result.name for setting in settings for job in setting.done]
     curves = {name: read_curve(led.folder / name, key) for name in done}
-    figure = draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})
-    picture = {kind: render(figure, kind) for kind in ("svg", "png")}
-    svg = picture["svg"].decode()
-    content = {"html": describe(led, settings, tables, svg[svg.index("<svg") :]).encode(), **picture}
+    known = {name: curve for name, curve in curves.items() if curve.steps}
+    importances = find_importances(settings) if led.directions else {}
+    figures = {"report": draw(settings, objective, known, several_objectives(settings, led), importances)}
+    if ladder is not None:
+        figures["ladder"] = draw_ladder(ladder)
+    pictures = {f"{name}.{kind}": render(one, kind) for name, one in figures.items() for kind in ("svg", "png")}
+    page = describe(led, settings, tables, _inline(pictures["report.svg"]))
+    if ladder is not None:
+        page = page.replace("<h2>", f"{_describe_ladder(ladder, _inline(pictures['ladder.svg']))}<h2>", 1)
     files = []
-    for kind, text in content.items():
-        files.append(led.folder / f"report.{kind}")
-        write_whole(files[-1], text)
+    for name, content in {"report.html": page.encode(), **pictures}.items():
+        files.append(led.folder / name)
+        write_whole(files[-1], content)
     return files
+
+
+def _inline(svg: bytes) -> str:
+    """Return the picture in an SVG file, to stand in a page."""
+    text = svg.decode()
+    return text[text.index("<svg") :]
+
+
+def _describe_ladder(ladder: Ladder, svg: str) -> str:
+    """Return the section of the page about a ladder."""
+    said = "".join(f"<p>{label}: {escape(text)}</p>\n" for label, text in ladder.lines())
+    return f"""<h2>Ladder</h2>
+{said}<div>{svg}</div>
+{_tabulate(*ladder.tabulate(), kind="ladder")}
+"""
 
 
 def curve_key(objective: str) -> str:
@@ -74,6 +100,9 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
     unknown = sum(not setting.objectives for setting in settings)
     without = f" {unknown} of the settings have no result, and are not in the pictures." if unknown else ""
     spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    objectives = several_objectives(settings, led)
+    front = escape(", ".join(one.name for one in find_front(settings, objectives)))
+    beaten = f"<p>Pareto front of {escape(' and '.join(objectives))}: {front}.</p>" if objectives else ""
     better = "lower" if lower_is_better(jobs, led) else "higher"
     objective = escape(objective_name(jobs))
     return f"""<!doctype html>
@@ -81,6 +110,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <h1>{escape(led.name)}</h1>
 <p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
 <p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
+{beaten}
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their

@@ -22,7 +22,9 @@ from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
+from runner.sweeps.objectives import find_front, several_objectives
 from runner.sweeps.plan import name_job_in
+from runner.sweeps.rungs import Ladder, climb
 from runner.sweeps.settings import (
     Setting,
     SweepJob,
@@ -59,15 +61,19 @@ def end_sweep() -> int:
     led.clear_notes()
     refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
+    settings = group(jobs) if jobs else []
+    ladder = climb(settings, lower_is_better(jobs, led)) if led.is_ladder and jobs else None
     try:
         if jobs:
-            _summarize(led, jobs, len(refused))
+            _summarize(led, jobs, settings, ladder, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
     _print_errors(led, jobs, refused)
     statuses = {one.status for one in results}
     if results:
-        give(result=_describe(led, jobs, refused))
+        described = _as_json(led, settings, ladder)
+        every = [one.as_json() for one in [*(job.result for job in jobs), *refused]]
+        give(result={"folder": str(led.folder), **described, "jobs": every})
     for number, handler in led.handlers.items():
         signal.signal(number, handler)
     if led.stopped_by:
@@ -80,15 +86,6 @@ def end_sweep() -> int:
     if errors and all(one.get("code") == NAMES[ENVIRONMENT] for one in errors):
         return ENVIRONMENT
     return FAILED if not statuses.isdisjoint(("FAILED", "KILLED")) else DONE
-
-
-def _describe(led: Sweep, jobs: list[SweepJob], refused: list[Result]) -> dict[str, Any]:
-    """Return the `result` of a sweep in JSON: settings, best first, and all jobs as `result.json` has them."""
-    return {
-        "folder": str(led.folder),
-        **(_as_json(led, group(jobs)) if jobs else {"sweep": led.id, "name": led.name, "settings": []}),
-        "jobs": [one.as_json() for one in [*(job.result for job in jobs), *refused]],
-    }
 
 
 def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result]) -> None:
@@ -108,18 +105,24 @@ def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result
         print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
 
 
-def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
+def _summarize(
+    led: Sweep, jobs: list[SweepJob], settings: Sequence[Setting], ladder: Ladder | None, refused: int
+) -> None:
     """Write the tables and the report to the sweep's folder, pass them to destinations, and print the settings.
 
     Args:
         led: the sweep.
         jobs: the jobs, best first.
+        settings: the settings that they make, best first.
+        ladder: what a ladder came to.
         refused: number of jobs that could not start, and left nothing behind.
     """
-    if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
+    known = [job.result for job in jobs if job.result.objective_name]
+    if led.direction and any(one.lower_is_better != (led.direction == "minimize") for one in known):
         log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", led.direction, objective_name(jobs))
-    settings = group(jobs)
     tables = {"settings": tabulate_settings(settings, metrics_of(jobs)), "jobs": tabulate_jobs(jobs)}
+    if ladder is not None:
+        tables = {"ladder": ladder.tabulate(), **tables}
     files = []
     for name, (columns, rows) in tables.items():
         text = io.StringIO(newline="")
@@ -127,11 +130,11 @@ def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
         files.append(led.folder / f"{name}.csv")
         write_whole(files[-1], text.getvalue())
     files.append(led.folder / "results.json")
-    write_whole(files[-1], json.dumps(_as_json(led, settings), indent=1))
+    write_whole(files[-1], json.dumps(_as_json(led, settings, ladder), indent=1))
     if settings[0].objectives:
         from runner.sweeps.report import write_report
 
-        files += write_report(led, settings, tables)
+        files += write_report(led, settings, tables, ladder)
     summary = SweepSummary(
         folder=led.folder,
         sweep=led.id,
@@ -139,17 +142,19 @@ def _summarize(led: Sweep, jobs: list[SweepJob], refused: int) -> None:
         status=_status(led, jobs),
         tables=tables,
         best=_describe_best(settings),
-        metrics=_metrics(settings),
+        metrics=_metrics(settings) | (ladder.metrics() if ladder else {}),
         files=files,
     )
     for destination in led.destinations:
         destination.log_sweep(summary)
-    _print(led, settings, refused, summary)
+    _print(led, settings, refused, summary, ladder)
 
 
-def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
+def _as_json(led: Sweep, settings: Sequence[Setting], ladder: Ladder | None) -> dict[str, Any]:
     """Return the results for programs: the settings, best first, each with its jobs in the order of their seeds."""
     jobs = [job for setting in settings for job in setting.jobs]
+    if not jobs:
+        return {"sweep": led.id, "name": led.name, "settings": []}
     return {
         "sweep": led.id,
         "name": led.name,
@@ -176,6 +181,7 @@ def _as_json(led: Sweep, settings: Sequence[Setting]) -> dict[str, Any]:
             }
             for setting in settings
         ],
+        **({} if ladder is None else {"ladder": ladder.as_json()}),
     }
 
 
@@ -185,7 +191,7 @@ def _plain(value: Any) -> Any:
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     statuses = {job.result.status for job in jobs}
-    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED")):
+    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED", "QUEUED")):
         return "KILLED"
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 
@@ -206,6 +212,7 @@ def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
     jobs = [job for setting in settings for job in setting.jobs]
     metrics = {"sweep/jobs": float(len(jobs)), "sweep/settings": float(len(settings))}
     metrics["sweep/finished"] = float(sum(job.result.status == "FINISHED" for job in jobs))
+    metrics["sweep/pruned"] = float(sum(job.result.status == "PRUNED" for job in jobs))
     best = settings[0]
     if best.mean is not None:
         metrics[f"best/{objective_name(jobs)}"] = best.mean
@@ -214,7 +221,7 @@ def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
     return metrics
 
 
-def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary) -> None:
+def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary, ladder: Ladder | None) -> None:
     """Print how the jobs ended, the settings, the best of them, and where everything is."""
     jobs = [job for setting in settings for job in setting.jobs]
     statuses = Counter(job.result.status.lower() for job in jobs) + Counter(refused=refused)
@@ -234,12 +241,22 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         name = f"{best.name}: " if best.values else ""
         rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
+    if objectives := several_objectives(settings, led):
+        front = [one.name for one in find_front(settings, objectives)]
+        rows.append(("front", f"{_shortened(front)}: none is better in {' and '.join(objectives)}"))
+    pruned = [job for job in jobs if job.result.status == "PRUNED"]
+    if pruned:
+        one = "it" if len(pruned) == 1 else "them"
+        rows.append(
+            ("pruned", f"{len(pruned)} of {len(jobs)} jobs; the same command with revive=all trains {one} further")
+        )
     if len(settings) > 1 and all(len(setting.losses) == 1 for setting in settings):
         is_single = all(len(setting.jobs) == 1 for setting in settings)
         what = "run each: add sweep=seeds" if is_single else "seed: add seed=0,1,2,3,4,5"
         rows.append(("note", f"one {what} to see whether the differences are more than chance"))
     if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
         rows.append(("note", unequal))
+    rows += [] if ladder is None else ladder.lines()
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)
@@ -253,7 +270,7 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
     tied = [one.name for one in settings if one.verdict == "tied"]
     if not tied:
         return
-    names = ", ".join(tied[:SHOWN_TIES]) + (f" and {len(tied) - SHOWN_TIES} more" if len(tied) > SHOWN_TIES else "")
+    names = _shortened(tied)
     compared = sum(bool(one.verdict) for one in settings) - 1
     from runner.runs.decision import LEVEL, count_needed
 
@@ -261,6 +278,11 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
     n = len(settings[0].losses)
     too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
     yield f"{names} may be as good{too_few}"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    return ", ".join(names[:SHOWN_TIES]) + (f" and {len(names) - SHOWN_TIES} more" if len(names) > SHOWN_TIES else "")
 
 
 def align(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -113,17 +113,19 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
     """
     data = make_data(task, torch.float64 if exact else torch.float32)
     in_low_precision = not exact and any(str(one).startswith("low_precision") for one in chosen)
+    defaults: dict[str, Any] = {
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "2ep",
+        "precision": "amp_bf16" if in_low_precision else "fp32",
+    }
     return Trainer(
         model=make_model(task, exact, batch_norm=not exact or "ghost_batch_norm" in chosen),
         train_dataloader=TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True),
         eval_dataloader=TensorLoader(*data, batch_size=NUM_SAMPLES, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        max_duration="2ep",
         algorithms=[make_algorithm(task, one) if isinstance(one, str) else one for one in chosen],
-        precision="amp_bf16" if in_low_precision else "fp32",
         device="cpu",
         run_dir=folder,
-        **arguments,
+        **{**defaults, **arguments},
     )
 
 

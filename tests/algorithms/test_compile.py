@@ -7,25 +7,15 @@ import torch
 from tiers import one_in
 from torch import Tensor, nn
 
-from runner import Algorithm, ClassificationModel, LanguageModel
+from runner import Algorithm, ClassificationModel
 from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
-from runner.algorithms.compile import find_repeated
-from runner.models import GPT, MLP, ResNet8
+from runner.blocks import find_repeated
 
 # Warnings of torch itself while it compiles.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-
-
-def test_the_outermost_repeated_blocks_are_found():
-    resnet = ClassificationModel(ResNet8(), 10)
-    assert [*find_repeated(resnet)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
-    gpt = LanguageModel(GPT(n_layers=3))
-    assert [*find_repeated(gpt)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
-    assert find_repeated(ClassificationModel(MLP(4, [3, 3], 2), 2)) == {}
-    assert find_repeated(LanguageModel(GPT(n_layers=1))) == {}
 
 
 def test_within_what_wraps_a_block_the_block_is_found(make_trainer, resnet):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -17,6 +17,7 @@ from runner import Callback
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.errors import ConstructorFailed
+from runner.config.hydra_versions import initialized
 from runner.failures.facts import facts_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -60,7 +61,7 @@ def load_tiny(batch_size: int = 4) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def default() -> Any:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         config: Any = OmegaConf.to_container(
             compose("config", ["model=mlp", "callbacks=none", "algorithms=none"]), resolve=True
         )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
-from runner.config.command_line import OPTIONS, check_options, keys_first, merge_repeated
+from runner.config.command_line import FLAGS, WITH_VALUE, check_options, keys_first, merge_repeated
 
 
 @pytest.mark.parametrize(
@@ -30,11 +33,10 @@ def test_repeated_appends_become_one_list(given: list[str], merged: list[str]):
     assert merge_repeated(given) == merged
 
 
-def test_hydra_s_options_are_known():
-    from hydra._internal.utils import get_args_parser
-
-    theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
-    assert {option for option in theirs if option.startswith("--")} == {*OPTIONS}
+def test_hydra_s_options_are_known(run_here: Any):
+    shown = run_here("--hydra-help", code=0).out
+    theirs = re.findall(r"^(--[\w-]+)((?:,-\w+)?) :", shown, re.MULTILINE)
+    assert dict(theirs) == {name: f",{short}" if short else "" for name, short in {**FLAGS, **WITH_VALUE}.items()}
     check_options(["-m", "--cfg", "job", "--config-dir=x", "--multi", "seed=-1", "~callbacks.x", "a=--b"])
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from runner.config.composed import check_keys, to_plain
+from runner.config.hydra_versions import initialized
 from runner.runs import folder as run_folder
 from runner.sweeps import sweep
 
@@ -18,7 +19,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 def plain(*overrides: str) -> dict[str, Any]:
     run_folder.register_resolver()
     sweep.register_resolver()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*overrides]))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from tiers import one_in
@@ -17,6 +17,7 @@ from runner import Trainer
 from runner.config import build
 from runner.config.command_line import merge_repeated
 from runner.config.composed import KEYS, targets
+from runner.config.hydra_versions import initialized
 from runner.runs.folder import register_resolver
 from runner.trainer import Trainer as TrainerClass
 
@@ -37,7 +38,7 @@ BUILT_IN = ["mlflow_logger", "checkpoint_saver", "learning_curves", "progress_ba
 @pytest.fixture(scope="module", autouse=True)
 def conf() -> Iterator[None]:
     register_resolver()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         yield
 
 

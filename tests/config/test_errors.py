@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
+from runner.config.hydra_versions import add_resolver, initialized
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
 from runner.event import Event
@@ -30,7 +31,7 @@ def no_hydra_is_left() -> Iterator[None]:
 
 def explained(*overrides: str) -> str:
     """What is said of a command that does not compose."""
-    with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
+    with pytest.raises(CONFIG_ERRORS) as raised, initialized(CONF):
         config = compose("config", list(overrides))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return explain(raised.value, overrides, CONF).message
@@ -114,6 +115,10 @@ def explained(*overrides: str) -> str:
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),
             (["check"], "check: has no key; did you mean mode=check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
+            (
+                ["run_name=a(b"],
+                "run_name=a(b: the value cannot be read as it is; write it with two pairs of quotes: 'run_name=\"a(b",
+            ),
             (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
         ],
@@ -130,7 +135,7 @@ def test_a_command_that_does_not_compose(overrides: list[str], message: str):
 def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
     (tmp_path / "algorithms").mkdir()
     (tmp_path / "algorithms" / "my_own.yaml").write_text("my_own: {_target_: a.B}\n")
-    with pytest.raises(CONFIG_ERRORS) as raised, initialize_config_dir(str(CONF), version_base="1.3"):
+    with pytest.raises(CONFIG_ERRORS) as raised, initialized(CONF):
         compose("config", ["my_own"])
     given = [f"--config-dir={tmp_path}", "my_own"]
     assert explain(raised.value, given, CONF).message == "my_own: has no key; did you mean +algorithms=my_own?"
@@ -259,7 +264,7 @@ def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
     def fails(path: str) -> Any:
         return Path(path).read_text()
 
-    OmegaConf.register_new_resolver("fails", fails)
+    add_resolver("fails", fails)
     try:
         with pytest.raises(CONFIG_ERRORS) as raised:
             OmegaConf.to_container(OmegaConf.create({"a": f"${{fails:{tmp_path}/missing}}"}), resolve=True)
@@ -291,7 +296,7 @@ def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str,
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ndefaults:\n{defaults}\n")
     command = ["experiment=mine", f"hydra.searchpath=[{tmp_path}]"]
     refused = pytest.raises(WrongConfig, match=message)
-    with initialize_config_dir(str(CONF), version_base="1.3"), refused, config_errors():
+    with initialized(CONF), refused, config_errors():
         compose("config", command)
     with pytest.raises(AssertionError), config_errors():
         raise AssertionError("of the program's own")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from tiers import one_in
 
 from runner.config import build
@@ -26,6 +26,7 @@ from runner.config.command_line import (
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.foreign import _table, about_foreign
+from runner.config.hydra_versions import initialized
 from runner.modes.subcommands import spell_out
 from runner.modes.table import MODES
 from runner.runs.folder import register_resolver
@@ -101,7 +102,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trainer.strategy=ddp": ("trainer.strategy=ddp: ", "launch.nproc_per_node=auto"),
     "trainer=ddp": ("trainer=ddp: ", "launch.nproc_per_node=auto"),
     "trainer=gpu": ("trainer=gpu: ", "trainer.device=cuda"),
-    "deepspeed=ds.json": ("deepspeed=ds.json: ", "sharded models are not supported"),
+    "deepspeed=ds.json": ("deepspeed=ds.json: ", "trainer.parallel=fsdp"),
+    "trainer.fsdp=true": ("trainer.fsdp=true: ", "trainer.parallel=fsdp"),
     # batches and gradients
     "batch_size=32": ("batch_size=32: ", "data.batch_size=32"),
     "per_device_train_batch_size=8": ("per_device_train_batch_size=8: ", "data.batch_size=8"),
@@ -235,7 +237,7 @@ def files(folder: Path) -> list[Path]:
 
 def check(typed: list[str], folder: Path) -> None:
     """Do what a command does before it trains, but without a process and without data."""
-    with config_errors(), initialize_config_dir(str(CONF), version_base="1.3"):
+    with config_errors(), initialized(CONF):
         check_options(spell_out(typed))
         check_spaces(typed)
         keys = [one for one in keys_first(merge_repeated(typed)) if not one.startswith("-")]

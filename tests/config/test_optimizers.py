@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from rank_runs import program_of
 from torch import nn
 from torch.nn.functional import softplus
@@ -19,6 +19,7 @@ from runner.algorithms import ReduceOnPlateau
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
 from runner.distributed.collectives import get_global_rank, get_world_size
 from runner.runs.optimizer_changes import change_optimizers
@@ -84,7 +85,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*MLP, *overrides]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from tiers import one_in
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -19,6 +19,7 @@ from runner import Callback, ClassificationModel, Model
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
+from runner.config.hydra_versions import initialized
 from runner.data import faked_by
 from runner.event import Event
 from runner.modes import dry_run
@@ -97,7 +98,7 @@ def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
 
 def plain(*overrides: str) -> dict[str, Any]:
     """The config that overrides compose."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*overrides]))
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.modes.explain import print_tables, timeline
@@ -87,7 +88,7 @@ class Stepping(ClassificationModel):
 
 def plain(*overrides: str) -> dict[str, Any]:
     """The config that overrides compose."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*overrides]))
 
 

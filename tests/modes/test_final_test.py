@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from stores import query
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,6 +20,7 @@ from runner.callbacks import CheckpointSaver, InMemoryLogger
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
+from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
 from runner.evaluator import with_test
 from runner.modes import dry_run
@@ -158,7 +159,7 @@ def test_test_data_with_an_interval_is_refused():
 
 
 def try_out(*overrides: str) -> dry_run.Findings:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         config = to_plain(compose("config", [*overrides]))
     build.check(config)
     return dry_run.try_out(config)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from python_process import PATIENCE
 from tiers import one_in
 
@@ -19,6 +19,7 @@ from runner.config import build
 from runner.config.catalogue import CONF, GROUPS, choices, top_keys
 from runner.config.command_line import merge_repeated
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.modes.help import explain, overview
 from runner.modes.table import MODES
 
@@ -100,7 +101,7 @@ ALONE = [one for one in CHOICES if one.group not in NEEDS_MORE]
 def test_the_example_of_a_choice_composes_and_binds(choice: Any):
     lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
     arguments = merge_repeated(lines[lines.index("Example") + 1].split()[1:])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         build.check(to_plain(compose("config", arguments)))
 
 

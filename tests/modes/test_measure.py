@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from runner.budget import Budget
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.failures.facts import WrongKey
 from runner.modes import measure
 from runner.modes.measure import Pace, settle_budget
@@ -46,7 +47,7 @@ def test_a_budget_that_no_number_of_batches_fits_is_refused(budget: Budget, pace
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         return to_plain(compose("config", [*TINY, *overrides]))
 
 
@@ -70,6 +71,29 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
     assert measured.timestamp.batch == plain.timestamp.batch == int(batches)
     digests = [next((tmp_path / name).glob("*digest*")).read_bytes() for name in ("measured", "plain")]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_operations_are_those_of_all_ranks(tmp_path: Path, run_app: Any, ranks: int):
+    """Six for each weight and sample, by hand."""
+    several = (f"launch.nproc_per_node={ranks}", "callbacks=none", "hydra.run.dir=run")
+    run_app(*TINY[:2], *several, "model.module.hidden=[8]", "algorithms=none", "budget=1e7flop")
+    weights = 64 * 8 + 8 + 8 * 10 + 10
+    expected = f"1e+07flop = {int(1e7 / (6 * weights * 400))}ba"
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["budget"] == expected
+
+
+def test_operations_are_what_the_model_says():
+    config = composed("model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop")
+    with build.build({**config, "budget": None}, Path("unused"), "run") as trainer:
+        model = trainer.state.unwrapped_model
+        each = model.flops_per_batch(next(iter(trainer.state.train_dataloader)))
+    assert each is not None and settle_budget(config)["budget"] == f"1e+09flop = {int(1e9 / each)}ba"
+
+
+def test_a_budget_without_room_for_one_batch_is_refused():
+    with pytest.raises(WrongKey, match="budget='10flop': one batch already takes .* floating-point operations"):
+        settle_budget(composed("budget=10flop"))
 
 
 @pytest.mark.slow

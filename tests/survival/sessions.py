@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # torch imports it at the first optimizer step, which takes a second
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer, get_global_rank, get_world_size
@@ -26,6 +26,7 @@ from runner.callbacks import CheckpointSaver, EarlyStopper, JSONLinesLogger
 from runner.checkpoints.files import find_checkpoint
 from runner.config.build import build
 from runner.config.composed import to_plain
+from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
 from runner.data.images.digits import load_digits
 from runner.schedulers import cosine_annealing
@@ -170,7 +171,7 @@ def train_config(run_dir: Path, overrides: list[str]) -> None:
     """Train what `conf/` and overrides describe, from the folder's checkpoint on where there is one."""
     os.chdir(run_dir.parent)
     warnings.simplefilter("ignore")  # of libraries that some hooks use
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         config = to_plain(compose("config", overrides))
     checkpoint = newest(run_dir)
     config["resume"] = None if checkpoint is None else str(checkpoint)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from torch import nn
 
 from runner import Callback, ClassificationModel
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
+from runner.config.hydra_versions import initialized
 from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
@@ -41,7 +42,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "planned_here", sys.modules[__name__])
     monkeypatch.setattr(sys, "argv", ["runner"])
     MADE.clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialized(CONF):
         plain = to_plain(compose("config", ["callbacks=none", "algorithms=none", "hydra.run.dir=."]))
     return plain | {
         "callbacks": {"witness": {"_target_": "planned_here.Witness"}},

@@ -1,0 +1,56 @@
+"""What differs between the versions of Hydra and OmegaConf that the runner works with: 1.3 and 2.3, 1.4 and 2.4."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+import omegaconf
+from omegaconf import OmegaConf
+
+_IS_OLD = hydra.__version__.startswith("1.3.")
+BASE: dict[str, Any] = {"version_base": "1.3"} if _IS_OLD else {}
+"""An argument for functions of Hydra that 1.3 needs, and 1.4 warns of."""
+
+
+def initialized(conf: str | Path, job_name: str = "app") -> AbstractContextManager[None]:
+    """Return a context within which `hydra.compose` reads a folder of config groups."""
+    return hydra.initialize_config_dir(str(conf), job_name=job_name, **BASE)
+
+
+def add_resolver(name: str, resolver: Callable[..., Any]) -> None:
+    """Let configs use `${name:...}`, which calls a function once for each config and arguments."""
+    is_old = omegaconf.__version__.startswith("2.3.")  # which has another function of the new name
+    register: Any = OmegaConf.register_new_resolver if is_old else OmegaConf.register_resolver
+    register(name, resolver, use_cache=True, replace=True)
+
+
+@contextmanager
+def any_target() -> Iterator[None]:
+    """Let Hydra 1.4 call what a config names without a warning that there is no list of what it may call.
+
+    That list would have to name the class of each callable object as well, such as that of a model which a function
+    returns. Hydra still refuses what runs commands. For records of other people there is `runner.runs.trust`.
+    """
+    if _IS_OLD:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*hydra\.utils\.instantiate\(\) resolved _target_=")
+        yield
+
+
+def full_key(error: BaseException) -> str | None:
+    """Return the key, inside a section, of the target that could not be called; None for the section's own target.
+
+    Hydra gives the key only as a line `full_key: a.b`: 1.3 in the message, 1.4 as a note, which is taken away.
+    """
+    notes = getattr(error, "__notes__", [])
+    found = re.search(r"^full_key: (.+)$", "\n".join([str(error), *notes]), re.MULTILINE)
+    notes[:] = [one for one in notes if not one.startswith("full_key: ")]
+    return None if found is None else found[1]

@@ -1,0 +1,58 @@
+"""`sweep=ladder`, before its first job: which sizes of the model are trained with which amounts of compute."""
+
+from __future__ import annotations
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, open_dict, read_write
+
+from runner.budget import Budget
+from runner.failures.facts import WrongKey
+from runner.runs.result import FOLD, SEED
+from runner.sweeps.plan import is_grid, typed_overrides
+
+BUDGET = "budget"
+LEAST = 4
+"""Rungs of a ladder: three to fit a law to, and the one that is held out."""
+
+
+def prepare(config: DictConfig) -> None:
+    """Add to the config of a sweep what its ladder sweeps for the chosen model, and check that it is a ladder.
+
+    Args:
+        config: Hydra's config of the sweep; unchanged without a ladder.
+
+    Raises:
+        WrongKey: nothing makes the model larger, or the budgets are no rungs.
+    """
+    if not config.get("ladder"):
+        return
+    if not is_grid(config):
+        chosen = config.hydra.runtime.choices["hydra/sweeper"]
+        raise WrongKey("hydra/sweeper", "a ladder trains every combination; leave the sweeper out", repr(chosen))
+    model = config.hydra.runtime.choices.get("model")
+    known = config.ladder.get(model) or {}
+    typed = {one.get_key_element().lstrip("+"): one for one in typed_overrides(config)}
+    has_size = any(one.is_sweep_override() and key not in (BUDGET, SEED, FOLD) for key, one in typed.items())
+    for key, values in known.items():
+        if key not in typed and (key == BUDGET or not has_size):
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.sweeper.params[key] = values
+            has_size = has_size or key != BUDGET
+    if not has_size:
+        reason = f"nothing says what makes model={model} larger; sweep the key that does"
+        raise WrongKey("ladder", f"{reason}, such as model.module.width=8,16,32")
+    _check_rungs({one.get_key_element(): one for one in typed_overrides(config)}.get(BUDGET))
+
+
+def _check_rungs(budget: Override | None) -> None:
+    how = "such as budget=1e9flop,2e9flop,4e9flop,8e9flop"
+    if budget is None:
+        raise WrongKey(BUDGET, f"nothing says how much to compute; give at least {LEAST} budgets, {how}")
+    values = [*budget.sweep_string_iterator()] if budget.is_discrete_sweep() else [str(budget.value())]
+    flops = [Budget.parse(value).flop for value in values]
+    if None in flops:
+        reason = f"a ladder has equal compute, in floating-point operations; {how}"
+        raise WrongKey(BUDGET, reason, repr(values[flops.index(None)]))
+    if len(set(flops)) < LEAST:
+        reason = f"a ladder needs at least {LEAST} rungs: three to fit a law to, and one that is held out; {how}"
+        raise WrongKey(BUDGET, reason, ",".join(values))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from runner.config.catalogue import CONF
+from runner.config.hydra_versions import BASE, any_target, initialized
+from runner.config.one_job import is_one_job, run_one_job
+
+CHECK = ("mode=check", "model=mlp", "callbacks=none")
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The overrides of each composition."""
+    found: list[Any] = []
+    with initialized(CONF):
+        loader = type(GlobalHydra.instance().config_loader())
+    load = loader.load_configuration
+
+    def count(loader: Any, config_name: Any, overrides: Any, *given: Any, **named: Any) -> Any:
+        found.append(list(overrides))
+        return load(loader, config_name, overrides, *given, **named)
+
+    monkeypatch.setattr(loader, "load_configuration", count)
+    return found
+
+
+def test_a_command_is_composed_once(run_here: Any, composed: list[Any]):
+    run_here(*CHECK, code=0)
+    assert composed == [[*CHECK, "hydra.mode=RUN"]]
+
+
+def test_the_config_is_that_of_hydra_s_own_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    typed = [*CHECK, "seed=3", "+vars.a=1", f"hydra.run.dir={tmp_path}", "hydra.sweep.dir=none"]
+    typed += ["+hydra.job.env_set.MINE='yes'"]
+    found: list[Any] = []
+
+    def keep(config: Any) -> None:
+        its_hydra: Any = OmegaConf.to_container(HydraConfig.instance().cfg, resolve=True)
+        its_hydra["hydra"]["overrides"].pop("hydra")  # 1.4 adds no mode
+        found.append((OmegaConf.to_container(config, resolve=True), its_hydra))
+
+    run_one_job(keep, typed)
+    monkeypatch.setattr(sys, "argv", ["runner", *typed])
+    with any_target():
+        hydra.main(config_path=str(CONF), config_name="config", **BASE)(keep)()
+    assert found[0] == found[1]
+
+
+def test_what_the_task_raises_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def fail(config: Any) -> None:
+        raise ValueError("seed=3: is odd")
+
+    with pytest.raises(ValueError, match="seed=3: is odd"):
+        run_one_job(fail, [*CHECK, f"hydra.run.dir={tmp_path}"])
+
+
+def test_a_mode_that_is_typed_is_what_hydra_makes_of_it(run_here: Any):
+    assert "seed=1" in run_here("hydra.mode=MULTIRUN", "seed=0,1", *CHECK, code=0).out
+
+
+@pytest.mark.skipif(not BASE, reason="Hydra 1.4 reads it from config.yaml and the command line only")
+def test_a_mode_in_a_file_of_the_user_is_what_hydra_makes_of_it(tmp_path: Path, run_here: Any):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
+    assert "seed=1" in run_here("experiment=mine", "seed=0,1", *CHECK, code=0).out
+
+
+def test_none_of_our_files_makes_a_command_a_sweep():
+    for file in CONF.rglob("*.yaml"):
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        assert "mode" not in (content.get("hydra") or {}), file
+    callbacks = OmegaConf.load(CONF / "config.yaml").hydra.callbacks
+    assert [*callbacks] == ["sweep"], "run_one_job calls no callbacks of Hydra"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("--config-dir=conf", "-cd", "-m", "--cfg", "hydra.mode=RUN", "hydra={mode: RUN}", "hydra.searchpath=[a]"),
+        *("+hydra.callbacks.mine._target_=a.B", "+hydra/callbacks=log_job_return"),
+    ],
+)
+def test_hydra_is_asked_where_something_else_may_decide(typed: str):
+    assert not is_one_job(["seed=1", typed])
+
+
+def test_other_keys_are_composed_here():
+    assert is_one_job(["seed=1", "~callbacks.x", "hydra.run.dir=a-b", "hydra/job_logging=none", "run_name=hydra.mode"])

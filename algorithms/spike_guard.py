@@ -1,4 +1,4 @@
-"""SpikeGuard: after a spike of loss or gradient, training goes back to weights before it and skips its samples."""
+"""SpikeGuard: after a spike of loss or gradient, training goes back to earlier weights, and skips its samples."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@ from runner.callbacks.activation_monitor import ActivationMonitor
 from runner.callbacks.callback_budget import CallbackBudget
 from runner.callbacks.checkpoint_saver import CheckpointSaver
 from runner.callbacks.console_summary import ConsoleSummary
+from runner.callbacks.crash_bundle import CrashBundle
 from runner.callbacks.early_stopper import EarlyStopper
 from runner.callbacks.event_trace import EventTrace
 from runner.callbacks.export_for_inference import ExportForInference
@@ -38,6 +39,7 @@ __all__ = [
     "CallbackBudget",
     "CheckpointSaver",
     "ConsoleSummary",
+    "CrashBundle",
     "EarlyStopper",
     "EventTrace",
     "ExportForInference",

@@ -76,6 +76,9 @@ class State:
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler for amp_fp16, otherwise None."""
 
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for torch's DistributedDataParallel, as INIT leaves them."""
+
     train_dataloader: Iterable[Batch] | None = None
     """The training dataloader as given; None for a run that only evaluates or predicts."""
     stream: BatchStream | None = None

@@ -17,6 +17,7 @@ from runner.checkpoints import snapshot
 from runner.checks import check_session, check_subset
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
+from runner.device.numerics import set_numerics
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.sharding import Layout
@@ -31,7 +32,7 @@ from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.ordering import name_hooks
-from runner.randomness import restore_determinism, set_determinism
+from runner.precision import Precision
 from runner.run import Run
 from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
@@ -66,7 +67,7 @@ class Trainer:
         algorithms: objects that change training; run in the order given, except where they declare another.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
         loggers: logger destinations.
-        precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
+        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
         grad_accum: the number of microbatches per batch.
         microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.
@@ -147,7 +148,7 @@ class Trainer:
         self._interval = interval_or_rule(eval_interval)
         self._train_subset = check_subset("train_subset_num_batches", train_subset_num_batches)
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
-        self._before = set_determinism(deterministic)
+        self._restore_numerics = set_numerics(deterministic, tf32=state.precision is Precision.TF32)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile, session)
 
@@ -259,7 +260,7 @@ class Trainer:
         try:
             self.engine.close()
         finally:
-            restore_determinism(self._before)
+            self._restore_numerics()
             if self._steps is not None:
                 self._steps.close()
             if self._made_group:
@@ -367,7 +368,7 @@ class Trainer:
             self._layout.compile(model)
         reduces_in_backward = self._layout.reduces_in_backward(model, state.microbatch_size)
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
-        state.model = self._layout.wrap(model, state.device)
+        state.model = self._layout.wrap(model, state.device, state.ddp_options)
         self.run = Run(
             state=state,
             engine=self.engine,

@@ -44,6 +44,7 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # commands and sweeps
     Fault(
@@ -73,6 +74,101 @@ FAULTS = (
         "operations_of(state) * get_world_size()",
         "operations_of(state)",
         "modes/test_measure.py",
+    ),
+    # gradients over ranks
+    Fault(
+        "ddp: options do not reach DDP",
+        "runner/distributed/collectives.py",
+        "options = {**options, ",
+        "options = {",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "ddp: gradients are summed and not averaged where they are compressed",
+        "algorithms/ddp.py",
+        ".to(dtype).div_(dist.get_world_size())",
+        ".to(dtype)",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "gradients over ranks: a collective for each",
+        "runner/distributed/collectives.py",
+        ">= BUCKET_BYTES",
+        ">= 0",
+        "distributed/test_collectives.py",
+    ),
+    Fault(
+        "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
+        "algorithms/compile.py",
+        "RECOMPILES * len(found)",
+        "RECOMPILES",
+        "algorithms/test_compile.py",
+    ),
+    # numbers
+    Fault(
+        "tf32: the setting stays after the run",
+        "runner/device/numerics.py",
+        "        undo.append(lambda: torch.set_float32_matmul_precision(before))\n",
+        "        undo.append(lambda: None)\n",
+        "device/test_numerics.py",
+    ),
+    Fault(
+        "cudnn_benchmark: a deterministic run takes it",
+        "algorithms/cudnn_benchmark.py",
+        "if torch.are_deterministic_algorithms_enabled():",
+        "if False:",
+        "algorithms/test_cudnn_benchmark.py",
+    ),
+    # optimizers
+    Fault(
+        "fused: what the user set is changed",
+        "runner/optim/fused.py",
+        'group["fused"] is None and group["foreach"] is None',
+        'group["foreach"] is None',
+        "optim/test_fused.py",
+    ),
+    Fault(
+        "fused: a resumed run steps with the kernels of the run that saved",
+        "runner/optim/fused.py",
+        '{**its, "fused": group["fused"]} if "fused" in group else its',
+        "its",
+        "optim/test_fused.py",
+    ),
+    # data on its way to a GPU
+    Fault(
+        "prefetch: steps do not wait for the copy of their batch",
+        PREFETCH,
+        "        steps.wait_stream(self._stream)\n",
+        "",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: memory of a batch is given out again before the steps that use it",
+        PREFETCH,
+        "            moved.record_stream(steps)",
+        "            pass",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are copied from pageable memory",
+        PREFETCH,
+        "pinned(tensor).to(",
+        "tensor.to(",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are transformed before they travel",
+        PREFETCH,
+        "    return loader.untransformed, lambda",
+        "    return partial(iter, loader), lambda",
+        "test_dataloader.py",
+    ),
+    Fault(
+        "data in memory: moved to the device however little room it has",
+        "runner/data/loaders.py",
+        "size > RESIDENT_SHARE * free",
+        "size > free",
+        "data/test_loaders.py",
     ),
     # which samples, in which order
     Fault(
@@ -679,6 +775,69 @@ FAULTS = (
         "if any(first[pair] != second[pair] for pair in pairs) or",
         "if",
         "modes/test_verdict.py",
+    ),
+    Fault(
+        "replay: it begins at the newest checkpoint of all",
+        "runner/runs/past.py",
+        "if trained < batch]",
+        "]",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "replay: the record of the last session stands for all of them",
+        "runner/runs/past.py",
+        "if began_after(one) < batch]",
+        "]",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "replay: samples that were left out keep their numbers",
+        "runner/modes/replayed.py",
+        "                self._follow(rows, _rows(state))",
+        "                pass",
+        "modes/test_replay.py",
+    ),
+    Fault(
+        "forks: the checkpoint stays with the parent",
+        "runner/runs/forks.py",
+        'return {**config, "resume": str(copy)}',
+        "return config",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a resumed fork forgets its parent",
+        "runner/runs/recording.py",
+        'job.tags.get(PARENT, before.parent if before is not None else "")',
+        'job.tags.get(PARENT, "")',
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "crash: names in a bundle are not checked",
+        "runner/runs/run_files.py",
+        "or not _NAMES.fullmatch(one.filename) ",
+        "",
+        "callbacks/test_crash_bundle.py",
+    ),
+    Fault(
+        "crash: modules of somebody else's bundle are imported unasked",
+        "runner/runs/saved_run.py",
+        'may_run = is_trusted or typed_value(arguments, "allow_code") == "true"',
+        "may_run = True",
+        "callbacks/test_crash_bundle.py",
+    ),
+    Fault(
+        "verify: what the run kept is compared with itself",
+        "runner/modes/verify.py",
+        'now = {one["batch"]: one for one in again}',
+        'now = {one["batch"]: one for one in kept}',
+        "modes/test_verify.py",
+    ),
+    Fault(
+        "verify: the code of then is used",
+        "runner/modes/table.py",
+        'trains_again="now"',
+        'trains_again="then"',
+        "modes/test_verify.py",
     ),
 )
 

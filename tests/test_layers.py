@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
     {"addresses", "budget", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time"},
-    {"batch", "blocks", "model", "precision", "surgery"},
+    {"batch", "blocks", "device", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "pictures", "schedulers"},
     {

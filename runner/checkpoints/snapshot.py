@@ -32,6 +32,7 @@ from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
+from runner.optim.fused import load_optimizer
 from runner.optim.param_groups import check_groups
 from runner.state import State
 from runner.time import Timestamp
@@ -217,8 +218,9 @@ def restore(state: State, path: str | Path) -> None:
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
                 check_groups(one, its)
-                its = like_parameters(one, its)
-            one.load_state_dict(its)
+                load_optimizer(one, like_parameters(one, its))
+            else:
+                one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
         optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch

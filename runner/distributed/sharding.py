@@ -140,9 +140,17 @@ class Layout:
         for one in find_units(model).values() if is_sharded(model) else [model]:
             one.compile()
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return a model as it is called in training: within DDP, or itself where it is sharded or alone."""
-        return model if is_sharded(model) else replicate(model, device)
+    def wrap(self, model: nn.Module, device: torch.device, ddp_options: Mapping[str, Any]) -> nn.Module:
+        """Return a model as it is called in training: within DDP, or itself where it is sharded or alone.
+
+        Raises:
+            ValueError: there are options for DDP, and the model is sharded.
+        """
+        if not is_sharded(model):
+            return replicate(model, device, ddp_options)
+        if ddp_options:
+            raise ValueError("parallel='fsdp': the algorithm DDP sets how replicas are averaged; remove it")
+        return model
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:

@@ -86,6 +86,7 @@ class Muon(Optimizer):
         rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
         rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
         rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+        fused: whether one kernel steps the whole rest; None: on CUDA, where it can.
 
     Raises:
         ValueError: an argument is out of range, or there is no matrix.
@@ -104,6 +105,7 @@ class Muon(Optimizer):
         rest_betas: tuple[float, float] = (0.9, 0.95),
         rest_momentum: float = 0.9,
         rest_weight_decay: float = 0.0,
+        fused: bool | None = None,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
             if not value >= 0:
@@ -122,9 +124,10 @@ class Muon(Optimizer):
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None
         if others and rest == "adamw":
-            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay)
+            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay, fused=fused)
         elif others:
-            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
+            options: dict[str, Any] = {"weight_decay": rest_weight_decay, "nesterov": True, "fused": fused}
+            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, **options)
         if self._rest is not None:
             for one in self._rest.param_groups:
                 self.add_param_group(one)

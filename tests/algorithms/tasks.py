@@ -13,8 +13,9 @@ from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
 from runner.ordering import snake_case
 
-CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__}
-"""All algorithms: config name and class."""
+NEED_A_GPU = {"CudnnBenchmark"}
+CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}
+"""All algorithms but those that need a GPU: config name and class."""
 
 # Arguments with which an algorithm acts within four batches and on small layers, where its defaults would not.
 ARGUMENTS: dict[str, dict[str, Any]] = {

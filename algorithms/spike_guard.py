@@ -67,7 +67,7 @@ class SpikeGuard(Algorithm):
             gradient norm, and the batch whose weights were restored; named after the config key.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or the model is sharded.
         FloatingPointError: in training, on all ranks, there is one spike more than `limit`.
 
     Evidence:
@@ -94,6 +94,11 @@ class SpikeGuard(Algorithm):
         self._count = 0
         self._good: dict[str, Any] = {}
         self._spikes: list[list[Any]] = []
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if is_sharded(state.unwrapped_model):
+            reason = "the norm of sharded gradients would take an exchange after each batch"
+            raise ValueError(f"parallel='fsdp': SpikeGuard looks rarely: {reason}; remove it, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64

@@ -180,11 +180,12 @@ def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
         from runner.algorithms import SpikeGuard
         from runner.callbacks import ReplicaMonitor
         from runner.data import TensorLoader
+        from runner.loss import total_of
 
         class OnOneRank(Algorithm):
-            def after_loss(self, state: Any, logger):
+            def after_loss(self, state, logger):
                 if state.timestamp.batch == 13 and get_global_rank() == 1:
-                    state.loss = state.loss * 1000
+                    state.loss = total_of(state.loss) * 1000
 
         class Save(Callback):
             def batch_checkpoint(self, state, logger):

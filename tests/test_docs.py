@@ -39,6 +39,7 @@ NOT_FOLLOWED = {
     "pretrained=true": "needs a network",
     "model.module.name=gpt2": "needs a network",
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
+    "sweep=ladder": "tests/sweeps/test_ladder.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""

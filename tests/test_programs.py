@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 from main_runs import SHORT
 from test_main_wrong_commands import WRONG
@@ -148,12 +149,20 @@ def raised(error: BaseException) -> RuntimeError:
     return outer
 
 
+def no_memory_for_a_tensor() -> RuntimeError:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(10**15)
+    return raised.value
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT),
         (OSError(errno.ENOENT, "No such file"), FAILED),
         (MemoryError(), ENVIRONMENT),
+        (no_memory_for_a_tensor(), ENVIRONMENT),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FAILED),
         (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),
         (RankFailed(1, "ValueError: no"), FAILED),
         (ValueError("no"), FAILED),

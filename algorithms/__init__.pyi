@@ -7,8 +7,10 @@ from runner.algorithms.blurpool import BlurPool
 from runner.algorithms.channels_last import ChannelsLast
 from runner.algorithms.colout import ColOut
 from runner.algorithms.compile import Compile
+from runner.algorithms.cudnn_benchmark import CudnnBenchmark
 from runner.algorithms.cutmix import CutMix
 from runner.algorithms.cutout import CutOut
+from runner.algorithms.ddp import DDP
 from runner.algorithms.ema import EMA
 from runner.algorithms.factorize import Factorize
 from runner.algorithms.gated_linear_units import GatedLinearUnits
@@ -35,6 +37,7 @@ from runner.algorithms.sam import SAM
 from runner.algorithms.schedule_free import ScheduleFree
 from runner.algorithms.selective_backprop import SelectiveBackprop
 from runner.algorithms.seq_length_warmup import SeqLengthWarmup
+from runner.algorithms.spike_guard import SpikeGuard
 from runner.algorithms.squeeze_excite import SqueezeExcite
 from runner.algorithms.stochastic_depth import StochasticDepth
 from runner.algorithms.swa import SWA
@@ -43,6 +46,7 @@ from runner.algorithms.value_embedding import ValueEmbedding
 from runner.algorithms.weight_standardization import WeightStandardization
 
 __all__ = [
+    "DDP",
     "EMA",
     "LAWA",
     "SAM",
@@ -56,6 +60,7 @@ __all__ = [
     "ChannelsLast",
     "ColOut",
     "Compile",
+    "CudnnBenchmark",
     "CutMix",
     "CutOut",
     "Factorize",
@@ -81,6 +86,7 @@ __all__ = [
     "ScheduleFree",
     "SelectiveBackprop",
     "SeqLengthWarmup",
+    "SpikeGuard",
     "SqueezeExcite",
     "StochasticDepth",
     "TrivialAugment",

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.checks import check_whole
+from runner.distributed.sharding import is_sharded, like, local
 from runner.model import in_eval_mode
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.randomness import ForwardStream
@@ -33,22 +34,23 @@ def wide_copy(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors in place, in one fused operation."""
+    """Copy tensors in place, in one fused operation; of sharded tensors, each rank copies its part."""
     if into:
-        torch._foreach_copy_(list(into), list(values))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_([*map(local, into)], [*map(local, values)])  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
 def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
-    """Set each average a to a + weight (v - a), in place, in one fused operation.
+    """Set each average a to a + weight (v - a), in place, in one fused operation; each rank its part of sharded ones.
 
     Args:
         averages: floating-point tensors, changed in place.
         values: tensors of the same shapes, in the averages' precision or a lower one.
         weight: weight of the values, in [0, 1].
     """
-    values = [value.detach().to(average.dtype) for average, value in zip(averages, values, strict=True)]
-    torch._foreach_lerp_(list(averages), values, weight)  # pyright: ignore[reportPrivateImportUsage]
+    averages = [*map(local, averages)]
+    values = [local(value).to(average.dtype) for average, value in zip(averages, values, strict=True)]
+    torch._foreach_lerp_(averages, values, weight)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @contextmanager
@@ -171,6 +173,11 @@ class WeightAverage(Algorithm):
             )
         if get_world_size() > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self._norms):
             raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
+        if self._norms and is_sharded(state.unwrapped_model) and getattr(loader, "ranks_read", None) == "shares":
+            raise ValueError(
+                f"{shown}: ranks of a sharded model compute in step, and may have different numbers of batches here; "
+                f"{remedy}"
+            )
 
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:
@@ -199,13 +206,14 @@ class WeightAverage(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._average = dict(state["average"])
+        self._changed()
 
     def _changed(self) -> None:
         self._statistics = []
 
     def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by name, each on the device of the parameter with that name."""
-        return {name: tensors[name].to(one.device) for name, one in self._parameters.items()}
+        """Return tensors by name, each on the device of the parameter with that name, and sharded as it is."""
+        return {name: like(tensors[name], one) for name, one in self._parameters.items()}
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -24,9 +26,10 @@ MAX_ENHANCEMENT = 0.9  # largest change of a factor, up or down from 1
 POSTERIZED_BITS = 4  # largest number of bits dropped, of 8
 
 
-def _numbers(values: list[float], images: Tensor) -> Tensor:
-    """Return numbers as a tensor like the images, without waiting for the device as `new_tensor` would."""
-    return torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True)
+@lru_cache(maxsize=256)
+def _numbers(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which crosses to the device only once."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def transform(images: Tensor, matrices: Tensor) -> Tensor:
@@ -38,7 +41,7 @@ def transform(images: Tensor, matrices: Tensor) -> Tensor:
             image's center, x to the right and y down.
     """
     height, width = images.shape[2:]
-    half = _numbers([width / 2, height / 2], images)
+    half = _numbers(width / 2, height / 2, dtype=images.dtype, device=images.device)
     # grid_sample's coordinates run from -1 to 1 over the image, whatever its size.
     scale = torch.cat([half, half.new_ones(1)]) / half[:, None]
     grid = F.affine_grid(matrices * scale, list(images.shape), align_corners=False)
@@ -92,7 +95,7 @@ def _gray(images: Tensor) -> Tensor:
     """Return the luminance (N, 1, H, W): of three channels by ITU-R 601, of any other number their mean."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
-    weights = _numbers([0.299, 0.587, 0.114], images).view(1, 3, 1, 1)
+    weights = _numbers(0.299, 0.587, 0.114, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
     return (images * weights).sum(dim=1, keepdim=True)
 
 
@@ -189,11 +192,13 @@ def apply_each(
         chosen: index (N,) of each image's operation; negative for none.
         strengths: strength (N,) of each image's operation, in [-1, 1].
     """
-    changed = images.clone()
-    for number, operation in enumerate(operations):
-        index = numpy.flatnonzero(chosen == number)
-        if len(index) and operation is not identity:
-            samples = torch.from_numpy(index).to(images.device, non_blocking=True)
-            these = torch.from_numpy(strengths[index]).to(images.device, images.dtype, non_blocking=True)
-            changed[samples] = operation(images[samples], these)
-    return changed
+    order = numpy.argsort(chosen, kind="stable")  # so that each operation gets its images in a row
+    bounds = numpy.searchsorted(chosen[order], range(len(operations) + 1)).tolist()
+    index = torch.from_numpy(order).to(images.device, non_blocking=True)
+    these = torch.from_numpy(strengths[order]).to(images.device, images.dtype, non_blocking=True)
+    ordered = images[index]
+    changed = [ordered[: bounds[0]]]
+    for operation, (start, end) in zip(operations, pairwise(bounds), strict=True):
+        if end > start:
+            changed.append(operation(ordered[start:end], these[start:end]))
+    return torch.empty_like(images).index_copy_(0, index, torch.cat(changed))

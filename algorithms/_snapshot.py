@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import State
+from runner.distributed.sharding import like, like_parameters
 
 
 class KeptBuffers:
@@ -55,6 +56,7 @@ def roll_back(state: State, snapshot: dict[str, Any]) -> None:
     model = state.unwrapped_model
     live = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in snapshot["weights"].items():
-        live[name].copy_(value)
+        live[name].copy_(like(value, live[name]))
     for optimizer, its in zip(state.optimizers, snapshot["optimizers"], strict=True):
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": copy.deepcopy(its)})
+        saved = {**optimizer.state_dict(), "state": copy.deepcopy(its)}
+        optimizer.load_state_dict(like_parameters(optimizer, saved))

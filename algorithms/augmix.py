@@ -37,15 +37,20 @@ def augmix(
     depths = numpy.full((num_samples, width), depth)
     if depth == -1:
         depths = generator.integers(1, MAX_DEPTH + 1, size=(num_samples, width))
-    mixed = images
+    chosen = numpy.full((depths.max(), width, num_samples), -1)  # no operation: the chain has ended
+    strengths = numpy.zeros(chosen.shape)
     for index in range(width):
-        chain = images
         for step in range(depths[:, index].max()):
-            chosen = generator.integers(len(CORE), size=num_samples)
-            chosen = numpy.where(step < depths[:, index], chosen, -1)
-            chain = apply_each(chain, CORE, chosen, generator.uniform(-strength, strength, size=num_samples))
-        share = torch.from_numpy(shares[:, index]).to(images.device, images.dtype, non_blocking=True)
-        mixed = mixed + share.view(-1, 1, 1, 1) * (chain - images)
+            drawn = generator.integers(len(CORE), size=num_samples)
+            chosen[step, index] = numpy.where(step < depths[:, index], drawn, -1)
+            strengths[step, index] = generator.uniform(-strength, strength, size=num_samples)
+    chains = images.repeat(width, 1, 1, 1)  # one batch, since chains do not depend on one another
+    for step in range(len(chosen)):
+        chains = apply_each(chains, CORE, chosen[step].ravel(), strengths[step].ravel())
+    mixed = images
+    weights = torch.from_numpy(shares.T.copy()).to(images.device, images.dtype, non_blocking=True)
+    for chain, weight in zip(chains.chunk(width), weights, strict=True):
+        mixed = mixed + weight.view(-1, 1, 1, 1) * (chain - images)
     return mixed
 
 

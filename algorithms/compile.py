@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 
 import torch
-from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
+from runner.blocks import find_repeated
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
-
-
-def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules with children whose class occurs at least twice in a model, by name.
-
-    Modules that only wrap one other module, and torch's own containers, are searched instead of returned.
-    """
-    parents = [one for one in model.modules() if _is_block(one)]
-    counts = Counter(map(type, parents))
-
-    def search(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-        if _is_block(module) and counts[type(module)] > 1:
-            yield name, module
-            return
-        for key, child in module.named_children():
-            yield from search(child, f"{name}.{key}" if name else key)
-
-    return dict(search(model, ""))
-
-
-def _is_block(module: nn.Module) -> bool:
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    wraps = len(module._modules) == 1 and not module._parameters
-    return bool(module._modules) and not wraps and not isinstance(module, containers)
+RECOMPILES = 8
+"""Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
 
 
 class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes to it; names of weights stay.
 
-    Blocks of the same class and shape share their compiled code. Compilation happens in the first batches, again in the
-    first evaluation, and again for each new shape of a batch. Results differ only by rounding from those without
-    compilation. The rounding for one shape may depend on which shapes came before, so where shapes vary, a resumed run
-    equals an uninterrupted one only up to rounding.
+    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch, again in the
+    first batch of another size, for any size, and again in the first evaluation; then no more. Results differ only by
+    rounding from those without compilation. The rounding for one shape may depend on which shapes came before, so where
+    shapes vary, a resumed run equals an uninterrupted one only up to rounding.
 
     CUDA graphs reuse the same memory in each forward pass, so what compiled parts returned is overwritten by the next
     pass.
@@ -94,8 +71,11 @@ class Compile(Algorithm):
         if not found:
             raise ValueError("regional=True: the model repeats no block; set regional=False to compile it as a whole")
         report(self, state, [*found], "block")
+        # Blocks of one class share a limit, after which torch runs all further ones uncompiled; a key since torch 2.13.
+        has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+        limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}
         for module in found.values():
-            module.compile(mode=self.mode)
+            module.compile(mode=self.mode, **limit)
 
     def before_forward(self, state: State, logger: Logger) -> None:
         if self._replays:

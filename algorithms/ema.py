@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
+from runner.distributed.sharding import like
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:
@@ -98,7 +99,7 @@ class EMA(TimedAverage):
             differing = sorted(self._average.keys() ^ self._live.keys())
             if differing:
                 raise ValueError(f"the saved average belongs to another model: only one of the two has {differing}")
-            self._keep({name: self._average[name].to(live.device) for name, live in self._live.items()})
+            self._keep({name: like(self._average[name], live) for name, live in self._live.items()})
 
     def fit_start(self, state: State, logger: Logger) -> None:
         super().fit_start(state, logger)
@@ -133,7 +134,7 @@ class EMA(TimedAverage):
         return {"average": self._average, "updated": self._updated} if self._average else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average = dict(state["average"])
+        self._average = dict(state.get("average", {}))
         self._updated = state.get("updated", True)
 
     def _is_updated(self) -> bool:

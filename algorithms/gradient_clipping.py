@@ -35,11 +35,17 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
         threshold: largest ratio t of the norms of gradient and weights, above 0.
         epsilon: smallest norm that weights count with, so that units that start at zero can learn.
     """
-    for parameter in parameters:
-        if parameter.grad is not None:
-            allowed = unit_norms(parameter).clamp(min=epsilon) * threshold
-            norms = unit_norms(parameter.grad).clamp(min=1e-6)
-            parameter.grad.mul_((allowed / norms).clamp(max=1.0))
+    pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not pairs:
+        return
+    factors = [unit_norms(parameter) for parameter, _ in pairs]
+    norms = [unit_norms(gradient) for _, gradient in pairs]
+    torch._foreach_clamp_min_(factors, epsilon)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_mul_(factors, threshold)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_clamp_min_(norms, 1e-6)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_div_(factors, norms)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_clamp_max_(factors, 1.0)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_mul_([gradient for _, gradient in pairs], factors)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class GradientClipping(Algorithm):

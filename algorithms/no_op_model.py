@@ -27,7 +27,7 @@ class _Constant(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         like = next(module.parameters())
-        self.value = nn.Parameter(torch.zeros((), device=like.device, dtype=like.dtype))
+        self.value = nn.Parameter(torch.zeros(1, device=like.device, dtype=like.dtype))  # scalars cannot be sharded
         self._module = [module]  # in a list, so that it is not registered as a child
         self._outputs: Any = None
         self._inputs = torch.Size()
@@ -43,7 +43,8 @@ class _Constant(nn.Module):
 
         def fill(like: Tensor) -> Tensor:
             common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(like.shape, self._inputs, strict=False))])
-            filled = self.value.expand((*shape[:common], *like.shape[common:]))
+            # A copy: a sharded model's weights are freed after the forward pass, and a view of them with them.
+            filled = self.value[0].expand((*shape[:common], *like.shape[common:])).clone()
             return filled if like.is_floating_point() else filled.to(like.dtype)
 
         return tree_map_only(Tensor, fill, self._outputs)

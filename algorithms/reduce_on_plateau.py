@@ -123,7 +123,7 @@ class ReduceOnPlateau(Algorithm):
         value = self._metric.read(state) if self._metric.is_fresh(state) and evaluator.is_due(state) else None
         if value is None:
             return
-        now = state.timestamp
+        now = state.timestamp._replace(total_wct=0.0, epoch_wct=0.0, batch_wct=0.0)  # equal runs have equal states
         relative = self.threshold_mode == "rel"
         best = math.inf if self._best is None else self._best
         if is_better(value, best, self._lower, self.threshold, relative):

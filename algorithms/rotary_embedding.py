@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,30 +24,67 @@ def rotate(x: Tensor, base: float) -> Tensor:
     Returns:
         Rotated queries or keys (..., T, D), in x's dtype; computed in at least float32.
     """
+    return turn(x, *make_tables(x, base))
+
+
+def make_tables(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
+    """Return what `turn` multiplies with, two tensors (T, D) in at least float32; the arguments are those of `rotate`.
+
+    Returns:
+        The cosine of each element's angle, and its sine, negative in the first half.
+    """
     half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
     frequencies = base ** -(torch.arange(half, device=x.device, dtype=dtype) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=dtype)[:, None] * frequencies
     cos = angles.cos()
     sin = angles.sin()
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-class _Rotary(nn.Module):
-    """`rotate` as a module.
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries or keys (..., T, D) rotated by the angles of `make_tables`."""
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
+
+
+class _Tables:
+    """The tables of `rotate` for the last length, which all layers share, as they are the same from batch to batch.
 
     Args:
         base: base of the frequencies, see `rotate`.
     """
 
     def __init__(self, base: float) -> None:
-        super().__init__()
         self.base = base
+        self._made_for: Any = None
+        self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tables for queries or keys (..., T, D)."""
+        if torch.compiler.is_compiling():  # they become part of the graph, which knows what is computed twice
+            return make_tables(x, self.base)
+        needed = (x.shape[-2:], x.dtype, x.device)
+        if needed != self._made_for:
+            with torch.inference_mode(False):  # training may use them after an inference has made them
+                self._tables = make_tables(x, self.base)
+            self._made_for = needed
+        return self._tables
+
+
+class _Rotary(nn.Module):
+    """`rotate` as a module.
+
+    Args:
+        tables: what it needs for that.
+    """
+
+    def __init__(self, tables: _Tables) -> None:
+        super().__init__()
+        self.tables = tables
 
     def forward(self, x: Tensor) -> Tensor:
         """Return rotated queries or keys (N, H, T, D / H)."""
-        return rotate(x, self.base)
+        return turn(x, *self.tables.of(x))
 
 
 class RotaryEmbedding(Algorithm):
@@ -85,5 +124,6 @@ class RotaryEmbedding(Algorithm):
                     f"{one.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
                 )
         seams = {one.rotary for one in attentions}
-        policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(self.base)}
+        tables = _Tables(self.base)
+        policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(tables)}
         operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match)

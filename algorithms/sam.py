@@ -13,6 +13,7 @@ from runner.algorithms._averaging import copy_all
 from runner.algorithms._snapshot import KeptBuffers
 from runner.batch import split
 from runner.checks import check_whole
+from runner.distributed.sharding import is_sharded
 from runner.engine import overrides
 from runner.loss import fractions, scaled_total
 from runner.randomness import ForwardStream
@@ -50,8 +51,9 @@ class SAM(Algorithm):
             usual.
 
     Raises:
-        ValueError: an argument is out of range; or, when training starts, the run uses amp_fp16, whose scaler does not
-            know of the extra pass, several optimizers, a model with its own `training_step`, or microbatch_size='auto'.
+        ValueError: an argument is out of range, or the model is sharded; or, when training starts, the run uses
+            amp_fp16, whose scaler does not know of the extra pass, several optimizers, a model with its own
+            `training_step`, or microbatch_size='auto'.
 
     Evidence:
         Strong for image classification at twice the cost (Foret et al. 2021, arXiv:2010.01412); none at equal cost.
@@ -70,6 +72,11 @@ class SAM(Algorithm):
         self.epsilon = epsilon
         self.interval = interval
         self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        if is_sharded(state.unwrapped_model):
+            reason = "each rank climbs by the gradient of its own samples, which no rank has of sharded weights"
+            raise ValueError(f"parallel='fsdp': SAM cannot climb: {reason}; remove SAM, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.scaler is not None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from runner import Logger, State, Time, get_global_rank
 from runner.algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
+from runner.distributed.sharding import local
 from runner.schedulers import constant
 
 log = logging.getLogger("runner")
@@ -18,14 +19,15 @@ log = logging.getLogger("runner")
 
 @torch.no_grad()
 def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[Tensor]:
-    """Return y = (1 - beta) z + beta x, the point where gradients are taken.
+    """Return y = (1 - beta) z + beta x, the point where gradients are taken; of sharded tensors, this rank's part.
 
     Args:
         base: iterates z of the optimizer.
         average: averages x, of the same shapes, in the same precision or a higher one.
         beta: weight of the average, in [0, 1).
     """
-    base = [z.to(x.dtype) for z, x in zip(base, average, strict=True)]
+    average = [*map(local, average)]
+    base = [local(z).to(x.dtype) for z, x in zip(base, average, strict=True)]
     return [*torch._foreach_lerp(base, average, beta)]  # pyright: ignore[reportPrivateImportUsage]
 
 

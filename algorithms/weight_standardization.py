@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -23,9 +23,7 @@ def standardize(weight: Tensor, epsilon: float = 1e-10) -> Tensor:
     Returns:
         Standardized weights of the same shape.
     """
-    dims = tuple(range(1, weight.ndim))
-    variance, mean = torch.var_mean(weight, dim=dims, keepdim=True, correction=0)
-    return (weight - mean) * torch.rsqrt(variance + epsilon)
+    return F.layer_norm(weight, weight.shape[1:], eps=epsilon)  # the same formula, in one operation
 
 
 class _Standardized(nn.Module):

@@ -43,6 +43,8 @@ FIRST_SEED = 1000  # settings were chosen with others
 # Algorithms that have no row, and why.
 NOT_MEASURED = {
     "compile": "compiling takes longer than these runs",
+    "cudnn_benchmark": "needs a GPU",
+    "ddp": "does nothing in a single process",
     "gyro_dropout": "takes the place of dropout, which neither recipe has",
     "low_precision_group_norm": "does nothing in 32 bits",
     "low_precision_layer_norm": "does nothing in 32 bits",

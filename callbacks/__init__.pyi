@@ -22,8 +22,10 @@ from runner.callbacks.progress_bar import ProgressBar
 from runner.callbacks.progress_lines import ProgressLines
 from runner.callbacks.replica_monitor import ReplicaMonitor
 from runner.callbacks.runtime_estimator import RuntimeEstimator
+from runner.callbacks.sample_ledger import SampleLedger
 from runner.callbacks.speed_monitor import SpeedMonitor
 from runner.callbacks.state_digest import StateDigest
+from runner.callbacks.sweep_pruner import SweepPruner
 from runner.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from runner.callbacks.tensorboard_logger import TensorBoardLogger
 from runner.callbacks.threshold_stopper import ThresholdStopper
@@ -55,8 +57,10 @@ __all__ = [
     "ProgressLines",
     "ReplicaMonitor",
     "RuntimeEstimator",
+    "SampleLedger",
     "SpeedMonitor",
     "StateDigest",
+    "SweepPruner",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
     "ThresholdStopper",

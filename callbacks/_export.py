@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import count_samples, map_tensors, tensors
+from runner.distributed.sharding import copy_whole, is_sharded
 
 if TYPE_CHECKING:
     from runner import State
@@ -56,6 +57,8 @@ def last_or_first_batch(state: State) -> Any:
 def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:
     """Return a copy of the module to export, with its present weights, and a sample input, both on the CPU.
 
+    Call it on all ranks if the model is sharded; on ranks other than 0 the module is then empty.
+
     Args:
         state: state of the run, with the model in evaluation mode.
         sample_input: the input; None takes it from the data, see `last_or_first_batch`.
@@ -69,7 +72,12 @@ def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module
         batch = last_or_first_batch(state)
         without_targets = getattr(model, "without_targets", lambda whole: whole)
         sample_input = batch[key] if has_one_input else without_targets(batch)
-    module = copy.deepcopy(model.module if has_one_input else model).cpu().requires_grad_(False)
+    if is_sharded(model):
+        copied: Any = copy_whole(model)
+        module = nn.Module() if copied is None else copied.module if has_one_input else copied
+    else:
+        module = copy.deepcopy(model.module if has_one_input else model)
+    module = module.cpu().requires_grad_(False)
     return module, map_tensors(sample_input, lambda one: one.detach().cpu())
 
 

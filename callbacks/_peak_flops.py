@@ -23,7 +23,7 @@ TERAFLOPS: dict[str, dict[str, float]] = {
 
 The first pattern that matches counts."""
 
-_FORMATS = {"fp32": "fp32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8"}
+_FORMATS = {"fp32": "fp32", "tf32": "tf32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8"}
 
 
 def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | None:

@@ -102,7 +102,7 @@ class CheckpointSaver(Callback):
     def after_load(self, state: State, logger: Logger) -> None:
         check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
         self._checkpoints.path = state.run_dir / self.folder
-        if state.timestamp.batch == 0 and not self.overwrite and self.latest is not None:
+        if state.resumed_from is None and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
 

@@ -56,15 +56,15 @@ class ConsoleSummary(LoggerDestination):
         self._lost_at = Timestamp()  # the first of them
         self._state: State | None = None
         self._logger: Logger | None = None
-        self._seconds = 0.0  # in earlier calls of fit
-        self._evaluating = 0.0  # seconds of all calls
-        self._began: float | None = None
+        self._seconds = 0.0  # of all calls of fit, up to the last epoch or evaluation that ended
+        self._evaluating = 0.0  # seconds of evaluations in all calls
+        self._began: float | None = None  # when training would have begun in a single call of fit
 
     def init(self, state: State, logger: Logger) -> None:
         self._logger = logger
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - self._seconds
         if self._state is None:
             self._state = state
             print_title(state.run_name, state.run_dir)
@@ -74,8 +74,12 @@ class ConsoleSummary(LoggerDestination):
             if self.events:
                 print_block("", describe_events(state, logger))
 
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        assert self._began is not None
+        self._seconds = time.perf_counter() - self._began
+
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._seconds = self._total_seconds()
+        self._seconds = self._seconds_of(state)
         self._began = None
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
@@ -83,7 +87,9 @@ class ConsoleSummary(LoggerDestination):
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         if self._began is not None:  # otherwise it is no part of training
-            self._evaluating += time.perf_counter() - self._eval_began
+            now = time.perf_counter()
+            self._evaluating += now - self._eval_began
+            self._seconds = now - self._began
 
     def log_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -104,7 +110,7 @@ class ConsoleSummary(LoggerDestination):
         if state.error is None:
             for line in self._metric_lines(console.width):
                 console.print(line, soft_wrap=True)
-        for line in _outcome(state, self._total_seconds(), self._evaluating):
+        for line in _outcome(state, self._seconds_of(state), self._evaluating):
             console.print(line, soft_wrap=True)
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
         commands = dict(_commands(state, logger))
@@ -121,7 +127,7 @@ class ConsoleSummary(LoggerDestination):
             "best": self._best.state_dict(),
             "best_at": {key: at.state_dict() for key, at in self._best_at.items()},
             "loss": self._loss.state_dict(),
-            "seconds": self._total_seconds(),
+            "seconds": self._seconds_of(self._state) if self._state is not None else self._seconds,
             "evaluating": self._evaluating,
         }
 
@@ -156,8 +162,12 @@ class ConsoleSummary(LoggerDestination):
                 self._lost_at.batch,
             )
 
-    def _total_seconds(self) -> float:
-        return self._seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
+    def _seconds_of(self, state: State) -> float:
+        """Return the time of training and evaluations, without what follows, such as drawing, saving and sending.
+
+        The clock of the timestamp lags on several ranks, and the last epoch or evaluation may have ended long ago.
+        """
+        return max(self._seconds, state.timestamp.total_wct + self._evaluating)
 
     def _metric_lines(self, width: int) -> Iterator[str]:
         """Yield the lines of a table of metrics: those of evaluations first, and totals before single classes."""
@@ -191,7 +201,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
-        outcome = "paused" if isinstance(state.error, SessionOver) else outcome
+        outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
         return
     epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""

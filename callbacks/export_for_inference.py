@@ -82,6 +82,7 @@ class ExportForInference(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
+        copied = self._module_and_inputs(state) if self.sample_input is not None else None
         if get_global_rank() != 0:
             return
         if self.save_format == "onnx" and state.precision.value == "bf16":
@@ -95,23 +96,23 @@ class ExportForInference(Callback):
             reason = error.strerror
         if reason is not None:
             raise ValueError(f"save_path={str(self.save_path)!r}: cannot be written ({reason}); give another path")
-        if self.sample_input is not None:
-            module, inputs = self._module_and_inputs(state)
+        if copied is not None:
+            module, inputs = copied
             try:
                 module(inputs)
             except Exception as error:
                 raise ValueError(f"sample_input: the model cannot take it ({error})") from error
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        from runner import get_global_rank
         from runner.callbacks._export import write
 
-        if get_global_rank() != 0:
+        copied = self._module_and_inputs(state)
+        if copied is None:
             return
+        module, inputs = copied
         path = state.run_dir / self.save_path
         # Keep the suffix, because libraries derive the format from it.
         temporary = path.with_name(f".unchecked-{path.name}")
-        module, inputs = self._module_and_inputs(state)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not write(self.save_format, module, inputs, temporary, self.dynamic_batch):
@@ -128,12 +129,19 @@ class ExportForInference(Callback):
             with suppress(OSError):
                 temporary.unlink()
 
-    def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any]:
+    def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any] | None:
+        """Return what to export; None on ranks other than 0, which only help to gather a sharded model."""
+        from runner import get_global_rank
         from runner.callbacks._export import module_and_inputs
         from runner.callbacks._inference import inference
+        from runner.distributed.sharding import is_sharded
 
+        if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
+            return None
         with inference(state):
             module, inputs = module_and_inputs(state, self.sample_input)
+        if get_global_rank() != 0:
+            return None
         for transform in self.transforms:
             module = transform(module)
         return module, inputs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
+from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.checks import check_whole
 
 if TYPE_CHECKING:
@@ -59,16 +60,13 @@ class Generate(Callback):
             check_whole("top_k", top_k, 1)
         if not temperature >= 0:
             raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 takes the likeliest token")
-        if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
-            raise ValueError(
-                f"tokenizer={tokenizer!r}: must have encode(text) and decode(tokens), or be None for bytes"
-            )
+        check_tokenizer(tokenizer)
         self.prompts = list(prompts)
         self.interval = Interval(interval)
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.top_k = top_k
-        self.tokenizer = tokenizer or _Bytes()
+        self.tokenizer = tokenizer or Bytes()
         self._rows: list[list[Any]] = []
         self._works = False
 
@@ -153,15 +151,9 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
 def _forward(state: State) -> Callable[[Tensor], Tensor]:
     """Return a function from tokens (N, T) to logits (N, T, V), not compiled, as each length would compile anew."""
-    forward = state.precision.autocast(state.device)(state.unwrapped_model.forward)
+    from runner.distributed.sharding import is_sharded
+
+    model = state.unwrapped_model
+    # Only a call gathers what is sharded; what the run has compiled of such a model are its blocks.
+    forward = state.precision.autocast(state.device)(model if is_sharded(model) else model.forward)
     return lambda tokens: forward((tokens, tokens))
-
-
-class _Bytes:
-    """A tokenizer whose tokens are the bytes of the text."""
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(token if token < 256 else ord("?") for token in tokens).decode(errors="replace")

@@ -71,6 +71,7 @@ class LoadCheckpoint(Callback):
         if _has_weights(state):
             return
         from runner.checkpoints.files import find_checkpoint, read_file
+        from runner.checkpoints.snapshot import load_into
 
         try:
             path = find_checkpoint(self.checkpoint)
@@ -91,7 +92,7 @@ class LoadCheckpoint(Callback):
                 f"{_read_out(differences) or 'none is left to load'}. ignore_keys leaves some out"
             )
         loaded = {key: one for key, one in found.items() if key in kept}
-        model.load_state_dict(loaded, strict=False)
+        load_into(model, loaded)
         rest = f"; {_read_out(differences)}" if differences else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
 

@@ -121,10 +121,10 @@ class MLflowLogger(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner.callbacks._mlflow.beginning import describe_beginning
 
-        if self._log_model == "best":
-            from runner.callbacks._mlflow.model_file import check_best
+        if self._log_model is not None:
+            from runner.callbacks._mlflow.model_file import check_loggable
 
-            check_best(state)
+            check_loggable(state, self._log_model)
         if state.timestamp.batch > 0:
             self._begin(state, logger)
         if not self._described:

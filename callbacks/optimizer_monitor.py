@@ -119,13 +119,13 @@ def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """
     import torch
 
+    from runner.distributed.sharding import whole
+
     if not tensors:
         return []
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
-    # Recognize a DTensor by its method, because importing its class takes a second.
-    sharded: list[Any] = [norm for norm in norms if hasattr(norm, "full_tensor")]
-    return [norm.full_tensor() for norm in sharded] or norms
+    return [*map(whole, norms)]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -27,7 +27,7 @@ class ReplicaMonitor(Callback):
     between machines make them drift apart without any other sign. Each rank computes a checksum of each parameter on
     its device, and the hosts exchange them: 8 bytes per parameter, with one wait for the device per comparison and none
     in between. Buffers are not compared, because each rank has its own running statistics of batch norm until an
-    evaluation.
+    evaluation. Of a sharded model, the ranks that hold the same shard are compared (`trainer.shard_size`).
 
     Args:
         interval: time between two comparisons, as a time string or a number of epochs; 0 never compares.
@@ -44,10 +44,10 @@ class ReplicaMonitor(Callback):
         self._equal_at = 0
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from runner import get_world_size
+        from runner.distributed.sharding import count_copies
 
-        if get_world_size() == 1:
-            log.info("ReplicaMonitor: one process has no replicas to compare")
+        if count_copies(state.unwrapped_model) == 1:
+            log.info("ReplicaMonitor: there are no replicas to compare, only one copy of the weights")
         elif self._multipliers is None:
             self._multipliers = make_multipliers().to(state.device)
             self._equal_at = state.timestamp.batch  # all ranks have just received the parameters of rank 0
@@ -63,18 +63,20 @@ class ReplicaMonitor(Callback):
         import torch.distributed as dist
 
         from runner import get_world_size
+        from runner.distributed.sharding import count_copies, local
 
         names, parameters = zip(*state.unwrapped_model.named_parameters(), strict=True)
-        mine = checksums(parameters, multipliers).cpu()  # the intended host-device sync
+        mine = checksums(map(local, parameters), multipliers).cpu()  # the intended host-device sync
         sums = [torch.empty_like(mine) for _ in range(get_world_size())]
         dist.all_gather(sums, mine)
-        differing = torch.stack(sums) != sums[0]  # (ranks, parameters), the same on all ranks
+        shards = torch.stack(sums).view(count_copies(state.unwrapped_model), -1, len(names))
+        differing = (shards != shards[0]).flatten(0, 1)  # (ranks, parameters), the same on all ranks
         now = state.timestamp
         if differing.any():
             which = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
                 f"replicas have diverged: after batch {now.batch} (from 1) the parameters of ranks "
-                f"{differing.any(dim=1).nonzero().flatten().tolist()} differ from those of rank 0, {len(which)} of "
+                f"{differing.any(dim=1).nonzero().flatten().tolist()} differ from the first replica's, {len(which)} of "
                 f"{len(names)}, the first {names[which[0]]!r}. They were equal after batch {self._equal_at}: "
                 "resume from a checkpoint of then or before"
             )

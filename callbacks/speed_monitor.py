@@ -156,7 +156,7 @@ def _look_up_peak(state: State) -> float | None:
     import torch
 
     name = torch.cuda.get_device_name(state.device)
-    peak = find_peak(name, state.precision, tf32=torch.get_float32_matmul_precision() != "highest")
+    peak = find_peak(name, state.precision, tf32=torch.backends.cuda.matmul.fp32_precision == "tf32")
     if peak is None:
         log.warning("no mfu: the peak of %s in %s is not known; give it as gpu_flops_available", name, state.precision)
     return peak

@@ -34,7 +34,7 @@ class StateDigest(Callback):
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
       because a resume does not restore them.
-    - `weights`: the model's `state_dict`.
+    - `weights`: the model's `state_dict`, gathered if it is sharded.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
 
@@ -55,6 +55,7 @@ class StateDigest(Callback):
             raise ValueError(
                 f"interval={str(self.interval.time)!r}: must be in batches, such as '100ba', or 0 for never"
             )
+        self._works = False  # whether this rank computes digests
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
         self._epochs = ""  # digest of the samples of completed epochs
@@ -65,8 +66,10 @@ class StateDigest(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
         from runner.data import SampleOrder
+        from runner.distributed.sharding import is_sharded
 
-        if get_global_rank() != 0 or not self.interval.time.value:
+        self._works = self.interval.time.value > 0 and (get_global_rank() == 0 or is_sharded(state.unwrapped_model))
+        if get_global_rank() != 0 or not self._works:
             return
         self._path = state.run_dir / FILE
         if self._path.exists():  # after a resume, later batches are trained again
@@ -75,11 +78,14 @@ class StateDigest(Callback):
         self._order = order if isinstance(order, SampleOrder) else None
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._path is not None and (state.is_due(self.interval) or _is_last(state)):
+        if self._works and (state.is_due(self.interval) or _is_last(state)):
+            digests = digest_state(state)  # all ranks gather what is sharded
+            if self._path is None:
+                return
             now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
-            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digest_state(state)})
+            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp

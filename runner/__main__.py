@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.modes.quick import answer
@@ -48,6 +49,7 @@ def command() -> NoReturn:
             code = main()
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
+        requeue_if_asked()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

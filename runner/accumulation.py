@@ -68,7 +68,8 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
     """Do what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory."""
     state = run.state
     # Running statistics must not see the microbatches of an attempt that failed.
-    buffers = [(buffer, buffer.clone()) for buffer in state.unwrapped_model.buffers()]
+    buffers = [*state.unwrapped_model.buffers()]
+    before = torch._foreach_clone(buffers) if buffers else ()  # pyright: ignore[reportPrivateImportUsage]
     while True:
         size = state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
         out_of_memory = False
@@ -82,14 +83,13 @@ def in_fitting_microbatches(run: Run, share: Weight) -> None:
             break
         state.fitting_size = max(1, size // 2)
         log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-        state.outputs = None  # it and the loss would keep all that the failed attempt computed
-        state.loss = {}
+        state.drop_outputs()  # they would keep all that the failed attempt computed
         for parameter in run.parameters:
             parameter.grad = None
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -108,6 +108,7 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     state = run.state
     on = run.on
     on.before_forward()
+    state.drop_outputs()
     run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
     if run.training_step is not None:
         state.loss_scale = scale

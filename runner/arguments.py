@@ -1,4 +1,4 @@
-"""Checks of the Trainer's arguments, made before anything is built from them."""
+"""Checks of the Trainer's arguments, made before anything is built from them, and the State that they begin."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from itertools import product
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
 from torch.nn.parameter import is_lazy
 
 from runner.checks import check_session, check_subset
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_global_rank, pick_device
+from runner.distributed.collectives import get_global_rank, get_world_size, pick_device
+from runner.distributed.sharding import Layout
 from runner.engine import overrides
-from runner.evaluator import interval_or_rule
+from runner.evaluator import Evaluator, interval_or_rule
 from runner.event import Event
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
@@ -39,9 +41,15 @@ def check_arguments(
     microbatch_size: Any = None,
     device: Any = "auto",
     seed: Any = 0,
+    parallel: Any = "ddp",
+    shard_size: Any = None,
+    gather_dtype: Any = None,
     scale_schedule_ratio: Any = 1.0,
+    ranks: int | str = "auto",
 ) -> None:
     """Check the Trainer's arguments that can be judged on their own, without a model or data.
+
+    `ranks` is how many will be started; it says nothing where that is 1 or 'auto', or where they are started already.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
@@ -55,6 +63,40 @@ def check_arguments(
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)
+    started = get_world_size()
+    Layout(parallel, shard_size, gather_dtype).check_ranks(started if started > 1 or isinstance(ranks, str) else ranks)
+
+
+def make_state(
+    model: Model,
+    device: str | torch.device,
+    precision: str,
+    seed: int,
+    run_name: str | None,
+    config: Mapping[str, Any] | None,
+    max_duration: str | int | Time,
+    grad_accum: int,
+    microbatch_size: int | str | None,
+) -> State:
+    """Return the State at the beginning of a run, from the Trainer's arguments of these names.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; the message names it.
+    """
+    check_model(model)
+    check_microbatches(grad_accum, microbatch_size)
+    return State(
+        unwrapped_model=model,
+        model=model,
+        device=pick_device(device),
+        precision=Precision(precision),
+        rank_zero_seed=check_seed(seed),
+        run_name=run_name or "",
+        config=dict(config or {}),
+        max_duration=check_duration(max_duration),
+        grad_accum=grad_accum,
+        microbatch_size=microbatch_size,
+    )
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
@@ -153,6 +195,17 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
         raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
     if microbatch_size is not None and grad_accum > 1:
         raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another")
+
+
+def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
+    """Check that an evaluator can read its data in the middle of training.
+
+    Raises:
+        ValueError: it would use the workers of the training data, which are busy.
+    """
+    if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
+        remedy = "its persistent workers read one pass at a time; give a loader of its own"
+        raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
 
 
 _UNSEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)

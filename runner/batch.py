@@ -45,15 +45,15 @@ def map_tensors(
         return function(batch)
     if objects is not None and _is_movable(batch) and (replaced := objects(batch)) is not None:
         return replaced
-    if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(value, function, lists, objects) for key, value in batch.items()}
-        return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, function, lists, objects) for value in batch))
     if isinstance(batch, tuple | list):
         if lists is not None and (replaced := lists(batch)) is not None:
             return replaced
         return type(batch)(map_tensors(value, function, lists, objects) for value in batch)
+    if isinstance(batch, Mapping):
+        mapped = {key: map_tensors(value, function, lists, objects) for key, value in batch.items()}
+        return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
     if isinstance(batch, numpy.generic):
         return batch.item()  # numpy's float64 is also a float, but a checkpoint could only store it by pickling
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
@@ -102,8 +102,12 @@ def count_samples(batch: Any, strict: bool = False) -> int:
         TypeError: the batch contains no tensor with a dimension and no object with a length, or it is ambiguous what a
             sample is.
     """
-    if not strict and (first := next((one for one in _columns(batch) if isinstance(one, Tensor)), None)) is not None:
-        return first.size(0)  # the fast path: this runs for every batch, and most batches hold tensors
+    if not strict:  # the fast path: this runs for every batch, and most batches start with a tensor
+        first = batch[0] if type(batch) in (tuple, list) and batch else batch
+        if not isinstance(first, Tensor) or not first.ndim:
+            first = next((one for one in _columns(batch) if isinstance(one, Tensor)), None)
+        if first is not None:
+            return first.size(0)
     columns = [*_columns(batch)]
     stacked = [_length(one) for one in columns if not isinstance(one, tuple | list)]
     lists = [one for one in columns if isinstance(one, tuple | list)]
@@ -197,6 +201,8 @@ def _readings(items: Sequence[Any]) -> set[int]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; pinned tensors are copied asynchronously, objects by their own method `to`."""
+    if type(batch) in (tuple, list) and all(type(one) is Tensor and one.device == device for one in batch):
+        return type(batch)(batch)  # the fast path: tensors that are there already need no look into what they nest in
 
     def move(one: Any) -> Any:
         moved = one.to(device)

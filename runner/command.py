@@ -17,12 +17,12 @@ from runner.config.own_conf import find_own_conf
 from runner.config.suggestions import about_replaced
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.launch import Ranks
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.session import SessionOver
+from runner.distributed.session import Requeued
+from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
-from runner.job import Task, run
+from runner.job import Task, follow
 from runner.modes.subcommands import spell_out
 from runner.runs.folder import remove_unused
 from runner.runs.recording import Diverged
@@ -34,12 +34,12 @@ from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
 from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
-from runner.terminal.output import output_to
 
 
 def run_command() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
     end_with_parent()
+    use_tasks_as_ranks()
     with raised_by_hydra(), noting_interrupts():
         return lead() if is_rank_zero() else follow(ranks())
 
@@ -68,6 +68,8 @@ def lead() -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit:
+        if isinstance(exit, Requeued):
+            ask_for_requeue()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         if isinstance(exit.code, str):  # from a user's code; Python would print it too
             print(exit.code, file=sys.stderr)
@@ -95,30 +97,6 @@ def tell(error: Exception, saved: SavedRun | None) -> int:
     if saved is not None and not saved.is_own:
         print(f"the config.yaml of {saved.given!r} was changed, or was written by someone else", file=sys.stderr)
     return WRONG_CONFIG
-
-
-def follow(ranks: Ranks) -> int:
-    """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
-
-    Errors that all ranks raise alike are printed by rank 0 only.
-    """
-    for job in ranks.receive():
-        with output_to(job.log):
-            try:
-                run(job)
-            except WrongConfig as error:
-                if not ranks.has_next_message():
-                    print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
-                    return WRONG_CONFIG
-            except (Diverged, SessionOver):
-                continue  # rank 0 found the same, and decides whether there is another job
-            except KeyboardInterrupt:
-                return INTERRUPTED
-            except Exception as error:
-                if ranks.report(error):
-                    print_failure(error)
-                return code_of_failure(error)
-    return 0
 
 
 def compose_and_run(saved: SavedRun | None) -> int:

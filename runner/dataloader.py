@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import torch
 
-from runner.batch import count_samples, to_device
+from runner.batch import count_samples
 from runner.checks import name_of_loader, told_if_endless
+from runner.device.prefetch import open_loader
 from runner.distributed.collectives import get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
 from runner.model import Model
@@ -82,9 +83,9 @@ class BatchStream:
         self.label = label
         self._device = device
         self._started = False
-        self._num_samples = num_samples
         order = getattr(loader, "order", None)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
+        self._num_samples = count_samples if is_default else num_samples
         self._own_counts = self._count_first if is_default else self._count
         own = self._own_counts if self.ranks_read is None else self._count_share
         self.counts: Callable[[int, Any], tuple[int, int]] = own if order is None else order.counts
@@ -93,9 +94,7 @@ class BatchStream:
         self._cast = precision.cast if precision.weight_dtype is not None else None
         self._seed = seed
         self._draws = order is None or getattr(loader, "transform", None) is not None
-        self._resident = hasattr(loader, "to")
-        if self._resident:
-            loader.to(device)  # type: ignore[attr-defined]
+        self._iterate, self._move = open_loader(loader, device)
 
     def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
         """Return an iterator over the batches of an epoch, starting at a given batch, on the device."""
@@ -112,16 +111,17 @@ class BatchStream:
             if shuffles is not None:
                 shuffles.set_epoch(epoch)
         self._started = True
-        batches = self._read(epoch, read) if self._draws else iter(loader)
+        batches = self._read(epoch, read) if self._draws else self._iterate()
         if self._limit is not None:
             batches = itertools.islice(batches, max(batch, self._limit) - read)
         if self.ranks_read is not None:
             batches = self._share(batches, self.ranks_read)
-        batches = itertools.islice(batches, batch - read, None)
+        if batch > read:
+            batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
             batches = told_if_endless(batches, name_of_loader(self.label))
-        if not self._resident:
-            batches = (to_device(one, self._device) for one in batches)
+        if (move := self._move) is not None:
+            batches = (move(one) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
@@ -131,7 +131,7 @@ class BatchStream:
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))
         stream = ForwardStream(self._seed, self._device, "dataloader", epoch)
         stream.start(0, 0)
-        batches = iter(self.loader)
+        batches = self._iterate()
         for number in itertools.count(batch):
             stream.start(number, 0)
             try:

@@ -85,6 +85,9 @@ class Hooks:
     def post_close(self) -> None:
         """Release what other hooks may still need in their `close`."""
 
+    def gather_state(self) -> None:
+        """Bring to rank 0 what other ranks know, before a checkpoint asks rank 0 for its `state_dict`. All ranks."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
 

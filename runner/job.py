@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,32 @@ from omegaconf import DictConfig
 from runner.config import build
 from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
-from runner.config.errors import config_errors
+from runner.config.errors import WrongConfig, config_errors
 from runner.distributed.endings import ended_by_signals
-from runner.distributed.environment import without_ranks
+from runner.distributed.environment import is_rank_zero, without_ranks
 from runner.distributed.gpus import given_back, lease
 from runner.distributed.job import Job
-from runner.distributed.launch import check_gpus
+from runner.distributed.launch import Ranks, check_gpus
 from runner.distributed.local_ranks import ranks
+from runner.distributed.session import SessionOver, requeued_by_signals
+from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
+from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
 from runner.runs.changes import tell_changes, tell_changes_of_rerun
 from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.kept_code import import_from
+from runner.runs.recording import Diverged
 from runner.runs.rerun import arguments_to_record, merge_config, saved_name
-from runner.runs.result import is_unfinished
+from runner.runs.result import Objective, is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
 from runner.terminal.answer import give
-from runner.terminal.console import announce
-from runner.terminal.output import lasting_output
+from runner.terminal.console import announce, print_failure
+from runner.terminal.output import lasting_output, output_to
 
 run_folder.register_resolver()
 sweep.register_resolver()
@@ -55,7 +60,7 @@ class Task:
         self.saved = saved
         self.error: Exception | None = None
 
-    def __call__(self, config: DictConfig) -> float | None:
+    def __call__(self, config: DictConfig) -> Objective:
         hydra_config = HydraConfig.get()
         if self.saved is not None:
             import_from(self.saved.code)
@@ -67,14 +72,20 @@ class Task:
             self.error = error
             return None
 
-    def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> float | None:
+    def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
         mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
         without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
-        with lasting_output(), given_back():
+        with lasting_output(), given_back(), ExitStack() as stack:
+            if use_tasks_as_ranks():  # the launcher started several tasks for this job
+                if not is_rank_zero():
+                    with suppress(SystemExit):  # rank 0 has no more jobs
+                        follow(ranks())
+                    return None
+                stack.callback(ranks().dismiss, 0)
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
-def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> float | None:
+def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
     mode = find_mode(job.config["mode"])
@@ -86,7 +97,7 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> fl
             return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it
-            return result.objective
+            return result.answer
         with ranks().sharing(job):
             return run(job)
 
@@ -101,7 +112,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     with removed_when_refused(run_dir), config_errors():
         plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
-        sweep.check_choice(hydra_config, () if saved is None else saved.overrides)
+        sweep.check_choice(hydra_config, plain, saved)
         if saved is not None:
             plain = merge_config(saved, plain, overrides)
         mode = find_mode(plain["mode"])
@@ -226,13 +237,39 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
-def run(job: Job) -> float | None:
+def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
     with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
         if mode.on_all_ranks:
-            stack.enter_context(ended_by_signals(build.make_launch(job.config).grace))
+            launch = build.make_launch(job.config)
+            stack.enter_context(requeued_by_signals(launch.requeues))
+            stack.enter_context(ended_by_signals(launch.grace))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return mode.run(job)
+
+
+def follow(ranks: Ranks) -> int:
+    """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
+
+    Errors that all ranks raise alike are printed by rank 0 only.
+    """
+    for job in ranks.receive():
+        with output_to(job.log):
+            try:
+                run(job)
+            except WrongConfig as error:
+                if not ranks.has_next_message():
+                    print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
+                    return WRONG_CONFIG
+            except (Diverged, SessionOver):
+                continue  # rank 0 found the same, and decides whether there is another job
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            except Exception as error:
+                if ranks.report(error):
+                    print_failure(error)
+                return code_of_failure(error)
+    return 0

@@ -26,6 +26,7 @@ def fit(run: Run) -> None:
     run.on.fit_start()
     catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
     while state.timestamp < state.max_duration and not state.stop_requested:
+        run.end_where_interrupted()  # at FIT_START, or at the end of an epoch
         if state.timestamp.batch_in_epoch == 0:
             start_epoch(run)
         if not train_epoch(run, stream):
@@ -80,7 +81,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
-    with run.changing_buffers():
+    with run.changing_buffers:
         for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
             parameter.grad = None
         run.accumulate(run, share)

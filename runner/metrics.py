@@ -11,7 +11,7 @@ Logs:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,15 +28,19 @@ class TrainMetrics(Callback):
     """Updates the model's training metrics with each microbatch, and computes and resets them at each EPOCH_END."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Any] | None = None
+        self._before: list[tuple[Any, dict[str, Any]]] = []
+        self._is_repeated = False
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if state.microbatch_size == "auto":  # the batch may be repeated with smaller microbatches
-            self._before = copy.deepcopy(state.train_metrics)
+            self._before = copy_states(state.train_metrics)
+            self._is_repeated = False
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        if self._before is not None and state.microbatch_start == 0:
-            state.train_metrics.update(copy.deepcopy(self._before))
+        if self._before and state.microbatch_start == 0:
+            if self._is_repeated:
+                restore_states(self._before)
+            self._is_repeated = True
 
     def after_loss(self, state: State, logger: Logger) -> None:
         counts = not state.batch_is_padding
@@ -132,6 +136,24 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
         elif not any(getattr(part, "update_called", False) for part in metric.modules()):
             model.update_metric(batch, outputs, metric)
             empty(metric)
+
+
+def copy_states(metrics: Mapping[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return each part of some metrics with a copy of what it has accumulated; a deep copy takes 50 times as long."""
+    parts = [part for metric in metrics.values() for part in metric.modules() if hasattr(part, "metric_state")]
+    return [(part, _copied(part.metric_state) | {"_update_count": part._update_count}) for part in parts]
+
+
+def restore_states(states: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    """Put back what `copy_states` returned, as often as needed."""
+    for part, values in states:
+        for name, value in _copied(values).items():
+            setattr(part, name, value)
+
+
+def _copied(states: Mapping[str, Any]) -> dict[str, Any]:
+    # Metrics append to the lists among their states, and add to the tensors in place; those in lists never change.
+    return {name: one.clone() if isinstance(one, Tensor) else copy.copy(one) for name, one in states.items()}
 
 
 def empty(metric: Any) -> None:

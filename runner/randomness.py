@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -70,32 +69,3 @@ class ForwardStream:
         self._seed_cpu(seed)
         if self._seed_device is not None:
             self._seed_device(seed)
-
-
-def set_determinism(deterministic: bool) -> tuple[bool, bool, bool] | None:
-    """Switch on torch's deterministic algorithms, and return the previous settings; do nothing if not requested.
-
-    Args:
-        deterministic: whether to switch them on.
-
-    Returns:
-        The previous settings, for `restore_determinism`; None if nothing was changed.
-    """
-    # torch reads the variable once per process, before its first matrix product. It is set in every case, because a
-    # later run in this process may be deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if not deterministic:
-        return None
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    before = enabled, warns, torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    return before
-
-
-def restore_determinism(before: tuple[bool, bool, bool] | None) -> None:
-    """Restore the settings that `set_determinism` returned."""
-    if before is not None:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = before[2]

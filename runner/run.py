@@ -83,16 +83,14 @@ class Run:
 
         self.parameters = list(model.parameters())
         names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
-        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        # Entered while a forward pass may change the model's buffers; one object for all batches.
+        self.changing_buffers: AbstractContextManager[Any] = state.changing() if has_buffers else nullcontext()
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)
         self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
-
-    def changing_buffers(self) -> AbstractContextManager[None]:
-        """Return `state.changing()` where a forward pass may change the model's buffers, otherwise nothing."""
-        return self.state.changing() if self.has_buffers else nullcontext()
 
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
         """Check a loss until one has been trained: models return the same kind each time.
@@ -131,11 +129,12 @@ class Run:
         return state.timestamp.epoch_in_iteration >= self.iteration_length.value
 
     def end_where_interrupted(self) -> None:
-        """End training between two batches if a signal asked for it.
+        """End training between two batches if a signal or `State.interrupt` asked for it.
 
         Raises:
-            KeyboardInterrupt, SystemExit: as the signal asks, on all ranks after the same batch.
+            KeyboardInterrupt, SystemExit, ...: as the signal or the caller asks, on all ranks after the same batch.
         """
-        if self.clock.signal:
+        error = ending(self.clock.signal) if self.clock.signal else self.state.interruption
+        if error is not None:
             self.state.ended_between_batches = True
-            raise ending(self.clock.signal)
+            raise error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +76,9 @@ class State:
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler for amp_fp16, otherwise None."""
 
+    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for torch's DistributedDataParallel, as INIT leaves them."""
+
     train_dataloader: Iterable[Batch] | None = None
     """The training dataloader as given; None for a run that only evaluates or predicts."""
     stream: BatchStream | None = None
@@ -126,6 +128,8 @@ class State:
     the run is resumed."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
+    interruption: BaseException | None = field(default=None, init=False)
+    """What `interrupt` was given; None if it was not called."""
     is_consistent: bool = field(default=False, init=False)
     """Whether this rank's weights, optimizers and metrics all belong to `timestamp`, so that a checkpoint taken now
     resumes bit for bit. Set by `changing`; an algorithm that changes any of them earlier in a batch sets it to
@@ -154,26 +158,37 @@ class State:
     def __repr__(self) -> str:
         return f"State({self.describe()})"
 
+    def drop_outputs(self) -> None:
+        """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
+        for name in ("outputs", "loss"):
+            if hasattr(self, name):
+                delattr(self, name)
+
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
         self.stop_requested = True
 
-    @contextmanager
-    def changing(self, settles: bool = True) -> Iterator[None]:
-        """Mark the state as inconsistent while the body of the `with` statement changes it.
+    def interrupt(self, error: BaseException) -> None:
+        """End training between two batches, as a signal does: a checkpoint is saved, and the run can be resumed.
+
+        Unlike `stop_training`, no last evaluation and no FIT_END follow, and the run raises an exception. Call it on
+        all ranks, before the end of training.
+
+        Args:
+            error: the exception to raise after the checkpoint event of the current batch or epoch; at FIT_START, before
+                the first batch.
+        """
+        self.interruption = error
+
+    def changing(self, settles: bool = True) -> Changing:
+        """Return a context that marks the state as inconsistent while the body of its `with` statement changes it.
 
         After an error the state stays inconsistent, unless `unheard` records everything that is left to do.
 
         Args:
             settles: whether the state is consistent after the body.
         """
-        self.is_consistent = False
-        try:
-            yield
-        except BaseException:
-            self.is_consistent = bool(self.unheard)
-            raise
-        self.is_consistent = settles
+        return Changing(self, settles)
 
     def restart_time(self) -> None:
         """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
@@ -231,3 +246,19 @@ class State:
     def metric_values(self) -> Mapping[str, Mapping[str, Tensor]]:
         """The latest metric values by label: 'train' and the label of each evaluator."""
         return {"train": self.train_metric_values, **self.eval_metric_values}
+
+
+class Changing:
+    """The context that `State.changing` returns; it may be entered again and again, as every batch does."""
+
+    __slots__ = ("_settles", "_state")
+
+    def __init__(self, state: State, settles: bool) -> None:
+        self._state = state
+        self._settles = settles
+
+    def __enter__(self) -> None:
+        self._state.is_consistent = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._state.is_consistent = self._settles if kind is None else bool(self._state.unheard)

@@ -17,8 +17,10 @@ from runner.checkpoints import snapshot
 from runner.checks import check_session, check_subset
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
+from runner.device.numerics import set_numerics
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
+from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
 from runner.engine import Engine
 from runner.evaluator import Evaluator, Rule, ensure_evaluators, interval_or_rule
@@ -31,9 +33,7 @@ from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.ordering import name_hooks
 from runner.precision import Precision
-from runner.randomness import restore_determinism, set_determinism
 from runner.run import Run
-from runner.state import State
 from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
 from runner.time import Time
@@ -67,7 +67,7 @@ class Trainer:
         algorithms: objects that change training; run in the order given, except where they declare another.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
         loggers: logger destinations.
-        precision: 'fp32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
+        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
         grad_accum: the number of microbatches per batch.
         microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.
@@ -75,7 +75,11 @@ class Trainer:
         seed: the seed of all random streams.
         deterministic: whether torch refuses operations that may differ between identical runs. With 3 or more ranks,
             gradients are also summed in a fixed order.
-        compile: whether to compile the model with `torch.compile`.
+        parallel: 'ddp': each rank has all weights; 'fsdp': each has a part of weights, gradients and optimizer states.
+        shard_size: with 'fsdp', the number of ranks that share one copy of the weights; None: all.
+        gather_dtype: with 'fsdp', the type in which weights are gathered and used: 'bfloat16', which rounds them, or
+            None: their own.
+        compile: whether to compile the model with `torch.compile`; with 'fsdp', each of its repeated blocks.
         scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
         scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
         step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
@@ -114,6 +118,9 @@ class Trainer:
         device: str | torch.device = "auto",
         seed: int = 0,
         deterministic: bool = False,
+        parallel: str = "ddp",
+        shard_size: int | None = None,
+        gather_dtype: str | None = None,
         compile: bool = False,
         scale_schedule_ratio: float = 1.0,
         scale_warmup: bool = False,
@@ -127,30 +134,21 @@ class Trainer:
         progress_bar: bool | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments.check_model(model)
-        arguments.check_microbatches(grad_accum, microbatch_size)
+        self.state = state = arguments.make_state(
+            model, device, precision, seed, run_name, config, max_duration, grad_accum, microbatch_size
+        )
+        self._layout = Layout(parallel, shard_size, gather_dtype)
+        self._layout.check(model, microbatch_size)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
         self._step_every_batch = step_schedulers_every_batch
-        self.state = state = State(
-            unwrapped_model=model,
-            model=model,
-            device=collectives.pick_device(device),
-            precision=Precision(precision),
-            rank_zero_seed=arguments.check_seed(seed),
-            run_name=run_name or "",
-            config=dict(config or {}),
-            max_duration=arguments.check_duration(max_duration),
-            grad_accum=grad_accum,
-            microbatch_size=microbatch_size,
-        )
         schedulers, acting = arguments.split_schedulers(schedulers)
         hooks = arguments.ordered_hooks(algorithms, callbacks, loggers, acting, progress_bar)
         state.algorithms, state.callbacks, state.loggers = hooks
         self._interval = interval_or_rule(eval_interval)
         self._train_subset = check_subset("train_subset_num_batches", train_subset_num_batches)
         self._join(run_dir, train_dataloader, ensure_evaluators(eval_dataloader, self._interval))
-        self._before = set_determinism(deterministic)
+        self._restore_numerics = set_numerics(deterministic, tf32=state.precision is Precision.TF32)
         with self._closing_on_error():
             self._prepare(optimizers, schedulers, load_path, load_strict, resume_path, compile, session)
 
@@ -262,7 +260,7 @@ class Trainer:
         try:
             self.engine.close()
         finally:
-            restore_determinism(self._before)
+            self._restore_numerics()
             if self._steps is not None:
                 self._steps.close()
             if self._made_group:
@@ -329,9 +327,7 @@ class Trainer:
 
     def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
         for one in evaluators:
-            if one.dataloader is self.state.train_dataloader and getattr(one.dataloader, "persistent_workers", False):
-                remedy = "its persistent workers read one pass at a time; give a loader of its own"
-                raise ValueError(f"evaluator {one.label!r}: dataloader is the train_dataloader: {remedy}")
+            arguments.check_evaluator(one, self.state.train_dataloader)
             self._eval_streams[one.label] = self._open(one.dataloader, one.label, one.subset_num_batches)
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
             self.state.eval_metrics[one.label] = one.select(metrics)
@@ -350,18 +346,13 @@ class Trainer:
         self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors as they pass
         model = state.unwrapped_model
-        # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
-        # also sums the gradients of its first batch in a different order than later ones, which changes the last bit
-        # with three or more ranks.
-        exact = collectives.get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
-        unseen = model.training_step is not None or state.microbatch_size == "auto" or exact
-        reduces_in_backward = collectives.get_world_size() == 1 or not unseen
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
         model.to(state.device, state.precision.weight_dtype)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
         model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # for new modules
+        self._layout.place(model, state.device)
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
         batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
@@ -374,9 +365,10 @@ class Trainer:
             snapshot.restore(state, resume)
         fire(Event.AFTER_LOAD)
         if compile:
-            model.compile()
+            self._layout.compile(model)
+        reduces_in_backward = self._layout.reduces_in_backward(model, state.microbatch_size)
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
-        state.model = collectives.replicate(model, state.device)
+        state.model = self._layout.wrap(model, state.device, state.ddp_options)
         self.run = Run(
             state=state,
             engine=self.engine,

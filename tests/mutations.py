@@ -44,6 +44,7 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # commands and sweeps
     Fault(
@@ -74,6 +75,101 @@ FAULTS = (
         "operations_of(state)",
         "modes/test_measure.py",
     ),
+    # gradients over ranks
+    Fault(
+        "ddp: options do not reach DDP",
+        "runner/distributed/collectives.py",
+        "options = {**options, ",
+        "options = {",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "ddp: gradients are summed and not averaged where they are compressed",
+        "algorithms/ddp.py",
+        ".to(dtype).div_(dist.get_world_size())",
+        ".to(dtype)",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "gradients over ranks: a collective for each",
+        "runner/distributed/collectives.py",
+        ">= BUCKET_BYTES",
+        ">= 0",
+        "distributed/test_collectives.py",
+    ),
+    Fault(
+        "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
+        "algorithms/compile.py",
+        "RECOMPILES * len(found)",
+        "RECOMPILES",
+        "algorithms/test_compile.py",
+    ),
+    # numbers
+    Fault(
+        "tf32: the setting stays after the run",
+        "runner/device/numerics.py",
+        "        undo.append(lambda: torch.set_float32_matmul_precision(before))\n",
+        "        undo.append(lambda: None)\n",
+        "device/test_numerics.py",
+    ),
+    Fault(
+        "cudnn_benchmark: a deterministic run takes it",
+        "algorithms/cudnn_benchmark.py",
+        "if torch.are_deterministic_algorithms_enabled():",
+        "if False:",
+        "algorithms/test_cudnn_benchmark.py",
+    ),
+    # optimizers
+    Fault(
+        "fused: what the user set is changed",
+        "runner/optim/fused.py",
+        'group["fused"] is None and group["foreach"] is None',
+        'group["foreach"] is None',
+        "optim/test_fused.py",
+    ),
+    Fault(
+        "fused: a resumed run steps with the kernels of the run that saved",
+        "runner/optim/fused.py",
+        '{**its, "fused": group["fused"]} if "fused" in group else its',
+        "its",
+        "optim/test_fused.py",
+    ),
+    # data on its way to a GPU
+    Fault(
+        "prefetch: steps do not wait for the copy of their batch",
+        PREFETCH,
+        "        steps.wait_stream(self._stream)\n",
+        "",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: memory of a batch is given out again before the steps that use it",
+        PREFETCH,
+        "            moved.record_stream(steps)",
+        "            pass",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are copied from pageable memory",
+        PREFETCH,
+        "pinned(tensor).to(",
+        "tensor.to(",
+        "device/test_prefetch.py",
+    ),
+    Fault(
+        "prefetch: batches are transformed before they travel",
+        PREFETCH,
+        "    return loader.untransformed, lambda",
+        "    return partial(iter, loader), lambda",
+        "test_dataloader.py",
+    ),
+    Fault(
+        "data in memory: moved to the device however little room it has",
+        "runner/data/loaders.py",
+        "size > RESIDENT_SHARE * free",
+        "size > free",
+        "data/test_loaders.py",
+    ),
     # which samples, in which order
     Fault(
         "order of samples: each epoch has the first one's",
@@ -103,6 +199,93 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    # what is known of each sample
+    Fault(
+        "ledger: samples are numbered by their place in the epoch",
+        "callbacks/sample_ledger.py",
+        "self._order.permutation(epoch).argsort()",
+        "torch.arange(self._order.num_samples)",
+        "callbacks/test_sample_ledger.py",
+    ),
+    Fault(
+        "ledger: a checkpoint has the losses of rank 0 alone",
+        "callbacks/sample_ledger.py",
+        "self._gathered = None if self._losses is None else self._sum_over_ranks()",
+        "self._gathered = None",
+        "callbacks/test_sample_ledger.py",
+    ),
+    Fault(
+        "ledger: the losses of smoothed targets are kept",
+        "callbacks/sample_ledger.py",
+        "def after_loss(",
+        "def before_loss(",
+        "callbacks/test_sample_ledger.py",
+    ),
+    # spikes
+    Fault(
+        "spikes: averages keep the weights of a spike",
+        "algorithms/spike_guard.py",
+        'one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))',
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: each rank judges by its own values",
+        "algorithms/spike_guard.py",
+        "dist.broadcast(recent, src=0)",
+        "pass",
+        "algorithms/test_spike_guard.py",
+    ),
+    Fault(
+        "spikes: batches not yet looked at are forgotten by a resume",
+        "algorithms/spike_guard.py",
+        'self._count = state["count"]',
+        "self._count = 0",
+        "algorithms/test_spike_guard.py",
+    ),
+    # sharded models
+    Fault(
+        "shards: each rank keeps a part of its own first weights",
+        "runner/distributed/sharding.py",
+        "        broadcast_tensors(model)\n",
+        "",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: gradients have the norm of the local part",
+        "callbacks/optimizer_monitor.py",
+        "return [*map(whole, norms)]",
+        "return [getattr(norm, '_local_tensor', norm) for norm in norms]",
+        "callbacks/test_optimizer_monitor.py distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: only rank 0 gathers for a checkpoint",
+        "runner/checkpoints/snapshot.py",
+        "if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):",
+        "if get_global_rank() != 0:",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: the padding of uneven shards is saved",
+        "runner/distributed/sharding.py",
+        "return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()",
+        "return gathered",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: loaded ones keep the whole tensor in memory",
+        "runner/distributed/sharding.py",
+        "return placed.clone()",
+        "return placed",
+        "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: a sum of gradients that knows nothing of them",
+        "algorithms/nan_guard.py",
+        "gradients = [local(_gradient(one))",
+        "gradients = [_gradient(one)",
+        "distributed/test_sharding.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -124,6 +307,63 @@ FAULTS = (
         "for place in range(1, lowest)",
         "for place in range(1, len(values) - 1)",
         "modes/test_lr_range.py",
+    ),
+    # what a step asks of the device
+    Fault(
+        "memory: the last outputs live beside the next forward pass",
+        ACCUMULATION,
+        "    state.drop_outputs()\n    run.forward_stream",
+        "    run.forward_stream",
+        "test_operations.py",
+    ),
+    Fault(
+        "operations: the loss is copied for each step",
+        "runner/metrics.py",
+        '"loss/train/total": state.total_loss,',
+        '"loss/train/total": state.total_loss.clone(),',
+        "test_operations.py",
+    ),
+    Fault(
+        "moves: a batch counts as moved wherever it is",
+        "runner/batch.py",
+        "type(one) is Tensor and one.device == device",
+        "type(one) is Tensor",
+        "test_batch.py",
+    ),
+    Fault(
+        "accuracy: of images of classes only the images are counted",
+        "runner/models/top1_accuracy.py",
+        "targets.numel()",
+        "len(targets)",
+        "models/test_top1_accuracy.py",
+    ),
+    Fault(
+        "auto microbatches: metrics count the attempts that failed",
+        "runner/metrics.py",
+        "if self._is_repeated:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
+        "rotary embedding: tables stay those of the first length",
+        "algorithms/rotary_embedding.py",
+        "if needed != self._made_for:",
+        "if self._made_for is None:",
+        "algorithms/test_rotary_embedding.py",
+    ),
+    Fault(
+        "label smoothing: evaluations are smoothed too",
+        "algorithms/label_smoothing.py",
+        "        self._original = None\n        self.close(state, logger)",
+        "        self._original = None",
+        "algorithms/test_label_smoothing.py",
+    ),
+    Fault(
+        "augmentation: images come back in the order of their operations",
+        "algorithms/_image_operations.py",
+        "torch.empty_like(images).index_copy_(0, index, torch.cat(changed))",
+        "torch.cat(changed)",
+        "algorithms/test_image_operations.py algorithms/test_augmix.py",
     ),
     # gradients
     Fault(
@@ -329,6 +569,20 @@ FAULTS = (
         "distributed/test_signals.py",
     ),
     Fault(
+        "Slurm: a job that runs again has forgotten its run",
+        "runner/distributed/slurm.py",
+        "for name, value in read_object(_file()).items()} if restarts() else {}",
+        "for name, value in read_object(_file()).items()} if not restarts() else {}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "Slurm: submitit requeues a job before its checkpoint is written",
+        "runner/distributed/session.py",
+        "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
+        "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",
@@ -449,6 +703,49 @@ FAULTS = (
         "return float(np.mean(np.abs(sums) >= observed))",
         "return float(np.mean(sums >= observed))",
         "runs/test_decision.py",
+    ),
+    # pruning
+    Fault(
+        "pruning: a job that was pruned and revived is pruned again",
+        "callbacks/sweep_pruner.py",
+        "        if study.was_pruned:",
+        "        if study.was_pruned and False:",
+        "sweeps/test_pruning.py",
+    ),
+    Fault(
+        "pruning: a pruned job is trained again with the sweep",
+        "runner/sweeps/sweep.py",
+        "return is_pruned or result.status in",
+        "return result.status in",
+        "sweeps/test_pruning.py",
+    ),
+    Fault(
+        "pruning: the last batch of an epoch is not the end",
+        "runner/loop.py",
+        "        run.end_where_interrupted()  # at FIT_START",
+        "        # at FIT_START",
+        "sweeps/test_pruning.py test_loop_stops.py",
+    ),
+    Fault(
+        "pruning: what a killed process left of a line stays in the journal",
+        "callbacks/_pruning_study.py",
+        'end - len(tail) + tail.rfind(b"\\n") + 1',
+        "end",
+        "callbacks/test_sweep_pruner.py",
+    ),
+    Fault(
+        "pruning: settings are compared over unequal seeds",
+        "callbacks/_pruning_study.py",
+        "if own and own.keys() <= other.keys():",
+        "if own:",
+        "callbacks/test_sweep_pruner.py",
+    ),
+    Fault(
+        "search: a study in a storage begins again with the same values",
+        "runner/sweeps/search.py",
+        "sweeper.sampler.seed += len(study.trials)",
+        "sweeper.sampler.seed += 0",
+        "sweeps/test_search.py",
     ),
     Fault(
         "verdict: the leader of a sweep has ties as if it had been chosen beforehand",

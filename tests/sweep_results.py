@@ -18,7 +18,7 @@ def result(objective: float | None, *overrides: str, status: str = "FINISHED", l
 
 def sweep(direction: str = "", folder: Path = Path("folder")) -> Sweep:
     """A sweep for which `model=mlp` was typed once."""
-    return Sweep(folder, "id", "name", "identity", ["model"], direction=direction)
+    return Sweep(folder, "id", "name", "identity", ["model"], directions=[direction] if direction else [])
 
 
 GRID = [

@@ -177,3 +177,27 @@ def test_what_cannot_be_read_is_named():
 def test_one_process_may_use_any_sampler():
     for loader in (DataLoader(dataset()), DataLoader(dataset(), sampler=SequentialSampler(dataset()))):
         assert make_stream(loader).length == 10
+
+
+@pytest.mark.parametrize("kind", ["dataset", "tensors", "moved"])
+def test_batches_travel_to_a_device_as_they_were_read_and_are_transformed_there(kind: str):
+    seen: list[tuple[str, torch.dtype]] = []
+
+    def normalize(batch: torch.Tensor) -> torch.Tensor:
+        seen.append((batch.device.type, batch.dtype))
+        return batch.float() / 255
+
+    pixels = torch.arange(10, dtype=torch.uint8)
+    if kind == "dataset":
+        loader: Any = DatasetLoader(pixels, batch_size=4, shuffle=False, transform=normalize)
+    else:
+        loader = TensorLoader(pixels, batch_size=4, shuffle=False, transform=normalize, resident=kind == "moved")
+    stream = BatchStream(loader, torch.device("meta"), Precision("fp32"), count_samples, "train")
+    batches = [*stream.start(0, 1)]
+    assert seen == [("meta", torch.uint8)] * 2
+    assert [(batch.device.type, batch.dtype, len(batch)) for batch in batches] == [
+        ("meta", torch.float32, 4),
+        ("meta", torch.float32, 2),
+    ]
+    if kind != "moved":
+        assert [batch.dtype for batch in make_stream(loader).start()] == [torch.float32] * 3

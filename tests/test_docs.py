@@ -114,7 +114,7 @@ def run(command: str, run_here: Any, length: str, records: bool) -> Said:
     torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
     words[:1] = {"runner": ["python", "-m", "runner"], "torchrun": torchrun}.get(words[0], words[:1])
     if words[0] != "python" or any(one.startswith(">") for one in words):
-        Path(".config/fish/completions").mkdir(parents=True, exist_ok=True)
+        Path(".config/fish/conf.d").mkdir(parents=True, exist_ok=True)
         env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         env["HOME"] = str(Path.cwd())
         done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
     {"addresses", "budget", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time"},
-    {"batch", "model", "precision", "surgery"},
+    {"batch", "blocks", "device", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "pictures", "schedulers"},
     {
@@ -57,11 +57,11 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3400  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3520  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("addresses", "budget", "checks", "foreign_hooks", "metric_choice", "plugins", "schedulers"),
-    "fit_result",
+    *("addresses", "blocks", "budget", "checks", "foreign_hooks", "metric_choice", "plugins"),
+    *("fit_result", "schedulers"),
 }
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates"),

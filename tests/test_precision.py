@@ -13,6 +13,7 @@ from torch import nn
 from runner import Callback, ClassificationModel, Trainer
 from runner.algorithms import GradientClipping
 from runner.data import TensorLoader
+from runner.device.numerics import set_numerics
 from runner.precision import Precision
 
 PRECISIONS = ["fp32", "amp_bf16", "amp_fp16", "bf16"]
@@ -165,6 +166,27 @@ def test_an_unknown_precision_names_the_nearest(wrong: str, meant: str):
 def test_fp8_is_refused_on_the_cpu():
     with pytest.raises(ValueError, match="precision='amp_fp8' needs a CUDA device of capability 8.9 or more, not cpu"):
         train("amp_fp8")
+
+
+def test_tf32_is_refused_where_there_is_none_and_leaves_no_setting():
+    with pytest.raises(ValueError, match="precision='tf32' needs a CUDA device of capability 8.0 or more, not cpu"):
+        train("tf32")
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.gpu
+def test_tf32_computes_matrix_products_less_exactly_and_only_while_the_run_lasts():
+    a = torch.randn(256, 256, device="cuda")
+    exact = (a.double() @ a.double()).float()
+    error = {}
+    for precision in ("fp32", "tf32"):
+        with train(precision, device="cuda")[0]:
+            pass
+        assert torch.get_float32_matmul_precision() == "highest"
+        restore = set_numerics(False, precision == "tf32")
+        error[precision] = float((a @ a - exact).abs().max())
+        restore()
+    assert error["tf32"] > 10 * error["fp32"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -18,7 +18,8 @@ from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_see
 from runner.algorithms import EMA, BatchAugment, MixUp
 from runner.callbacks import InMemoryLogger
 from runner.data import DatasetLoader, TensorLoader
-from runner.randomness import ForwardStream, _mix, restore_determinism, set_determinism
+from runner.device.numerics import set_numerics
+from runner.randomness import ForwardStream, _mix
 from runner.schedulers import cosine_annealing
 
 
@@ -211,7 +212,7 @@ def test_any_run_prepares_for_a_deterministic_one_after_it(monkeypatch, before: 
     monkeypatch.delenv(name, raising=False)
     if before is not None:
         monkeypatch.setenv(name, before)
-    restore_determinism(set_determinism(False))
+    set_numerics(deterministic=False)()
     assert os.environ[name] == after
 
 

@@ -1,7 +1,8 @@
 """What is read back from tensors on the training thread, against the same training written by hand.
 
-Two of torch's modes see every operation and every method called in this thread: reading a value, copying to another
-device, and whatever has a result of a size that depends on values. The logger's thread may read back, and does.
+Two of torch's modes, those of `benchmarks/operations.py`, see every operation and every method called in this thread:
+reading a value, copying from a device, and whatever has a result of a size that depends on values. The logger's thread
+may read back, and does.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmark_modules import load
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import MulticlassAccuracy
 
 from runner import Callback, ClassificationModel, LanguageModel, LoggerDestination, Trainer
@@ -43,6 +43,7 @@ from runner.callbacks import (
     ProgressBar,
     ReplicaMonitor,
     RuntimeEstimator,
+    SampleLedger,
     SpeedMonitor,
     SystemMetricsMonitor,
     TensorBoardLogger,
@@ -54,67 +55,11 @@ from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
 
 FIRST, LAST = 10, 40  # batches watched, of one epoch of 48
-READS = {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select"}
-READS |= {"aten._unique2", "aten.unique_consecutive", "aten.unique_dim", "aten.repeat_interleave", "aten.bincount"}
-METHODS = {"tolist", "item", "numpy", "cpu", "cuda", "pin_memory", "__array__", "__bool__", "__float__", "__int__"}
+counting = load("benchmark_of_operations", "operations.py")
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations whose result the host has to wait for."""
-
-    def __init__(self, found: Counter[str]):
-        super().__init__()
-        self.found = found
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func.overloadpacket)
-        result = func(*args, **(kwargs or {}))
-        crosses = name in ("aten._to_copy", "aten.copy_") and _devices(args) != _devices([result])
-        if name in READS or crosses:
-            self.found[name] += 1
-        return result
-
-
-class Methods(TorchFunctionMode):
-    """Counts methods that read values, some of which are no operations on the CPU."""
-
-    def __init__(self, found: Counter[str]):
-        super().__init__()
-        self.found = found
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in METHODS and args and isinstance(args[0], Tensor):
-            self.found[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _devices(values: Any) -> set[torch.device]:
-    return {value.device for value in values if isinstance(value, Tensor)}
-
-
-class Watch:
-    """Counts what the thread reads from batch FIRST up to batch LAST."""
-
-    def __init__(self):
-        self.found: Counter[str] = Counter()
-        self._modes = Operations(self.found), Methods(self.found)
-
-    def before_batch(self, number: int) -> None:
-        if number == FIRST:
-            for mode in self._modes:
-                mode.__enter__()
-        elif number == LAST:
-            for mode in reversed(self._modes):
-                mode.__exit__(None, None, None)
-
-
-class Watching(Callback):
-    def __init__(self, watch: Watch):
-        self.watch = watch
-
-    def before_dataloader(self, state, logger):
-        self.watch.before_batch(state.timestamp.batch)
+def make_watch() -> Any:
+    return counting.Watch(range(FIRST, LAST), called=None)
 
 
 def make_module() -> nn.Module:
@@ -143,7 +88,7 @@ def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Cou
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 48)
     accuracy = MulticlassAccuracy(4, average="micro", validate_args=False)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp_fp16")
-    watch = Watch()
+    watch = make_watch()
     for number, (images, targets) in enumerate(batches()):
         watch.before_batch(number)
         optimizer.zero_grad()
@@ -157,12 +102,12 @@ def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Cou
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
-    return watch.found
+    return watch.counts.reads
 
 
 def with_trainer(make_optimizer: Any, run_dir: Path, **arguments: Any) -> Counter[str]:
     """What the Trainer reads."""
-    watch = Watch()
+    watch = make_watch()
     with Trainer(
         **{
             "model": ClassificationModel(make_module(), 4),
@@ -173,12 +118,12 @@ def with_trainer(make_optimizer: Any, run_dir: Path, **arguments: Any) -> Counte
             "device": "cpu",
             "run_dir": run_dir,
             **arguments,
-            "callbacks": [Watching(watch), *arguments.get("callbacks", [])],
+            "callbacks": [counting.Watching(watch), *arguments.get("callbacks", [])],
         }
     ) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 48
-    return watch.found
+    return watch.counts.reads
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -190,16 +135,17 @@ def adamw(params: Any) -> torch.optim.Optimizer:
 
 
 def test_reads_are_seen():
-    found: Counter[str] = Counter()
+    counts = counting.Counts()
     x = torch.tensor([0.0, 1.0])
-    with Operations(found), Methods(found):
+    with counting.Operations(counts), counting.Methods(counts):
         x[0].item()
         bool(x[1] > 0)
         x.nonzero()
         x.tolist()
         x.to("meta")
+    found = counts.reads
     assert found["aten._local_scalar_dense"] == 2 and found["aten.nonzero"] == 1
-    assert found["tolist"] == 1 and found["aten._to_copy"] == 1
+    assert found["tolist"] == 1 and counts.copies == {"pageable": 1}
 
 
 def test_a_loop_by_hand_reads_nothing_with_sgd():
@@ -224,7 +170,7 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
     more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
     more += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
-    more += [TorchProfiler()]
+    more += [SampleLedger(), TorchProfiler()]
     more += [
         make()
         for package, make in (

@@ -19,6 +19,7 @@ from runner.callbacks._inference import inference
 from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
 from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
+from runner.distributed.sharding import is_sharded
 from runner.model import in_eval_mode
 
 if TYPE_CHECKING:
@@ -29,12 +30,17 @@ log = logging.getLogger("runner")
 SMALL = 10_000  # numbers in a sample of which the input example has two, to show that there may be several
 
 
-def check_best(state: State) -> None:
-    """Check that a callback chooses the best checkpoint of the run.
+def check_loggable(state: State, log_model: str) -> None:
+    """Check that the model can be logged, with the weights that are asked for.
 
     Raises:
-        ValueError: no callback chooses one.
+        ValueError: no callback chooses the best checkpoint of the run; or the model is sharded.
     """
+    if is_sharded(state.unwrapped_model):
+        reason = "rank 0, which logs, has only a part of the weights; use +callbacks=export_for_inference"
+        raise ValueError(f"log_model={log_model!r}: not with parallel='fsdp': {reason}")
+    if log_model != "best":
+        return
     savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
     if not any(getattr(one, "monitor", None) for one in savers):
         raise ValueError(

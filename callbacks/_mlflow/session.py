@@ -19,6 +19,7 @@ from runner.callbacks._mlflow.description import show_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import known_before, make_target, typed_command, typed_overrides, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
+from runner.distributed.session import SessionOver
 from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ class Session:
             self.begin()
         else:
             status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
-            self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
+            if not isinstance(error, SessionOver):
+                self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
         self.close(status, timeout)
 
     def close(self, status: str, timeout: float) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
 from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
+from runner.distributed.signals import HANDLED
 from runner.files.lock import lock_file
 
 Commands = queue.SimpleQueue[dict[str, Any] | None]
@@ -32,8 +33,8 @@ GRACE = 1.0  # further seconds before the process exits in the middle of a call
 
 def serve() -> None:
     """Serve the trainer that started this process until it has ended and everything is sent."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
     os.nice(5)  # a quarter of a core that training wants too: less, and on a busy machine nothing is sent for minutes
     set_environment()
     trainer = os.getppid()

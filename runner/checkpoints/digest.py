@@ -40,7 +40,10 @@ def digest(value: Any) -> str:
 
 
 def digest_state(state: State) -> dict[str, str]:
-    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations."""
+    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
+
+    What is sharded is gathered: call it on all ranks then.
+    """
     import torch
 
     generators = [torch.get_rng_state()]
@@ -88,9 +91,12 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
 
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} has no digest: state is tensors, numbers, strings, lists and dicts")
+    from runner.distributed.sharding import whole
+
+    tensor = whole(tensor)
     update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
     # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
-    update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

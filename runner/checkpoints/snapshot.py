@@ -27,10 +27,12 @@ from torch import Tensor, nn
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.engine import evaluation_weights
+from runner.distributed.sharding import is_sharded, like, like_parameters, whole
+from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
 from runner.metrics import empty
+from runner.optim.fused import load_optimizer
 from runner.optim.param_groups import check_groups
 from runner.state import State
 from runner.time import Timestamp
@@ -62,8 +64,10 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         copy: copy tensors, so that training can continue while they are written.
     """
     metrics = _metric_states(state)
-    if get_global_rank() != 0:
-        return None
+    for one in _gathering(state):
+        one.gather_state()
+    if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
+        return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
     def keep(value: Any) -> Any:
         return map_tensors(value, lambda tensor: _to_cpu(tensor, copy))
@@ -71,8 +75,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        evaluated = dict(state.unwrapped_model.state_dict())
-        weights = map_tensors(evaluated, lambda tensor: _to_cpu(tensor, copy or averaged))
+        weights = _weights(state.unwrapped_model, copy or averaged)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
@@ -82,10 +85,10 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, keep),
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
+            "model": _weights(state.unwrapped_model, copy) if averaged else None,
             **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
-                "model": dict(state.unwrapped_model.state_dict()) if averaged else None,
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
                 "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
                 "scaler": state.scaler.state_dict() if state.scaler is not None else None,
@@ -104,18 +107,25 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         }  # fmt: skip
     if state.device.type == "cuda":
         torch.cuda.current_stream(state.device).synchronize()  # The intended sync: all copies at once.
-    return snapshot
+    return snapshot if get_global_rank() == 0 else None
 
 
 def can_save_alone(state: State) -> bool:
     """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
 
-    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, what a
+    hook gathers, or a part of the model.
     """
-    # Each rank has its own accumulators until TrainMetrics has handled the end of the epoch.
-    measured = state.timestamp.batch_in_epoch > 0 or any("train_metrics" in hooks for hooks in state.unheard.values())
-    shared = get_world_size() > 1 and measured and bool(state.train_metrics)
-    return state.is_consistent and get_global_rank() == 0 and not shared
+    # Each rank has its own until TrainMetrics, or the hook, has handled the end of the epoch.
+    holders = [*(["train_metrics"] if state.train_metrics else []), *(one.config_key for one in _gathering(state))]
+    unheard = {key for keys in state.unheard.values() for key in keys}
+    shared = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
+    alone = not shared and not is_sharded(state.unwrapped_model)
+    return state.is_consistent and get_global_rank() == 0 and alone
+
+
+def _gathering(state: State) -> list[Hooks]:
+    return [one for one in (*state.algorithms, *state.callbacks) if overrides(one, "gather_state")]
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
@@ -175,7 +185,13 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
         )
     if missing or unexpected:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
-    model.load_state_dict(weights, strict=False)
+    load_into(model, weights)
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
+    own = model.state_dict()
+    model.load_state_dict({name: like(one, own[name]) for name, one in weights.items() if name in own}, strict=False)
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -202,7 +218,9 @@ def restore(state: State, path: str | Path) -> None:
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
                 check_groups(one, its)
-            one.load_state_dict(its)
+                load_optimizer(one, like_parameters(one, its))
+            else:
+                one.load_state_dict(its)
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
         optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch
@@ -245,9 +263,23 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
         )
 
 
+def _weights(model: nn.Module, copy: bool) -> dict[str, Any]:
+    """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
+    kept: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        owner = names.get(name, name)
+        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy))
+    return kept
+
+
 def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
+    if is_sharded(tensor):
+        gathered = whole(tensor)
+        return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
     tensor = tensor.detach()
-    if tensor.is_meta:
+    if tensor.is_meta or get_global_rank() != 0:
         return tensor  # a dry run allocates no memory
     if copy and tensor.is_cuda:  # to pinned memory, so that nothing waits between copies
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -46,13 +46,19 @@ _SUPPLIED = [
 
 def warm_up(config: Mapping[str, Any]) -> None:
     """Let callbacks start slow helpers before torch is imported; wrong targets are left for `check` to report."""
-    for section in (config.get("callbacks") or {}).values():
-        try:
+    for target in callbacks_with(config, "warm_up").values():
+        target.warm_up()
+
+
+def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
+    """Return those classes of a config's callbacks that have an attribute, by key; wrong targets are left out."""
+    found = {}
+    for key, section in (config.get("callbacks") or {}).items():
+        with suppress(Exception):
             target = hydra.utils.get_object(section["_target_"])
-        except Exception:
-            continue
-        if hasattr(target, "warm_up"):
-            target.warm_up()
+            if hasattr(target, attribute):
+                found[str(key)] = target
+    return found
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
@@ -76,8 +82,8 @@ def check(config: Mapping[str, Any]) -> None:
         ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
     """
     check_keys(config)
-    make_launch(config)
-    _check_trainer(config["trainer"])
+    launch = make_launch(config)
+    _check_trainer(config["trainer"], launch.nproc_per_node)
     check_budget(config)
     for path, section in targets(config):
         check_signature(path, section, _SUPPLIED if path == "trainer" else ())
@@ -275,7 +281,7 @@ def _add_section(
     error.add_note(f"in {facts_of(error).key or place} ({target})")
 
 
-def _check_trainer(section: Mapping[str, Any]) -> None:
+def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
     from runner.arguments import check_arguments
 
     if section["_target_"] == "runner.Trainer":
@@ -285,7 +291,7 @@ def _check_trainer(section: Mapping[str, Any]) -> None:
         known = inspect.signature(check_arguments).parameters
         with _naming("trainer", section):
             plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
-            check_arguments(**{key: value for key, value in plain.items() if key in known})
+            check_arguments(**{key: value for key, value in plain.items() if key in known}, ranks=ranks)
 
 
 def checkpoint_of(key: str, path: str) -> Path:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from runner.config.catalogue import CONF
 from runner.config.command_line import key_of, typed_value
 from runner.config.nearest import Advice
 from runner.config.signatures import NoSuchArgument
-from runner.config.sources import files_with
+from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
 from runner.event import Event
 from runner.failures.facts import WrongKey, argument_of, facts_of
@@ -121,8 +121,10 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
     """
     text = str(error).strip() or type(error).__name__
     if isinstance(error, HydraException) or is_empty_choice(error):
-        is_choice = isinstance(error, MissingConfigException)
-        return Explanation(about_composing(error, overrides, conf), is_value=is_choice)
+        choice = getattr(error, "missing_cfg_file", None) or ""  # of a MissingConfigException
+        files = files_choosing(choice, overrides, conf)
+        text = about_composing(error, overrides, conf)
+        return Explanation(text, place=" and ".join(files) or None, is_value=bool(choice))
     if isinstance(error, OmegaConfBaseException):
         return Explanation(f"{error.full_key or 'config'}: {_reason_of_omegaconf(error)}", at=error.full_key or "")
     if isinstance(error, NoSuchArgument):
@@ -135,7 +137,7 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
         )
     if isinstance(error, OSError) and error.filename is not None:
         text = f"cannot use {str(error.filename)!r}: {error.strerror}"
-    return _with_place(error, text, overrides)
+    return _with_place(error, text, overrides, conf)
 
 
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
@@ -182,14 +184,16 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) ->
     return f". It is set in {' and '.join(files) or 'a file'}: remove it with {removed}"
 
 
-def _with_place(error: Exception, text: str, overrides: Sequence[str]) -> Explanation:
-    """Return an explanation that begins with the full config key, or else names the section and the user's line.
+def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> Explanation:
+    """Return an explanation that begins with the full config key and its file, or else names section and user's line.
 
     Section and argument come from the facts that `runner.config.build` added.
     """
     facts = facts_of(error)
     if facts.key:
-        return Explanation(f"{facts.key}{text.removeprefix(facts.argument)}", facts.key)
+        files = files_with(facts.key, overrides, conf)
+        text = f"{facts.key}{text.removeprefix(facts.argument)}"
+        return Explanation(text, facts.key, " and ".join(files) or None)
     if facts.section and facts.section != "trainer":
         at_fault = _told_value(facts.section, text, overrides)
         text = f"{at_fault or facts.section}: {text} ({facts.target})"

@@ -1,4 +1,4 @@
-"""Which of the chosen config files set a key, for messages about keys that were not typed."""
+"""Which of the chosen config files set a key or make a choice, for messages about what was not typed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,21 @@ def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:
     """
     if key in {key_of(one) for one in overrides}:
         return []
-    folders = [*filter(None, (conf, config_dir(overrides)))]
-    files = _files(overrides, folders)
-    return [_shown(file) for file, group in files.items() if _sets(file, group, key)]
+    return [_shown(file) for file, group in _files(overrides, conf).items() if _sets(file, group, key)]
+
+
+def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return the config files whose defaults make a choice `group/name`; none if the choice was typed.
+
+    Args:
+        choice: the group and the name, such as `model/mlp`.
+        overrides: the overrides as typed on the command line.
+        conf: our own folder of config groups.
+    """
+    if choice in _typed_choices(overrides):
+        return []
+    files = _files(overrides, conf).items()
+    return [_shown(file) for file, group in files if choice in _chosen(_content(file).get("defaults") or [], group)]
 
 
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
@@ -35,8 +47,9 @@ def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
             yield from (f"{key}/{name}" for name in re.findall(r"[\w/.-]+", value))
 
 
-def _files(overrides: Sequence[str], folders: Sequence[Path]) -> dict[Path, str]:
+def _files(overrides: Sequence[str], conf: Path) -> dict[Path, str]:
     """Return the files of the typed choices and of their defaults, each with its group."""
+    folders = [*filter(None, (conf, config_dir(overrides)))]
     found: dict[Path, str] = {}
     waiting = [*_typed_choices(overrides)]
     while waiting:

@@ -130,6 +130,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return f"{typed}: has no key; did you mean {_typed(near[0], groups[near[0]])}?"
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
         return f"{typed}: has no key; {foreign}"
+    key, equals, value = typed.partition("=")
+    if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
+        return f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{key}=\"{value}\"'"
     return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
 
 

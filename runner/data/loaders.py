@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -22,9 +23,16 @@ from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
 from runner.data.worker_context import make_context
 from runner.data.workers import BatchKeys, BatchReader, start_worker
+from runner.device.memory import free_bytes
 from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")
+
+RESIDENT_SHARE = 0.25  # of the free memory of a device, that the data of one loader may take
+
+
+Transform = Callable[[Any], Any]
+"""``transform(batch)`` -> what is yielded in its place."""
 
 
 class OrderedLoader(ABC):
@@ -35,10 +43,12 @@ class OrderedLoader(ABC):
 
     Attributes:
         order: says which samples make up each batch, and how many of them count.
+        transform: what is done to each batch; None: nothing.
     """
 
-    def __init__(self, order: SampleOrder) -> None:
+    def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
         self.order = order
+        self.transform = transform
         self._next = (0, 0)
 
     def __len__(self) -> int:
@@ -47,6 +57,10 @@ class OrderedLoader(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        return self._transformed(self._batches(*self._start()))
+
+    def untransformed(self) -> Iterator[Any]:
+        """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
         return self._batches(*self._start())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
@@ -69,11 +83,26 @@ class OrderedLoader(ABC):
 
     def first(self, count: int) -> Iterator[Any]:
         """Return an iterator over this rank's first ``count`` batches of epoch 0, apart from other iterations."""
-        return islice(self._batches(0, 0), count)
+        return islice(self._transformed(self._batches(0, 0)), count)
+
+    def pick(self, samples: Tensor) -> Any:
+        """Return given samples as one batch, read as in epoch 0, apart from other iterations.
+
+        Args:
+            samples: numbers of samples `(n,)`, int64, on the CPU; n at least 1.
+        """
+        other = copy.copy(self)
+        other.order = SampleOrder.of(samples)
+        return next(other._batches(0, 0))
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Yield this rank's batches of an epoch from a given one on, independently of any other iteration."""
+        """Yield this rank's untransformed batches from a given one of an epoch on, apart from any other iteration."""
+
+    def _transformed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        transform = self.transform
+        # Not map(): a StopIteration raised by the transform would silently end the epoch early.
+        return batches if transform is None else (transform(batch) for batch in batches)
 
     def _start(self) -> tuple[int, int]:
         """Return the (epoch, batch) to start at, and move on to the next epoch."""
@@ -98,9 +127,14 @@ class TensorLoader(OrderedLoader):
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order, at least 0.
-        transform: ``transform(batch)`` -> what is yielded in its place; None yields the batch itself.
+        transform: ``transform(batch)`` -> what is yielded in its place; None yields the batch itself. In training it is
+            called with a batch on the device.
+        resident: whether the data may be moved to the device as a whole, if that has room for it.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+
+    Attributes:
+        resident: as given, and False once there was no room.
 
     Raises:
         ValueError: there is no tensor, their lengths differ, or :class:`SampleOrder` refuses an argument.
@@ -113,7 +147,8 @@ class TensorLoader(OrderedLoader):
         shuffle: bool,
         drop_last: bool = False,
         seed: int = 0,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
+        resident: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -122,20 +157,25 @@ class TensorLoader(OrderedLoader):
         lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) > 1:
             raise ValueError(f"the tensors have {lengths!r} samples: they must all have the same number")
-        super().__init__(SampleOrder(lengths[0], batch_size, shuffle, drop_last, seed, rank, world_size))
+        super().__init__(SampleOrder(lengths[0], batch_size, shuffle, drop_last, seed, rank, world_size), transform)
         self.tensors = tensors
-        self.transform = transform
+        self.resident = resident
 
     def to(self, device: torch.device | str) -> TensorLoader:
-        """Move the data to a device and return this loader."""
-        self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
+        """Move the data to a device, if it may be and takes at most a quarter of the free memory; return the loader."""
+        device = torch.device(device)
+        size = sum(tensor.nbytes for tensor in self.tensors if tensor.device != device)
+        free = free_bytes(device) if self.resident and size else None
+        if free is not None and size > RESIDENT_SHARE * free:
+            self.resident = False
+            why = f"more than {RESIDENT_SHARE:.0%} of the {free / 1e9:.1f} GB that are free on {device}"
+            log.info("data of %.1f GB stays in host memory, and is copied batch by batch: %s", size / 1e9, why)
+        if self.resident:
+            self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
         return self
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        batches = pick_batches(self.tensors, self.order, epoch, first)
-        transform = self.transform
-        # Not map(): a StopIteration raised by the transform would silently end the epoch early.
-        return batches if transform is None else (transform(batch) for batch in batches)
+        return pick_batches(self.tensors, self.order, epoch, first)
 
 
 class DatasetLoader(OrderedLoader):
@@ -159,6 +199,9 @@ class DatasetLoader(OrderedLoader):
         seed: seed of the order and of the augmentation, at least 0.
         num_workers: processes that read on each rank; 0 reads in this process. More than there are cores log a warning.
         collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
+        transform: ``transform(batch)`` -> what is yielded in its place, without random numbers; None yields the batch
+            itself. It is called where the batch is read, but in training on a GPU with a batch that is there: batches
+            travel as they were read.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
         **loader_options: for torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
@@ -177,6 +220,7 @@ class DatasetLoader(OrderedLoader):
         seed: int = 0,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        transform: Transform | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         **loader_options: Any,
@@ -188,7 +232,7 @@ class DatasetLoader(OrderedLoader):
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
-        super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size))
+        super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size), transform)
         self.dataset = dataset
         self.persistent_workers = bool(loader_options.get("persistent_workers"))
         self._keys = BatchKeys(self.order)
@@ -200,7 +244,7 @@ class DatasetLoader(OrderedLoader):
             # Torch would warn for each loader on each rank, and again at each epoch; ours above comes once.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = DataLoader(
-                SeededBatches(dataset, collate_fn or default_collate, seed),
+                SeededBatches(dataset, collate_fn or default_collate, seed, transform),
                 batch_size=None,  # one item of SeededBatches is a whole batch
                 sampler=self._keys,
                 num_workers=num_workers,
@@ -219,7 +263,11 @@ class DatasetLoader(OrderedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        return BatchReader(self._loader, self._keys, *self._start())
+        return BatchReader(self._loader, self._keys, *self._start(), transforms=True)
+
+    def untransformed(self) -> Iterator[Any]:
+        """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
+        return BatchReader(self._loader, self._keys, *self._start(), transforms=False)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: workers are busy with the iteration under way.
@@ -229,21 +277,25 @@ class DatasetLoader(OrderedLoader):
 
 
 class SeededBatches(Dataset[Any]):
-    """Reads whole batches of a data set, each sample with generators seeded for it."""
+    """Reads whole batches of a data set, each sample with generators seeded for it, and transforms those asked for."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, transform: Transform | None = None
+    ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: tuple[int, int, Sequence[int]]) -> Any:
-        epoch, batch, indices = key
+    def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
+        epoch, batch, indices, transforms = key
         states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
         try:
-            return self.collate_fn([self._sample(epoch, index) for index in indices])
+            read = self.collate_fn([self._sample(epoch, index) for index in indices])
+            return self.transform(read) if transforms and self.transform is not None else read
         except Exception as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
             raise

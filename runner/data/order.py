@@ -66,6 +66,13 @@ class SampleOrder:
         self._full_counts = self._share(batch_size)
         self.resize(num_samples)
 
+    @classmethod
+    def of(cls, samples: Tensor) -> SampleOrder:
+        """Return the order of a single batch, on one rank, of given samples `(n,)`, int64, n at least 1."""
+        order = cls(len(samples), len(samples), rank=0, world_size=1)
+        order._epoch, order._permutation = 0, samples
+        return order
+
     def resize(self, num_samples: int) -> None:
         """Make it the order of another number of samples.
 

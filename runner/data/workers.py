@@ -29,19 +29,23 @@ _REMEDIES = {
 
 
 class BatchKeys:
-    """Says which batches are read in an iteration: (epoch, batch, sample numbers) for each, from ``start`` on."""
+    """Says which batches are read in an iteration, from ``start`` on.
+
+    Yields (epoch, batch, sample numbers, whether to transform) for each.
+    """
 
     def __init__(self, order: SampleOrder) -> None:
         self.order = order
         self.start: tuple[int, int] = (0, 0)  # (epoch, batch)
+        self.transforms = False
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[int, int, list[int], bool]]:
         epoch, first = self.start
         for number in range(first, len(self.order)):
-            yield epoch, number, self.order.indices(epoch, number).tolist()
+            yield epoch, number, self.order.indices(epoch, number).tolist(), self.transforms
 
 
 class BatchReader(Iterator[Any]):
@@ -60,13 +64,15 @@ class BatchReader(Iterator[Any]):
         keys: which batches are read.
         epoch: number of the epoch, at least 0.
         batch: number of the first batch within the epoch.
+        transforms: whether batches are transformed where they are read.
 
     Raises:
         RuntimeError: raised by ``next()`` when workers died too often, or one exited by itself.
     """
 
-    def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int) -> None:
+    def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int, transforms: bool) -> None:
         self._loader = loader
+        self._transforms = transforms
         self._keys = keys
         self._epoch = epoch
         self._batch = batch
@@ -108,6 +114,7 @@ class BatchReader(Iterator[Any]):
         if any(not worker.is_alive() for worker in workers_of(kept)):
             self._abandon(kept)  # a worker died after its last batch
         self._keys.start = (self._epoch, self._batch)
+        self._keys.transforms = self._transforms
         # Workers that persist may die while torch waits for them to be ready again.
         with deaths_raise(workers_of(kept_iterator(self._loader))):
             self._source = iter(self._loader)  # kept at once: until it is hidden, torch may raise at any line

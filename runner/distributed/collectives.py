@@ -6,7 +6,8 @@ import gc
 import inspect
 import json
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -89,17 +90,22 @@ def pick_device(device: str | torch.device) -> torch.device:
     return picked
 
 
-def replicate(model: nn.Module, device: torch.device) -> nn.Module:
+def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]) -> nn.Module:
     """Return the model wrapped for data-parallel training, or the model itself in a single process.
 
     Buffers are not broadcast in each forward pass; `broadcast_buffers` copies rank 0's to all ranks before they are
     read.
+
+    Args:
+        model: the model, on its device.
+        device: this rank's device.
+        options: further arguments for `DistributedDataParallel`.
     """
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     ids = [device.index] if device.type == "cuda" else None
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # since torch 2.13
-    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    options = {**options, "forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
 
@@ -129,14 +135,42 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return tensor
 
 
+BUCKET_BYTES = 1 << 25
+"""Of gradients that are averaged in one collective."""
+
+
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average gradients over all ranks, as DDP does in backward. All ranks must have the same gradients present."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
-        if work is not None:
-            work.wait()
-    if gradients:
-        torch._foreach_div_(gradients, get_world_size())  # pyright: ignore[reportPrivateImportUsage]
+    """Average gradients over all ranks, as DDP does in backward. All ranks must have the same gradients present.
+
+    They travel in buckets, one collective each; while one is on its way, the next is filled.
+    """
+    started: deque[tuple[list[Tensor], Tensor, dist.Work | None]] = deque()
+    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+        if len(started) > 1:
+            _take_average(*started.popleft())
+    for last in started:
+        _take_average(*last)
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield gradients of one type and device in lists, in order, each of about `BUCKET_BYTES`."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for gradient in gradients:
+        bucket = kinds.setdefault((gradient.dtype, gradient.device), [])
+        bucket.append(gradient)
+        if sum(one.nbytes for one in bucket) >= BUCKET_BYTES:
+            yield kinds.pop((gradient.dtype, gradient.device))
+    yield from kinds.values()
+
+
+def _take_average(bucket: list[Tensor], flat: Tensor, work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+    parts = flat.div_(get_world_size()).split([gradient.numel() for gradient in bucket])
+    averages = [part.view(gradient.shape) for part, gradient in zip(parts, bucket, strict=True)]
+    torch._foreach_copy_(bucket, averages)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def any_rank(condition: bool) -> bool:

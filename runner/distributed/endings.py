@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from runner.distributed.signals import asking_to_end, end
+from runner.distributed.session import end
+from runner.distributed.signals import asking_to_end
 
 SECOND_CTRL_C = 5.0  # seconds
 last_words: list[Callable[[int, str], None]] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from runner.distributed.launch_secret import signed, verified
+from runner.distributed.slurm import kept_over_requeues
 
 PARENT = "RUNNER_PARENT"
 """Environment variable of a rank or a run that this program started itself: the process id of its parent."""
@@ -41,19 +42,19 @@ def without_ranks() -> AbstractContextManager[None]:
 
 
 def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return what `make` returns; after a restart by torchrun, what it returned the first time. Rank 0.
+    """Return what `make` returns; after a restart by torchrun or Slurm, what it returned the first time. Rank 0.
 
     Args:
         key: under which the store of the launch keeps the value.
         make: called once for each launch.
     """
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-        return make()
+        return kept_over_requeues(key, make)
     from runner.distributed.store import launch_store
 
     store = launch_store()
     if not store.check([key]):
-        store.set(key, signed(key, make()))
+        store.set(key, signed(key, kept_over_requeues(key, make)))
     return verified(key, store.get(key))
 
 

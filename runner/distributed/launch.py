@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
@@ -29,6 +30,8 @@ class Launch:
         nproc_per_node: number of processes; 'auto' is one for each GPU, and one without a GPU.
         threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
+        requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
+            written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
 
     Raises:
         ValueError: a number is out of range, or of the wrong type.
@@ -37,6 +40,7 @@ class Launch:
     nproc_per_node: int | str = 1
     threads: int | None = None
     grace: float = 300.0
+    requeue: bool | None = None
 
     def __post_init__(self) -> None:
         if self.nproc_per_node != "auto" and not _is_count(self.nproc_per_node):
@@ -50,20 +54,29 @@ class Launch:
             )
         if type(self.grace) not in (int, float) or not self.grace > 0:
             raise ValueError(f"grace={self.grace!r}: must be a number of seconds above 0")
+        if self.requeue is not None and not isinstance(self.requeue, bool):
+            raise ValueError(
+                f"requeue={self.requeue!r}: must be true, false, or null, which is true in submitit's jobs"
+            )
+
+    @property
+    def requeues(self) -> bool:
+        """Whether this process belongs to a job that is requeued."""
+        return slurm.was_started_by_submitit() if self.requeue is None else self.requeue and slurm.is_job()
 
     def processes(self) -> int:
         """Return the number of ranks on this machine.
 
         Raises:
-            ValueError: torchrun has started another number of ranks, or this machine has too few cores for so many.
+            ValueError: torchrun or srun has started another number of ranks, or there are too few cores for so many.
         """
         asked = self.nproc_per_node
         if "RANK" in os.environ:
             started = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
             if asked not in (1, "auto", started):
                 raise ValueError(
-                    f"launch.nproc_per_node={asked!r}: torchrun has started {started} on this machine; "
-                    "leave this key out, or run without torchrun"
+                    f"launch.nproc_per_node={asked!r}: torchrun or srun has started {started} on this machine; "
+                    "leave this key out, or run without them"
                 )
             return started
         if asked == "auto":

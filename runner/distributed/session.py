@@ -1,17 +1,80 @@
-"""The end of a session: a run stops between two batches as if by a signal, and can be resumed."""
+"""Ends of a session that are no failure: a run stops between two batches, by a signal say, and can be resumed."""
 
 from __future__ import annotations
 
-from runner.distributed.signals import Interrupt
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from runner.distributed.signals import OF_SCHEDULERS
 
 SESSION_OVER = 1000
 """Stands where the number of a signal would, when the time of a session is over; no signal has this number."""
+
+_requeues = False
 
 
 class SessionOver(SystemExit):
     """The time of this session is over: training has stopped between two batches, and can be resumed. Exit code 0."""
 
+    status = "PAUSED"
+    """Status of the run in `result.json`."""
+
+
+class Pruned(SessionOver):
+    """A job of a sweep was not worth training further: it has stopped between two batches, and can be revived."""
+
+    status = "PRUNED"
+
+
+class Requeued(SessionOver):
+    """A scheduler wants the machine back: its job is to go back into the queue, and be resumed when it runs again."""
+
+    status = "QUEUED"
+
 
 def ending(number: int) -> BaseException:
-    """Return the exception to end training with, for the number of a signal or `SESSION_OVER`."""
-    return SessionOver(0) if number == SESSION_OVER else Interrupt.exception(number)
+    """Return the exception to end this process with, for the number of a signal or `SESSION_OVER`.
+
+    That is KeyboardInterrupt for SIGINT, and SystemExit with 128 plus the number for other signals.
+    """
+    if number == SESSION_OVER:
+        return SessionOver(0)
+    if _requeues and number in OF_SCHEDULERS:
+        return Requeued(0)
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+@contextmanager
+def requeued_by_signals(asked: bool) -> Iterator[None]:
+    """Within the context, let the signals of schedulers end this process by `Requeued`. All ranks.
+
+    Args:
+        asked: whether the job is to be requeued; otherwise the context does nothing.
+    """
+    global _requeues
+    if not asked or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Submitit requeues a job at its own signal without waiting for a checkpoint.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}
+    _requeues = True
+    try:
+        yield
+    finally:
+        _requeues = False
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """End the process as a signal asks, closing everything first; a repeat of the signal does not interrupt that."""
+    if number != signal.SIGINT:
+        signal.signal(number, _go_on)
+    raise ending(number)
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Ignore a signal that is being acted on already."""

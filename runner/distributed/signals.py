@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT)
-HANDLED = (*ALWAYS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
+HANDLED = (*ALWAYS, signal.SIGHUP, *OF_SCHEDULERS)
 """Signals that ask a run to end. Users and schedulers send them; SIGHUP arrives when a terminal is closed."""
 
 
@@ -28,17 +29,6 @@ def asking_to_end() -> list[int]:
 
 def _is_free(handler: Any) -> bool:
     return handler == signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("runner.")
-
-
-def end(number: int, frame: FrameType | None) -> None:
-    """End the process as a signal asks, closing everything first; a repeat of the signal does not interrupt that."""
-    if number != signal.SIGINT:
-        signal.signal(number, _go_on)
-    raise Interrupt.exception(number)
-
-
-def _go_on(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal that is being acted on already."""
 
 
 class Interrupt:
@@ -80,8 +70,3 @@ class Interrupt:
                 self._stop()
                 return
         self.signal = number
-
-    @staticmethod
-    def exception(number: int) -> BaseException:
-        """Return the exception to end the process with: KeyboardInterrupt for SIGINT, else SystemExit(128 + number)."""
-        return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -16,7 +17,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.failures.facts import UNKNOWN, Facts, RankFailed, facts_to_report
+from runner.failures.facts import UNKNOWN, Facts, RankFailed, annotate, facts_to_report
 from runner.failures.tracebacks import format_failure
 
 log = logging.getLogger("runner")
@@ -25,6 +26,8 @@ TIMEOUT = timedelta(minutes=30)
 LOCALHOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks at the store
 OF_THE_DEVICE = (torch.AcceleratorError, torch.OutOfMemoryError)
+LOST = re.compile(r"Connection (reset|closed) by peer|Broken pipe|Connection timed out|No route to host")
+"""What torch's backends say when another rank cannot be reached any more."""
 SETTLE = 1.0  # seconds to wait for a report that another rank failed first
 
 stopping = threading.Event()
@@ -129,8 +132,11 @@ def first_failure(error: BaseException) -> BaseException:
     try:
         if follows:
             _await_failure(_round)
+            if LOST.search(str(error)) and find_failure(_round) is None:
+                annotate(error, of_environment=True)  # whoever is gone was killed, or its machine was lost
         first = report_failure(_round, _rank(), format_failure(error), facts_to_report(error))
     except RuntimeError:  # the host of the store has ended
+        annotate(error, of_environment=True)
         return error
     return first if follows and first.rank != _rank() else error
 

@@ -26,7 +26,7 @@ class ClassificationModel(SupervisedModel):
         num_classes: C, at least 2.
         loss_fn: `loss_fn(logits, targets)` returns a zero-dimensional tensor, a mean over samples; None is torch's
             `cross_entropy`.
-        metrics: torchmetrics by name in place of the accuracy; None is `MulticlassAccuracy`.
+        metrics: torchmetrics by name in place of the accuracy; None is the accuracy, as `MulticlassAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`.
         targets: the entry of the batch with the targets.
 
@@ -54,11 +54,9 @@ class ClassificationModel(SupervisedModel):
         """Return the given metrics, or `MulticlassAccuracy`: the share of samples whose largest logit is right."""
         if self._has_own_metrics:
             return super().metrics(train)
-        from runner.libraries.torchmetrics import import_torchmetrics
+        from runner.models.top1_accuracy import Top1Accuracy
 
-        accuracy = import_torchmetrics().classification.MulticlassAccuracy
-        # Validating the arguments would read the targets back from the device at every batch.
-        return {"MulticlassAccuracy": accuracy(self.num_classes, average="micro", validate_args=False)}
+        return {"MulticlassAccuracy": Top1Accuracy()}
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
         """Return `target`, the most probable class as `prediction` `(N,)`, and `probabilities` `(N, C)`."""

@@ -40,10 +40,10 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
     Raises:
         ValueError: the batch has no such entry.
     """
-    if isinstance(entries, Mapping):
-        return [], {argument: _entry(batch, key, name) for argument, key in entries.items()}
     if isinstance(entries, int | str):
         return [_entry(batch, entries, name)], {}
+    if isinstance(entries, Mapping):
+        return [], {argument: _entry(batch, key, name) for argument, key in entries.items()}
     return [_entry(batch, key, name) for key in entries], {}
 
 
@@ -59,7 +59,7 @@ def _entry(batch: Any, key: Key, name: str) -> Any:
     try:
         if isinstance(key, str) and not isinstance(batch, Mapping):
             return getattr(batch, key)  # of a named tuple, a dataclass, a graph
-        if isinstance(batch, Mapping | tuple | list):
+        if isinstance(batch, tuple | list | Mapping):
             return batch[key]  # type: ignore[index]
         if isinstance(batch, Tensor) and key == 0:
             return batch  # inputs alone, as in a prediction

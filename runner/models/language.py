@@ -25,12 +25,16 @@ class LanguageModel(Model):
         module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. If it has a method ``flops_per_token(context)``, the
             model can tell its floating-point operations.
         metric_name: name of the evaluation metric, such as ``'BitsPerByte'`` when the tokens are bytes.
+
+    Attributes:
+        loss_fn: torch's ``cross_entropy``; ``LabelSmoothing`` puts one that smooths in its place.
     """
 
     def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
         super().__init__()
         self.module = module
         self.metric_name = metric_name
+        self.loss_fn = F.cross_entropy
 
     def forward(self, batch: Any) -> Tensor:
         """Return the logits ``(N, T, V)``."""
@@ -40,9 +44,9 @@ class LanguageModel(Model):
         """Return the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""
         logits = outputs.reshape(-1, outputs.shape[-1])
         if batch[1].is_floating_point():
-            return F.cross_entropy(logits, batch[1].reshape(logits.shape))
+            return self.loss_fn(logits, batch[1].reshape(logits.shape))
         targets = batch[1].reshape(-1)
-        total = F.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="sum")
+        total = self.loss_fn(logits, targets, ignore_index=IGNORED_TARGET, reduction="sum")
         # The built-in mean is NaN when no target is valid, and one such microbatch would spoil the whole batch.
         return total / self.loss_weight(batch).clamp(min=1)
 

@@ -72,8 +72,8 @@ class SupervisedModel(Model):
         if len(positional) == 1 and isinstance(positional[0], Tensor) and isinstance(outputs, Tensor):
             target = positional[0]
             outputs = _without_last(outputs, target)
-            is_whole = not (target.is_floating_point() or target.is_complex())
-            positional = [target.to(outputs.dtype) if is_whole and target.shape == outputs.shape else target]
+            if target.shape == outputs.shape and not (target.is_floating_point() or target.is_complex()):
+                positional = [target.to(outputs.dtype)]
         return self.loss_fn(outputs, *positional, **named)
 
     def metrics(self, train: bool) -> dict[str, Metric]:
@@ -159,4 +159,5 @@ def _described(value: Any) -> str:
 
 def _without_last(outputs: Tensor, target: Any) -> Tensor:
     """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise as they are."""
-    return outputs.squeeze(-1) if isinstance(target, Tensor) and outputs.shape == (*target.shape, 1) else outputs
+    is_column = outputs.shape[-1:] == (1,) and isinstance(target, Tensor) and outputs.shape[:-1] == target.shape
+    return outputs.squeeze(-1) if is_column else outputs

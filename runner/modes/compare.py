@@ -16,10 +16,11 @@ from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.files.names import RESULT
 from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
 from runner.runs.load import describe_inequality
-from runner.runs.result import FILE, read_result
+from runner.runs.result import TIME, read_result
 from runner.runs.saved_run import is_id
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns, printable
@@ -81,7 +82,7 @@ def difference(a: Path, b: Path) -> Difference:
     metrics: dict[str, tuple[float | None, float | None]] = {}
     if last[0] == last[1] and all(one is not None and one.status in ("FINISHED", "DIVERGED") for one in results):
         first, second = (one.metrics for one in results if one is not None)
-        names = dict.fromkeys((*first, *second))
+        names = dict.fromkeys(one for one in (*first, *second) if one != TIME)
         pairs = {name: (first.get(name), second.get(name)) for name in names}
         # Compared as text, so that NaN equals NaN.
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
@@ -160,8 +161,8 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
         path = found[0] if found else path
     if not path.exists():
         raise ValueError(f"compare={given!r}: no such folder; runner runs lists those in outputs/")
-    if not any((path / name).exists() for name in (FILE, CONFIG, DIGESTS)):
-        raise ValueError(f"compare={given!r}: has no {FILE}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
+    if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
+        raise ValueError(f"compare={given!r}: has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()
 
 

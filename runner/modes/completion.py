@@ -2,7 +2,7 @@
 
 runner completion bash >> ~/.bashrc
 runner completion zsh >> ~/.zshrc
-runner completion fish > ~/.config/fish/completions/runner.fish
+runner completion fish > ~/.config/fish/conf.d/runner.fish
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from runner.config.signatures import locate
 from runner.data import FakeLoader, SampleOrder
 from runner.dataloader import refuse_unsharded
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import pick_device
+from runner.distributed.collectives import get_world_size, pick_device
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate
@@ -282,11 +282,18 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.batch = data.train.describe()
-            findings.sizes = measure(trainer.state)
+            findings.sizes = measure(trainer.state, shards_of(config))
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+
+
+def shards_of(config: Mapping[str, Any]) -> int:
+    """Return how many ranks will share one copy of the weights; 1 where each has its own."""
+    section = config["trainer"]
+    ranks = max(build.make_launch(config).processes(), get_world_size())
+    return (section.get("shard_size") or ranks) if section.get("parallel") == "fsdp" and ranks > 1 else 1
 
 
 def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:

@@ -16,7 +16,8 @@ from runner.failures.facts import WrongKey
 from runner.modes.final_test import check_test_data
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
-from runner.runs.recording import check_objective, recording
+from runner.runs.recording import check_objective, recording, timing
+from runner.runs.result import Objective
 from runner.runs.saved_run import SavedRun
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
@@ -78,7 +79,7 @@ def _best_of(path: str) -> str:
     return str(found[0].parent)
 
 
-def evaluate(job: Job) -> float | None:
+def evaluate(job: Job) -> Objective:
     """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks.
 
     Test data is evaluated only if the key `test` asks for it.
@@ -88,11 +89,12 @@ def evaluate(job: Job) -> float | None:
             with config_errors():
                 check_objective(trainer.state, job.config["objective"])
                 evaluators = _to_evaluate(trainer.state, job.config["test"])
+            trainer.noting = partial(timing, result, trainer.noting)
             values = trainer.eval(evaluators)
         result.measure(trainer.state, job.config["objective"])
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
     _print(trainer, rows)
-    return result.objective
+    return result.answer
 
 
 def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
@@ -115,7 +117,7 @@ def predict(job: Job) -> None:
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]
-    with recording(job), _trainer(job) as trainer, trainer.noting():
+    with recording(job) as result, _trainer(job) as trainer, timing(result, trainer.noting):
         state = trainer.state
         split = wanted["split"]
         loaders = {one.label: one.dataloader for one in state.evaluators if one.is_test == (split == "test")}

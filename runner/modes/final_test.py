@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.runs.result import objectives_of
+
 if TYPE_CHECKING:
     from runner.evaluator import Evaluator
     from runner.state import State
@@ -27,11 +29,14 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
             that is not tested.
     """
     test = config["test"]
-    objective = config["objective"]
+    untested = {one.label for one in _tests(state)} if test is None else ()
+    for objective in objectives_of(config["objective"]):
+        if objective.partition("/")[0] in untested:
+            raise ValueError(
+                f"objective={objective!r}: test data is evaluated only with test=best or test=last; add one"
+            )
     if test is not None:
         check_test_data(state, test)
-    elif objective is not None and objective.partition("/")[0] in [one.label for one in _tests(state)]:
-        raise ValueError(f"objective={objective!r}: test data is evaluated only with test=best or test=last; add one")
     if test != "best":
         return
     monitor = _monitor(state)

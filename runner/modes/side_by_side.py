@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.addresses import hidden_everywhere
+from runner.files.names import RESULT
 from runner.files.whole import read_bounded
 from runner.runs.changes import find_changes
 from runner.runs.conditions import to_text
 from runner.runs.kept_code import read_code
 from runner.runs.listing import LARGEST, SavedFolder, read_config
-from runner.runs.result import FILE, read_result
+from runner.runs.result import read_result
 from runner.terminal.text import columns, heading, printable, shortened, show_seconds
 
 ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
@@ -63,7 +64,7 @@ def _outcomes(folders: Sequence[Path]) -> Iterator[Row]:
     """Yield status, training time and all metrics of the runs."""
     results = [read_result(one) for one in folders]
     runs = [SavedFolder(*pair) for pair in zip(folders, results, strict=True)]
-    yield "status", [printable(run.status) if (run.folder / FILE).exists() else "-" for run in runs]
+    yield "status", [printable(run.status) if (run.folder / RESULT).exists() else "-" for run in runs]
     yield "time", ["-" if one is None or not one.seconds else show_seconds(one.seconds) for one in results]
     loads = [{} if one is None else one.load for one in results]
     if any("others" in one for one in loads):

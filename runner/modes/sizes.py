@@ -16,7 +16,7 @@ from runner.state import State
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a run in one process, without activations. All but the first two are in bytes."""
+    """Sizes of what a rank holds, without activations, and of checkpoints. All but the first two are in bytes."""
 
     parameters: int = 0
     """Number of elements of all parameters."""
@@ -35,8 +35,13 @@ class Sizes:
     """The file of weights in it."""
 
 
-def measure(state: State) -> Sizes:
-    """Return the sizes of a run that has trained a batch."""
+def measure(state: State, shards: int = 1) -> Sizes:
+    """Return the sizes of a run that has trained a batch.
+
+    Args:
+        state: the run, in one process.
+        shards: the ranks that will share one copy of the weights.
+    """
     model = state.unwrapped_model
     trained = [one for one in model.parameters() if one.requires_grad]
     snapshot = capture(state, copy=False) or {}
@@ -44,13 +49,23 @@ def measure(state: State) -> Sizes:
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in trained),
-        weights=size_of(dict(model.state_dict())),
-        gradients=sum(one.nbytes for one in trained),
-        optimizer=sum(size_of(one.state_dict()) for one in state.optimizers),
-        algorithms=sum(size_of(one.state_dict()) for one in state.algorithms),
+        weights=size_of(dict(model.state_dict())) - held_elsewhere([*model.parameters()], shards),
+        gradients=sum(one.nbytes for one in trained) - held_elsewhere(trained, shards),
+        optimizer=sum(_share(one.state_dict(), shards) for one in state.optimizers),
+        algorithms=sum(_share(one.state_dict(), shards) for one in state.algorithms),
         checkpoint=sum(files.values()),
         checkpoint_weights=files["model.pt"],
     )
+
+
+def held_elsewhere(content: Any, shards: int) -> int:
+    """Return the bytes of tensors that a rank does not hold, where so many ranks share their rows."""
+    several = (one for one in tensors(content) if one.ndim and len(one))
+    return sum((len(one) - -(-len(one) // shards)) * (one.nbytes // len(one)) for one in several)
+
+
+def _share(content: Any, shards: int) -> int:
+    return size_of(content) - held_elsewhere(content, shards)
 
 
 def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:

@@ -16,6 +16,7 @@ from runner.failures.facts import WrongKey
 
 if TYPE_CHECKING:
     from runner.distributed.job import Job
+    from runner.runs.result import Objective
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ class Mode:
         """Whether it leaves the folder of a run."""
         return self.folder == "run"
 
-    def resolve(self) -> Callable[[Any], float | None]:
+    def resolve(self) -> Callable[[Any], Objective]:
         """Return the function that does what the mode is for, imported now."""
         return resolve_name(self.runs)
 
-    def run(self, job: Job) -> float | None:
+    def run(self, job: Job) -> Objective:
         """Do a job in this mode and return its objective, None if it has none."""
         return self.resolve()(job)
 

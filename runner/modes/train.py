@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,26 +15,31 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import SessionOver
+from runner.distributed.session import Pruned, Requeued, SessionOver
+from runner.distributed.slurm import check_progress
 from runner.event import Event
+from runner.failures.facts import is_of_environment
 from runner.modes.final_test import check_test, evaluate_test_data
+from runner.runs.folder import saved_since
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
-from runner.runs.recording import check_converged, check_objective, recording
+from runner.runs.recording import check_converged, check_objective, recording, timing
+from runner.runs.result import Objective
+from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
     from runner.state import State
     from runner.trainer import Trainer
 
 
-def train(job: Job) -> float | None:
-    """Build the Trainer of a job, train, and return the objective. All ranks.
+def train(job: Job) -> Objective:
+    """Build the Trainer of a job, train, and return the objective, or several. All ranks.
 
     Raises:
         WrongConfig: training cannot begin as configured.
         Diverged: the last loss or the objective is not finite, and `allow_divergence` is false.
     """
-    with recording(job) as result:
+    with suppress(Pruned), recording(job) as result, requeueing(job):
         with config_errors():
             job = replace(job, config=settled(job.config))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
@@ -44,14 +50,19 @@ def train(job: Job) -> float | None:
             with config_errors():
                 change_optimizers(trainer.state, job.config)
                 record(trainer, job)
-            trainer.noting = partial(noting_first_batch, job, trainer.state)
+            trainer.noting = partial(timing, result, partial(noting_first_batch, job, trainer.state))
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
-                trainer.fit(may_be_over=job.may_be_over)
+                try:
+                    trainer.fit(may_be_over=job.may_be_over)
+                except Pruned:
+                    result.measure(trainer.state, job.config["objective"])
+                    result.told = [*result.objectives.values()]
+                    raise
             result.tested = evaluate_test_data(trainer, job.config["test"])
             result.measure(trainer.state, job.config["objective"])
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
-    return result.objective
+    return result.answer
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +72,30 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     from runner.modes.measure import settle_budget  # imports torch
 
     return settle_budget(config)
+
+
+@contextmanager
+def requeueing(job: Job) -> Iterator[None]:
+    """Let a job of Slurm be requeued if the machine fails within the context, as when a node is lost. All ranks.
+
+    Raises:
+        Requeued: the job is to be requeued, after such a failure or after a signal.
+        RuntimeError: several attempts in a row saved no checkpoint.
+    """
+    began = time.time()
+    try:
+        yield
+    except Exception as error:
+        asked = is_rank_zero() and build.make_launch(job.config).requeues
+        if not asked or not is_of_environment(error):
+            raise
+        print_failure(error)
+        check_progress(bool(saved_since(Path(job.run_dir), began)))
+        raise Requeued(0) from error
+    except Requeued:
+        if is_rank_zero():
+            check_progress(bool(saved_since(Path(job.run_dir), began)))
+        raise
 
 
 @contextmanager
@@ -74,6 +109,8 @@ def pausing(state: State) -> Iterator[None]:
 
     try:
         yield
+    except Pruned:
+        raise  # without a checkpoint it is revived from the start
     except SessionOver as over:
         saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 from torch.optim import Optimizer
 
+from runner.optim.fused import fuse
 from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.optim.torch_schedulers import torch_schedulers
@@ -27,6 +28,8 @@ def existing_optimizers(optimizers: Any) -> list[Optimizer]:
 
 def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     """Return a list of optimizers over the model's parameters as they are now, in the order given.
+
+    On CUDA they use fused kernels, where these serve and the optimizer's `fused` is None.
 
     Args:
         optimizers: a factory from parameters to an optimizer (or from the model, if its first argument is named
@@ -52,6 +55,7 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise TypeError(f"optimizers={type(one).__name__}: needs a closure to step, which a run cannot give it")
         _check_parameters(one, model)
+        fuse(one, model)
     held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]
     if shared := len(held) - len({*held}):
         twice = f"{shared} parameters are in several of them, which would each step them"
@@ -89,7 +93,8 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     if foreign:
         raise ValueError(
             f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm "
-            "may have replaced them at INIT). Give a factory, `lambda params: ...`, which is called after INIT."
+            "may have replaced them at INIT, or parallel='fsdp' after it). Give a factory, `lambda params: ...`, which "
+            "is called after that."
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
+from runner.distributed.sharding import like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
 RESTS = ("adamw", "sgd")
@@ -85,6 +86,7 @@ class Muon(Optimizer):
         rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
         rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
         rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+        fused: whether one kernel steps the whole rest; None: on CUDA, where it can.
 
     Raises:
         ValueError: an argument is out of range, or there is no matrix.
@@ -103,6 +105,7 @@ class Muon(Optimizer):
         rest_betas: tuple[float, float] = (0.9, 0.95),
         rest_momentum: float = 0.9,
         rest_weight_decay: float = 0.0,
+        fused: bool | None = None,
     ) -> None:
         for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
             if not value >= 0:
@@ -121,9 +124,10 @@ class Muon(Optimizer):
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None
         if others and rest == "adamw":
-            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay)
+            self._rest = torch.optim.AdamW(others, rest_lr, rest_betas, weight_decay=rest_weight_decay, fused=fused)
         elif others:
-            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, weight_decay=rest_weight_decay, nesterov=True)
+            options: dict[str, Any] = {"weight_decay": rest_weight_decay, "nesterov": True, "fused": fused}
+            self._rest = torch.optim.SGD(others, rest_lr, rest_momentum, **options)
         if self._rest is not None:
             for one in self._rest.param_groups:
                 self.add_param_group(one)
@@ -176,12 +180,12 @@ class Muon(Optimizer):
         for index, one in enumerate(parameters):
             alike.setdefault(_shape(one), []).append(index)
         for (rows, columns), indices in alike.items():
-            stacked = torch.stack([_whole(updates[index]).flatten(1) for index in indices])
+            stacked = torch.stack([whole(updates[index]).flatten(1) for index in indices])
             steps = orthogonalize(stacked.to(_working_dtype(stacked)), group["ns_steps"])
             scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
             for index, step in zip(indices, steps, strict=True):
                 one = parameters[index]
-                one.add_(_like(step.view(one.shape).to(one.dtype), one), alpha=scale)
+                one.add_(like(step.view(one.shape).to(one.dtype), one), alpha=scale)
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
@@ -192,17 +196,3 @@ def _shape(parameter: Tensor) -> tuple[int, int]:
 
 def _working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.bfloat16 if tensor.is_cuda else torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _whole(tensor: Any) -> Tensor:
-    # A DTensor is known by what it can do: importing its class takes a second.
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _like(step: Tensor, parameter: Any) -> Tensor:
-    """Return a step as its parameter is: sharded over the same ranks, or whole."""
-    if not hasattr(parameter, "full_tensor"):
-        return step
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(step, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -17,10 +17,11 @@ from typing import Any
 
 from runner.budget import Budget
 from runner.failures.facts import WrongKey
+from runner.files.names import RESULT
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
-from runner.runs.result import FILE, FOLD, SEED, Result, read_result
+from runner.runs.result import FOLD, SEED, Result, read_result
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only watch, or say where they run."""
@@ -160,7 +161,7 @@ def find_candidate(text: str, key: str) -> Candidate:
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
     """Yield the run in a folder, or those below it."""
-    if (folder / FILE).exists():
+    if (folder / RESULT).exists():
         yield SavedFolder(folder, read_result(folder))
     else:
         yield from find_runs(folder)

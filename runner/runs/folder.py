@@ -16,12 +16,12 @@ from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
+from runner.files.names import SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
 
 LOG = "console.log"  # in the folder of a sweep's job: what it printed
-SWEEP = "sweep.json"  # in a sweep's folder, describes the sweep
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
@@ -167,12 +167,16 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     Returns None if there is none, or if nothing was restarted. Rank 0.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
-    written = [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
-    if not written:
+    if not saved_since(run_dir, began):
         return None
     from runner.checkpoints.files import find_checkpoint
 
     return str(find_checkpoint(run_dir))
+
+
+def saved_since(run_dir: Path, began: float) -> list[Path]:
+    """Return the manifests of the checkpoints that were written into a run's folder after a time, in seconds."""
+    return [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
 
 
 def run_folder_of(path: str) -> Path | None:

@@ -27,7 +27,7 @@ from runner.modes.train import record, settled
 from runner.runs.folder import make_run_folder, removed_when_refused
 from runner.runs.listing import OUTPUTS
 from runner.runs.recompose import CONFIG_DIR, composing
-from runner.runs.recording import recording
+from runner.runs.recording import recording, timing
 from runner.runs.saved_run import find_saved_run, with_latest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
     """Write to `result.json` how `fit`, `eval` or `predict` ended, and add notes to errors. All ranks."""
     from runner.modes.diagnosis import noting_faults
 
-    with recording(job) as result, noting_faults(job.config, job.choices):
+    with recording(job) as result, timing(result, partial(noting_faults, job.config, job.choices)):
         yield
         result.measure(trainer.state, job.config["objective"])
 

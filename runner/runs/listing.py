@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from runner.files.lock import take_lock
+from runner.files.names import RESULT
 from runner.files.whole import read_bounded
-from runner.runs.result import FILE, Result, read_result
+from runner.runs.result import Result, read_result
 
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
@@ -120,7 +121,7 @@ def find_runs(outputs: Path) -> Iterator[SavedFolder]:
     """Yield the runs in a folder of outputs, in no particular order."""
     for pattern in RUNS:
         for folder in outputs.glob(pattern):
-            if not folder.name.startswith(".") and (folder / FILE).exists():
+            if not folder.name.startswith(".") and (folder / RESULT).exists():
                 yield SavedFolder(folder, read_result(folder))
 
 

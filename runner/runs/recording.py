@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.files.names import RESULT
 from runner.runs.load import LoadMeter
-from runner.runs.result import FILE, Result, read_result
+from runner.runs.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import error_object, give
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def check_converged(state: State, result: Result) -> None:
     loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
     wrong = f"the loss of the last batch is {loss}"
     if not any_rank(not math.isfinite(loss)):
-        if result.objective is None or math.isfinite(result.objective):
+        unsound = {name: value for name, value in result.objectives.items() if not math.isfinite(value)}
+        if not unsound:
             return
-        wrong = f"objective {result.objective_name} is {result.objective}"
+        wrong = " and ".join(f"objective {name} is {value}" for name, value in unsound.items())
     elif math.isfinite(loss):
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
@@ -66,22 +68,23 @@ def check_converged(state: State, result: Result) -> None:
     )
 
 
-def check_objective(state: State, objective: str | None) -> None:
-    """Check that a run will have the metric that it is to be compared by.
+def check_objective(state: State, objective: str | list[str] | None) -> None:
+    """Check that a run will have the metrics that it is to be compared by.
 
     Args:
         state: the state of its Trainer.
-        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy'; every evaluator has a 'loss'. None
-            stands for the first metric of the first evaluator.
+        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy', or a list; every evaluator has a
+            'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
 
     Raises:
         ValueError: the run has no such metric; the message lists those that it has.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]
-    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed]
-    if objective is not None and not any(one == objective or one.partition("/")[2] == objective for one in names):
-        raise ValueError(f"objective={objective!r}: this run has no such metric; {nearest(objective, names)}")
+    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
+    for asked in objectives_of(objective):
+        if not any(asked in (one, one.partition("/")[2]) for one in names):
+            raise ValueError(f"objective={asked!r}: this run has no such metric; {nearest(asked, names)}")
 
 
 def identify(config: Mapping[str, Any]) -> str:
@@ -112,11 +115,12 @@ def recording(job: Job) -> Iterator[Result]:
     After a WrongConfig, the previous result is restored.
     """
     folder = Path(job.run_dir)
-    started = time.monotonic()
     before = read_result(folder)
     meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    earlier = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
+    result.told = before.told if before is not None else []
     _write(result, folder)
     try:
         yield result
@@ -128,8 +132,8 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "DIVERGED"
         result.error = error_object(DIVERGED, str(error))
         raise
-    except SessionOver:
-        result.status = "PAUSED"
+    except SessionOver as over:
+        result.status = over.status
         raise
     except (KeyboardInterrupt, SystemExit):
         result.status = "KILLED"
@@ -139,12 +143,21 @@ def recording(job: Job) -> Iterator[Result]:
         raise
     finally:
         if result.status != "RUNNING":
-            earlier = before.seconds if before is not None else 0.0
-            result.seconds = time.monotonic() - started + earlier
             if meter is not None:
                 result.load = meter.read(before.load if before is not None else {}, earlier)
             _write(result, folder)
             give(result=result.as_json() | {"folder": str(folder)})
+
+
+@contextmanager
+def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Add the time within the context to the seconds of a result; `noting` is entered as well."""
+    began = time.perf_counter()
+    try:
+        with noting():
+            yield
+    finally:
+        result.seconds += time.perf_counter() - began
 
 
 def _write(result: Result, folder: Path) -> None:
@@ -153,11 +166,11 @@ def _write(result: Result, folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
         except OSError as error:
-            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / FILE, error)
+            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / RESULT, error)
 
 
 def _put_back(before: Result | None, folder: Path) -> None:
     if before is not None:
         _write(before, folder)
     elif is_rank_zero():
-        (folder / FILE).unlink(missing_ok=True)
+        (folder / RESULT).unlink(missing_ok=True)

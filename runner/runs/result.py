@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner.addresses import hidden_everywhere
 from runner.failures.exit_codes import code_of_failure
 from runner.failures.facts import RankFailed, facts_of
+from runner.files.names import RESULT
 from runner.files.whole import read_bounded, write_whole
 from runner.terminal.answer import SCHEMA, error_object, plain
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 SEED = "seed"
 FOLD = "folds.held_out"
 """Keys in which runs of one setting differ."""
-FILE = "result.json"
+TIME = "time"
+"""The objective that is the seconds of training, without evaluations."""
+Objective = float | list[float] | None
+"""What a job of a sweep answers: its objective, all of them if there are several, or None if it has none."""
 LARGEST = 4_000_000  # bytes of a result that is read; one of ours has a few thousand
 
 
@@ -32,7 +36,8 @@ class Result:
     """The result of a run so far.
 
     Attributes:
-        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), or
+        status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), QUEUED (as
+            a job of Slurm that goes on later), PRUNED (a sweep's pruner found it not worth training further), or
             REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
@@ -41,12 +46,16 @@ class Result:
         evaluation: digests of the data and metrics of evaluators, see `runner.runs.evaluation`; only runs that have the
             same can be compared.
         lower: names of the metrics of which a smaller value is better.
-        objective: the value that runs are compared by; None if it was not computed.
+        objective: the value that runs are compared by, the first of several; None if it was not computed.
         objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
+        objectives: all objectives by their metrics, in the order asked for.
+        told: the objectives that a sampler was told when the run was pruned; it is told them again when the run has
+            been revived, so that a seeded search repeats itself. Empty if the run was never pruned.
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
-        seconds: time of all sessions that ended, including the building of objects and the closing of callbacks.
+        seconds: time that training, evaluations and tests took, in all sessions that ended; not what comes before
+            the first batch and after the last value, such as the wait for MLflow.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
@@ -64,6 +73,8 @@ class Result:
     objective_name: str = ""
     lower_is_better: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    objectives: dict[str, float] = field(default_factory=dict)
+    told: list[float] = field(default_factory=list)
     choices: dict[str, str] = field(default_factory=dict)
     evaluation: dict[str, str] = field(default_factory=dict)
     lower: list[str] = field(default_factory=list)
@@ -77,12 +88,12 @@ class Result:
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
 
-    def measure(self, state: State, objective: str | None) -> None:
-        """Fill in the last metrics of a run and its objective. All ranks.
+    def measure(self, state: State, objective: str | list[str] | None) -> None:
+        """Fill in the last metrics of a run and its objectives. All ranks.
 
         Args:
             state: the state of its Trainer.
-            objective: name of the metric to compare by; see `check_objective`.
+            objective: name of the metric to compare by, or several; see `check_objective`.
         """
         from runner.distributed.environment import is_rank_zero
         from runner.metrics import lower_is_better, scalars
@@ -95,11 +106,15 @@ class Result:
                 if lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name)):
                     self.lower = sorted({*self.lower, *found})
         evaluated = [key for key in self.metrics if not key.startswith("train/")]
-        chosen = [key for key in self.metrics if objective in (key, key.partition("/")[2])] if objective else evaluated
-        if chosen:
-            self.objective = self.metrics[chosen[0]]
-            self.objective_name = chosen[0]
-            self.lower_is_better = chosen[0] in self.lower
+        if TIME in objectives_of(objective):
+            self.metrics[TIME] = state.timestamp.total_wct
+            self.lower = sorted({*self.lower, TIME})
+        for asked in objectives_of(objective) or evaluated[:1]:
+            if chosen := [key for key in self.metrics if asked in (key, key.partition("/")[2])]:
+                self.objectives[chosen[0]] = self.metrics[chosen[0]]
+        if self.objectives:
+            self.objective_name, self.objective = next(iter(self.objectives.items()))
+            self.lower_is_better = self.objective_name in self.lower
         if is_rank_zero():
             self.evaluation = describe_evaluators(state)
 
@@ -108,6 +123,12 @@ class Result:
         label, name, *_ = f"{metric}/".split("/")  # of one class the rest is the class
         keys = {"data": f"{label}:data", "size": f"{label}:size", "metric's code": f"{label}/{name}"}
         return {name: self.evaluation.get(key) for name, key in keys.items()}
+
+    @property
+    def answer(self) -> Objective:
+        """What the sampler of a sweep is told: the objective, or all if there are several; None if it is unknown."""
+        values = self.told or [*self.objectives.values()]
+        return values if len(values) > 1 else next(iter(values), None)
 
     def fail(self, error: BaseException) -> None:
         """Fill in that the run failed, and why."""
@@ -134,11 +155,11 @@ class Result:
         """
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         try:
-            write_whole(folder / FILE, text)
+            write_whole(folder / RESULT, text)
         except OSError:  # no new file can be made, for example without a free inode
-            if not (folder / FILE).exists():
+            if not (folder / RESULT).exists():
                 raise
-            _write_over(folder / FILE, text.encode())
+            _write_over(folder / RESULT, text.encode())
 
 
 def error_of_failure(error: BaseException) -> dict[str, Any]:
@@ -166,12 +187,13 @@ def _write_over(path: Path, content: bytes) -> None:
 def read_result(folder: Path) -> Result | None:
     """Return the result of the run in a folder; None if there is none that can be read, whoever may have written it."""
     try:
-        content = json.loads(read_bounded(folder / FILE, LARGEST))
+        content = json.loads(read_bounded(folder / RESULT, LARGEST))
         content.pop("schema", None)
         content["objective"] = None if content["objective"] is None else float(content["objective"])
-        for key in ("metrics", "choices", "evaluation", "load"):
-            kind = float if key in ("metrics", "load") else str
+        for key in ("metrics", "choices", "evaluation", "load", "objectives"):
+            kind = float if key in ("metrics", "load", "objectives") else str
             content[key] = {name: kind(value) for name, value in content.get(key, {}).items()}
+        content["told"] = [float(one) for one in content.get("told", [])]
         result = Result(**content)
         result.overrides = [str(one) for one in result.overrides]
         result.lower = [str(one) for one in result.lower]
@@ -182,6 +204,11 @@ def read_result(folder: Path) -> Result | None:
     texts = (result.status, result.name, result.identity, result.objective_name, result.wrong_key, result.host)
     is_sound = all(isinstance(one, str) for one in (*texts, result.trace)) and isinstance(result.error, dict | None)
     return result if is_sound else None
+
+
+def objectives_of(objective: str | list[str] | None) -> list[str]:
+    """Return the names in the config's `objective`: none, one or several."""
+    return [objective] if isinstance(objective, str) else [*(objective or [])]
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.session import SessionOver
-from runner.distributed.signals import end
+from runner.distributed.session import Requeued, SessionOver, end
+from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.runs.folder import LOG
 from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
-from runner.runs.result import Result, read_result
+from runner.runs.result import Objective, Result, read_result
 from runner.sweeps.names import name_job
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
@@ -36,11 +38,11 @@ class JobFailed(Exception):
     """A job failed in its own folder: its result says so, and its log has the trace."""
 
 
-def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float | None) -> float | None:
+def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | None) -> Objective:
     """Run one job of a sweep and return its objective, or None if it failed; other jobs continue unless a signal came.
 
     Args:
-        work: runs the job and returns its objective.
+        work: runs the job and returns its objective, or several.
         hydra_config: Hydra's config of the job.
         nothing: the value to return if the job has no objective.
     """
@@ -55,8 +57,8 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
     try:
         if (sweep.folder / STOP).exists() or (watched and not is_alive(sweep.pid)):
             return None
-        objective = _finite(work(), sweep.direction)
-        return nothing if objective is None else objective
+        objective = work()
+        return nothing if objective is None else _finite(objective, sweep.directions)
     except WrongConfig as error:
         overrides = list(hydra_config.overrides.task)
         refused = Result("REFUSED", "", "", overrides, wrong_key=error.key)
@@ -65,7 +67,12 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
         folder.mkdir(exist_ok=True)
         refused.write(folder)
     except Diverged:
-        return _finite(math.nan, sweep.direction)
+        return _finite([math.nan] * max(1, len(sweep.directions)), sweep.directions)
+    except Requeued:
+        if leads:
+            raise
+        if sweep.launcher == "submitit_slurm":
+            requeue()
     except (JobFailed, SessionOver):
         pass
     except Exception as error:
@@ -80,11 +87,12 @@ def attempt(work: Callable[[], float | None], hydra_config: Any, nothing: float 
     return None
 
 
-def _finite(objective: float | None, direction: str) -> float | None:
-    """Return the objective, with NaN replaced by the worst finite value, because an Optuna study stops at NaN."""
-    if objective is None or objective == objective:
-        return objective
-    return -sys.float_info.max if direction == "maximize" else sys.float_info.max
+def _finite(objective: float | list[float], directions: Sequence[str]) -> float | list[float]:
+    """Return the objectives with NaN replaced by the worst finite value, because an Optuna study stops at NaN."""
+    values = objective if isinstance(objective, list) else [objective]
+    worst = [-sys.float_info.max if one == "maximize" else sys.float_info.max for one in directions or [""]]
+    finite = [bad if math.isnan(value) else value for value, bad in zip(values, itertools.cycle(worst))]
+    return finite if len(finite) > 1 else finite[0]
 
 
 @contextmanager
@@ -114,7 +122,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
         if lock is None:
             print(f"skipped {folder.name}: another process is training it", flush=True)
             yield job, result
-        elif result is not None and result.status in ("FINISHED", "DIVERGED"):
+        elif sweep.is_over(result):
             yield job, result
         else:
             if result is not None and not is_new:  # so that a signal to the sweep reaches this process
@@ -125,7 +133,11 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
             with output_to(log), _failures_logged():
-                yield job if is_new else _resumed(job), None
+                if is_new:
+                    yield job, None
+                else:
+                    print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
+                    yield _resumed(job), None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)

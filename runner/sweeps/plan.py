@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -155,11 +154,3 @@ def _example(override: Override) -> str:
     if not override.is_sweep_override():
         return str(override.input_line)
     return f"{key}={value.start if isinstance(value, IntervalSweep) else next(override.sweep_string_iterator())}"
-
-
-def quieten_optuna() -> None:
-    """Silence Optuna's own log messages, and its warnings that its Hydra sweeper uses deprecated names."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")

@@ -7,12 +7,14 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from runner.pictures.curves import Curve
 from runner.pictures.figure import COLORS, GREY, add_legend, is_logarithmic, make_figure, scale, shorten, style
 from runner.sweeps.names import short_names, show_value
-from runner.sweeps.settings import REPEATED, Setting, SweepJob
+from runner.sweeps.objectives import draw_front, draw_importances
+from runner.sweeps.settings import REPEATED, Setting, SweepJob, is_number
 
 COLUMNS = 3  # panels of effects side by side
 MAX_EFFECTS = 9
@@ -24,13 +26,21 @@ POINT = "#33658a"
 BEST = "#d1495b"
 
 
-def draw(settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> Any:
+def draw(
+    settings: Sequence[Setting],
+    objective: str,
+    curves: Mapping[str, Curve],
+    objectives: Mapping[str, bool] = MappingProxyType({}),
+    importances: Mapping[str, float] = MappingProxyType({}),
+) -> Any:
     """Return a figure of a sweep.
 
     Args:
         settings: the settings, best first; the first has an objective.
-        objective: name of the objective.
+        objective: name of the objective, the first of several.
         curves: the objective over batches, by the name of the job; jobs may be missing.
+        objectives: several objectives, and whether lower is better for each.
+        importances: the importance of each key.
     """
     done = [setting for setting in settings if setting.objectives]
     keys = _keys(done)
@@ -41,6 +51,10 @@ def draw(settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve
         panels.append(partial(_draw_curves, settings=done, objective=objective, curves=curves))
     if len(varied) > 1:
         panels.append(partial(_draw_parallel, settings=done, keys=varied[:MAX_AXES], objective=objective))
+    for name in [*objectives][1:]:
+        panels.append(partial(draw_front, settings=done, objectives=objectives, across=name))
+    if importances:
+        panels.append(partial(draw_importances, shares=importances))
     for key in effects:
         panels.append(partial(_draw_effect, settings=done, key=key, objective=objective, has_legend=key == effects[0]))
     rows = [panels[:2], *(panels[place : place + COLUMNS] for place in range(2, len(panels), COLUMNS))]
@@ -147,7 +161,7 @@ class _Scale:
     def __init__(self, values: Sequence[Any]) -> None:
         self._found = sort_values(values)
         self._texts = [show_value(one) for one in self._found]
-        self._is_numeric = all(_is_number(one) for one in self._found)
+        self._is_numeric = all(is_number(one) for one in self._found)
         self._zero = _place_of_zero(self._found) if self._is_numeric else 0.0
         self._is_log = self._is_numeric and is_logarithmic([one or self._zero for one in self._found], decades=1.0)
         self._low = self._number(self._found[0])
@@ -187,7 +201,7 @@ def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: st
     """Draw the objective of each run against a swept key, with the mean and standard deviation at each value."""
     values = sort_values([job.values.get(key) for setting in settings for job in setting.done])
     places = _set_up(axes, values)
-    is_numeric = all(map(_is_number, values))
+    is_numeric = all(map(is_number, values))
     groups: dict[float, list[float]] = {place: [] for place in places.values()}
     points: list[tuple[float, float]] = []
     for setting in settings:
@@ -245,7 +259,7 @@ def _draw_mean(axes: Any, setting: Setting) -> dict[str, Any]:
 def _set_up(axes: Any, values: Sequence[Any]) -> dict[str, float]:
     """Set up the horizontal axis for values, and return their positions: numbers to scale, others side by side."""
     texts = [show_value(one) for one in values]
-    is_numeric = all(_is_number(one) for one in values)
+    is_numeric = all(is_number(one) for one in values)
     places = [float(place) for place in range(len(values))]
     if is_numeric:
         places = [float(one or _place_of_zero(values)) for one in values]
@@ -274,8 +288,8 @@ def _lie_apart(axes: Any, places: Sequence[float]) -> bool:
 def sort_values(values: Sequence[Any]) -> list[Any]:
     """Return the distinct values: sorted numbers, then other values sorted as text."""
     found = {show_value(one): one for one in values}
-    numbers = [one for one in found.values() if _is_number(one)]
-    return [*sorted(numbers), *(found[text] for text in sorted(found) if not _is_number(found[text]))]
+    numbers = [one for one in found.values() if is_number(one)]
+    return [*sorted(numbers), *(found[text] for text in sorted(found) if not is_number(found[text]))]
 
 
 def _keys(settings: Sequence[Setting]) -> list[str]:
@@ -287,7 +301,3 @@ def _keys(settings: Sequence[Setting]) -> list[str]:
 
 def _objective(job: SweepJob) -> float:
     return math.nan if job.result.objective is None else job.result.objective
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.addresses import without_credentials
+from runner.files.names import RESULT
 from runner.runs.folder import LOG
-from runner.runs.result import FILE, Result, read_result
+from runner.runs.result import Result, read_result
 from runner.sweeps.names import describe, swept_values
 from runner.terminal.console import make_console, show_path
 from runner.terminal.live_line import is_interactive, live_line
@@ -60,11 +61,13 @@ class Progress:
         if is_interactive(console):
             self._live.enter_context(live_line(console, self._draw, interval=0.5))
             self._out = sys.stdout  # prints above the live line
-        finished = [path for path, one in self._before.items() if one and one.status in ("FINISHED", "DIVERGED")]
+        finished = [path for path, one in self._before.items() if self._sweep.is_over(one)]
         for path in sorted(finished, key=_changed_at):
             self._end(path, self._before[path])
         if finished:
             self._print("skip_finished=false trains these again, in a new sweep")
+        if any(one is not None and one.status == "PRUNED" for one in map(self._before.get, finished)):
+            self._print("revive=all trains further those that were pruned")
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,7 +83,7 @@ class Progress:
 
     def _files(self) -> list[Path]:
         folder = self._sweep.folder
-        return [*folder.glob(f"[!.]*/{FILE}"), *folder.glob(f".refused-*/{FILE}")]
+        return [*folder.glob(f"[!.]*/{RESULT}"), *folder.glob(f".refused-*/{RESULT}")]
 
     def _look(self) -> None:
         files = [path for path in self._files() if path not in self._ended]
@@ -89,7 +92,7 @@ class Progress:
         for path, result in sorted(found.items(), key=lambda item: _changed_at(item[0])):
             before = self._before.get(path)
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
-            if result.status != "RUNNING" and is_new:
+            if result.status not in ("RUNNING", "QUEUED") and is_new:
                 self._end(path, result)
 
     def _end(self, path: Path, result: Result | None) -> None:
@@ -98,7 +101,7 @@ class Progress:
         self._ended.add(path)
         before = self._before.get(path)
         parts = [self._count(), self._describe(result.overrides).ljust(self._width), _outcome(result)]
-        if before is not None and before.status in ("FINISHED", "DIVERGED"):
+        if self._sweep.is_over(before):
             self._print("  ".join([*parts, "skipped: it has already ended"]))
             return
         if result.status != "REFUSED":
@@ -121,7 +124,10 @@ class Progress:
             return None
         jobs = self._total - len(self._ended)
         at_once = min(jobs, len(self._running) + 1)  # the one that has just ended makes room for another
-        return sum(self._seconds) / len(self._seconds) * jobs / at_once
+        each = sum(self._seconds) / len(self._seconds)
+        if at_once == 1:  # then the time between jobs, such as for starting and sending to MLflow, is known as well
+            each = max(each, (time.monotonic() - self._began) / len(self._seconds))
+        return each * jobs / at_once
 
     def _describe(self, overrides: Sequence[str]) -> str:
         return describe(swept_values(overrides, self._sweep.fixed)) or "the only job"

@@ -12,6 +12,7 @@ from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
 from runner.sweeps.ladder_plot import draw_ladder
 from runner.sweeps.names import show_value
+from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
 from runner.sweeps.rungs import Ladder
 from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
@@ -48,7 +49,9 @@ def write_report(
     key = curve_key(objective)
     done = [job.result.name for setting in settings for job in setting.done]
     curves = {name: read_curve(led.folder / name, key) for name in done}
-    figures = {"report": draw(settings, objective, {name: curve for name, curve in curves.items() if curve.steps})}
+    known = {name: curve for name, curve in curves.items() if curve.steps}
+    importances = find_importances(settings) if led.directions else {}
+    figures = {"report": draw(settings, objective, known, several_objectives(settings, led), importances)}
     if ladder is not None:
         figures["ladder"] = draw_ladder(ladder)
     pictures = {f"{name}.{kind}": render(one, kind) for name, one in figures.items() for kind in ("svg", "png")}
@@ -97,6 +100,9 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
     unknown = sum(not setting.objectives for setting in settings)
     without = f" {unknown} of the settings have no result, and are not in the pictures." if unknown else ""
     spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    objectives = several_objectives(settings, led)
+    front = escape(", ".join(one.name for one in find_front(settings, objectives)))
+    beaten = f"<p>Pareto front of {escape(' and '.join(objectives))}: {front}.</p>" if objectives else ""
     better = "lower" if lower_is_better(jobs, led) else "higher"
     objective = escape(objective_name(jobs))
     return f"""<!doctype html>
@@ -104,6 +110,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <h1>{escape(led.name)}</h1>
 <p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
 <p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
+{beaten}
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their

@@ -228,3 +228,8 @@ def _repetition(job: SweepJob) -> tuple[float | str, ...]:
 
 def _cell(value: Any) -> Any:
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else show_value(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a swept value is a number of reasonable size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

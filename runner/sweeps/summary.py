@@ -22,6 +22,7 @@ from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
 from runner.sweeps.names import own_overrides, show_value
+from runner.sweeps.objectives import find_front, several_objectives
 from runner.sweeps.plan import name_job_in
 from runner.sweeps.rungs import Ladder, climb
 from runner.sweeps.settings import (
@@ -116,7 +117,8 @@ def _summarize(
         ladder: what a ladder came to.
         refused: number of jobs that could not start, and left nothing behind.
     """
-    if led.direction and any(job.result.lower_is_better != (led.direction == "minimize") for job in jobs):
+    known = [job.result for job in jobs if job.result.objective_name]
+    if led.direction and any(one.lower_is_better != (led.direction == "minimize") for one in known):
         log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", led.direction, objective_name(jobs))
     tables = {"settings": tabulate_settings(settings, metrics_of(jobs)), "jobs": tabulate_jobs(jobs)}
     if ladder is not None:
@@ -189,7 +191,7 @@ def _plain(value: Any) -> Any:
 
 def _status(led: Sweep, jobs: Sequence[SweepJob]) -> str:
     statuses = {job.result.status for job in jobs}
-    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED")):
+    if led.stopped_by or not statuses.isdisjoint(("KILLED", "PAUSED", "QUEUED")):
         return "KILLED"
     return "FAILED" if "FAILED" in statuses else "FINISHED"
 
@@ -210,6 +212,7 @@ def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
     jobs = [job for setting in settings for job in setting.jobs]
     metrics = {"sweep/jobs": float(len(jobs)), "sweep/settings": float(len(settings))}
     metrics["sweep/finished"] = float(sum(job.result.status == "FINISHED" for job in jobs))
+    metrics["sweep/pruned"] = float(sum(job.result.status == "PRUNED" for job in jobs))
     best = settings[0]
     if best.mean is not None:
         metrics[f"best/{objective_name(jobs)}"] = best.mean
@@ -238,6 +241,15 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
         name = f"{best.name}: " if best.values else ""
         rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
     rows += [("tied", line) for line in _describe_ties(settings)]
+    if objectives := several_objectives(settings, led):
+        front = [one.name for one in find_front(settings, objectives)]
+        rows.append(("front", f"{_shortened(front)}: none is better in {' and '.join(objectives)}"))
+    pruned = [job for job in jobs if job.result.status == "PRUNED"]
+    if pruned:
+        one = "it" if len(pruned) == 1 else "them"
+        rows.append(
+            ("pruned", f"{len(pruned)} of {len(jobs)} jobs; the same command with revive=all trains {one} further")
+        )
     if len(settings) > 1 and all(len(setting.losses) == 1 for setting in settings):
         is_single = all(len(setting.jobs) == 1 for setting in settings)
         what = "run each: add sweep=seeds" if is_single else "seed: add seed=0,1,2,3,4,5"
@@ -258,7 +270,7 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
     tied = [one.name for one in settings if one.verdict == "tied"]
     if not tied:
         return
-    names = ", ".join(tied[:SHOWN_TIES]) + (f" and {len(tied) - SHOWN_TIES} more" if len(tied) > SHOWN_TIES else "")
+    names = _shortened(tied)
     compared = sum(bool(one.verdict) for one in settings) - 1
     from runner.runs.decision import LEVEL, count_needed
 
@@ -266,6 +278,11 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
     n = len(settings[0].losses)
     too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
     yield f"{names} may be as good{too_few}"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    return ", ".join(names[:SHOWN_TIES]) + (f" and {len(names) - SHOWN_TIES} more" if len(names) > SHOWN_TIES else "")
 
 
 def align(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

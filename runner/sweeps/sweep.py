@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,21 +25,26 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_versions import add_resolver
+from runner.config.nearest import nearest
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
-from runner.distributed.signals import Interrupt, asking_to_end
+from runner.distributed.session import ending
+from runner.distributed.signals import asking_to_end
+from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
+from runner.files.names import SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
-from runner.runs.folder import SWEEP, make_run_folder, remembered_folder, watch
+from runner.runs.folder import make_run_folder, remembered_folder, watch
 from runner.runs.listing import LOCK, OUTPUTS
 from runner.runs.recording import fingerprint
 from runner.runs.result import Result, read_result
-from runner.runs.saved_run import is_id
+from runner.runs.saved_run import SavedRun, is_id
 from runner.sweeps import ladder
 from runner.sweeps.names import name_rest, short_names
-from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, quieten_optuna, typed_overrides
+from runner.sweeps.plan import check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
+from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
 STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
 # Keys that are not part of a sweep's identity.
 _NO_PART = (
-    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "allow_divergence"),
+    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "revive", "allow_divergence"),
     *MODE_KEYS,
 )
 
@@ -63,7 +68,8 @@ class Sweep:
         identity: hash of what is swept over which config; a rerun of the sweep has the same.
         fixed: keys that were typed with a single value.
         launcher: Hydra's name of the launcher: basic, joblib, submitit_local, ...
-        direction: 'minimize' or 'maximize', if the sweeper needs it; otherwise empty.
+        directions: 'minimize' or 'maximize' for each objective, if the sweeper needs it; otherwise empty.
+        revived: names of the pruned jobs that this command trains further.
         number: 1, or more where its jobs would have the names of those of earlier sweeps.
         pid: the process that leads the sweep.
 
@@ -81,7 +87,8 @@ class Sweep:
     identity: str
     fixed: list[str] = field(default_factory=list)
     launcher: str = "basic"
-    direction: str = ""
+    directions: list[str] = field(default_factory=list)
+    revived: list[str] = field(default_factory=list)
     number: int = 1
     pid: int = field(default_factory=os.getpid)
     destinations: list[LoggerDestination] = field(default_factory=list)
@@ -115,8 +122,20 @@ class Sweep:
             raise ValueError(
                 f"hydra.sweep.dir={str(self.folder)!r}: contains another sweep, {name}; choose another folder"
             )
-        known = ("id", "name", "identity", "fixed", "launcher", "direction", "number", "pid")
+        known = ("id", "name", "identity", "fixed", "launcher", "directions", "revived", "number", "pid")
         write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
+
+    @property
+    def direction(self) -> str:
+        """The direction of the objective, or of the first; empty if the sweeper needs none."""
+        return next(iter(self.directions), "")
+
+    def is_over(self, result: Result | None) -> bool:
+        """Return whether there is nothing to train in a job: it has ended, and is not to be revived."""
+        if result is None:
+            return False
+        is_pruned = result.status == "PRUNED" and result.name not in self.revived
+        return is_pruned or result.status in ("FINISHED", "DIVERGED")
 
     @property
     def is_broken(self) -> bool:
@@ -185,23 +204,28 @@ def begin(config: DictConfig) -> None:
     check_launcher(choices["hydra/launcher"])
     identity = _identify(config)
     name, number = _name(config, [one.get_key_element().lstrip("+~") for one in swept], folder)
-    direction = config.hydra.sweeper.get("direction")
-    led = Sweep(
+    sweep = Sweep(
         folder=folder,
         id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
         name=name,
         identity=identity,
         fixed=[one.get_key_element() for one in typed if not one.is_sweep_override()],
         launcher=choices["hydra/launcher"],
-        direction=getattr(direction, "name", direction) or "",
+        directions=read_directions(config),
         number=number,
         is_ladder=bool(config.get("ladder")),
     )
+    sweep.revived = _find_revived(sweep, config.revive)
+    led = sweep
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
     led.clear_notes()
-    if "optuna" in config.hydra.sweeper._target_:
+    total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not say
+    if is_optuna(config):
         quieten_optuna()
+        jobs_before = [one for one in led.results() if one.status != "REFUSED"]
+        over = [one for one in jobs_before if led.is_over(one)]
+        resume_study(config, led.id, over, [one for one in jobs_before if one not in over])
     if mode.keeps_folder:
         jobs = compose_jobs(config, typed)
         if config.resume is None and config.rerun is None:
@@ -209,9 +233,31 @@ def begin(config: DictConfig) -> None:
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
-        led.progress = Progress(led, [job.overrides for job in jobs], _count_jobs(config, jobs))
+        led.progress = Progress(led, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
         led.progress.start()
     _listen(led)
+
+
+def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
+    """Return the names of the jobs to revive.
+
+    Raises:
+        ValueError: the sweep has no job of such a name, or no job at all.
+    """
+    if revive is None:
+        return []
+    jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
+    if not jobs:
+        raise WrongKey(
+            "revive", "no job of this sweep has begun yet; add it to the same command that pruned them", repr(revive)
+        )
+    if revive == "all":
+        return [name for name, status in jobs.items() if status == "PRUNED"]
+    names = [revive] if isinstance(revive, str) else [*revive]
+    for name in names:
+        if name not in jobs:
+            raise WrongKey("revive", "this sweep has no such job; " + nearest(str(name), ["all", *jobs]), repr(name))
+    return names
 
 
 def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
@@ -229,23 +275,26 @@ def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]
     return (base if number == 1 else f"{base}-{number}"), number
 
 
-def _count_jobs(config: DictConfig, jobs: list[PlannedJob]) -> int | None:
-    """Return the number of jobs in a sweep; None if the sweeper does not say."""
-    return len(jobs) if is_grid(config) else config.hydra.sweeper.get("n_trials")
-
-
-def check_choice(hydra_config: Any, recorded: Sequence[str] = ()) -> None:
-    """Check that no sweep, sweeper or launcher is chosen for a single run.
+def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
+    """Check that nothing is chosen for a single run that works only in sweeps.
 
     Args:
         hydra_config: Hydra's config of the run.
-        recorded: overrides of the run that it continues, which may be a job of a sweep.
+        config: the run's config.
+        saved: the run that it continues or makes again, which may be a job of a sweep.
 
     Raises:
-        ValueError: one of them is chosen without `-m`, and would be ignored.
+        ValueError: something is chosen without `-m`, and would be ignored.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
+    if config["revive"] is not None:
+        remedy = "is for a sweep, given again with -m; resume=<folder of a job> revives one by itself"
+        raise WrongKey("revive", remedy, repr(config["revive"]))
+    if saved is None and config["mode"] in TRAINING:
+        for key in build.callbacks_with(config, "only_in_sweeps"):
+            raise WrongKey(f"callbacks.{key}", "compares the jobs of a sweep; add -m, and values to sweep over")
+    recorded = () if saved is None else saved.overrides
     for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
         choice = hydra_config.runtime.choices.get(group)
         if choice != plain and f"{group}={choice}" not in recorded:
@@ -291,7 +340,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     led.stopped_by = number
     (led.folder / STOP).touch()
     if led.launcher == "basic" or (again and number == signal.SIGINT):
-        raise Interrupt.exception(number)
+        raise ending(number)
     for folder in led.folder.glob("*/"):
         result = read_result(folder)
         if result is not None and result.host == socket.gethostname() and is_running(folder):

@@ -13,8 +13,9 @@ from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
 from runner.ordering import snake_case
 
-CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__}
-"""All algorithms: config name and class."""
+NEED_A_GPU = {"CudnnBenchmark"}
+CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}
+"""All algorithms but those that need a GPU: config name and class."""
 
 # Arguments with which an algorithm acts within four batches and on small layers, where its defaults would not.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -113,17 +114,19 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
     """
     data = make_data(task, torch.float64 if exact else torch.float32)
     in_low_precision = not exact and any(str(one).startswith("low_precision") for one in chosen)
+    defaults: dict[str, Any] = {
+        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
+        "max_duration": "2ep",
+        "precision": "amp_bf16" if in_low_precision else "fp32",
+    }
     return Trainer(
         model=make_model(task, exact, batch_norm=not exact or "ghost_batch_norm" in chosen),
         train_dataloader=TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True),
         eval_dataloader=TensorLoader(*data, batch_size=NUM_SAMPLES, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        max_duration="2ep",
         algorithms=[make_algorithm(task, one) if isinstance(one, str) else one for one in chosen],
-        precision="amp_bf16" if in_low_precision else "fp32",
         device="cpu",
         run_dir=folder,
-        **arguments,
+        **{**defaults, **arguments},
     )
 
 

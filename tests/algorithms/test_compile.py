@@ -7,25 +7,18 @@ import torch
 from tiers import one_in
 from torch import Tensor, nn
 
-from runner import Algorithm, ClassificationModel, LanguageModel
+from runner import Algorithm, Callback, ClassificationModel, LanguageModel
 from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
-from runner.algorithms.compile import find_repeated
-from runner.models import GPT, MLP, ResNet8
+from runner.blocks import find_repeated
+from runner.data import TensorLoader
+from runner.models import GPT, ResNet8
+from runner.schedulers import cosine_annealing
 
 # Warnings of torch itself while it compiles.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-
-
-def test_the_outermost_repeated_blocks_are_found():
-    resnet = ClassificationModel(ResNet8(), 10)
-    assert [*find_repeated(resnet)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
-    gpt = LanguageModel(GPT(n_layers=3))
-    assert [*find_repeated(gpt)] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
-    assert find_repeated(ClassificationModel(MLP(4, [3, 3], 2), 2)) == {}
-    assert find_repeated(LanguageModel(GPT(n_layers=1))) == {}
 
 
 def test_within_what_wraps_a_block_the_block_is_found(make_trainer, resnet):
@@ -66,6 +59,54 @@ def test_equal_blocks_share_their_code_and_train_the_same(train, count_graphs):
     compiled = train(Compile(), **options)
     assert count_graphs() == 1
     torch.testing.assert_close(compiled.seen, train(**options).seen)
+
+
+def wide() -> ClassificationModel:
+    """Blocks of four widths, whose code has the same limit of variants."""
+    return ClassificationModel(ResNet8(in_channels=2, num_classes=3, width=4), 3).double()
+
+
+def gpt() -> LanguageModel:
+    return LanguageModel(GPT(vocab_size=11, context=8, d_model=8, n_layers=2, n_heads=2))
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    return torch.arange(15 * 8).view(15, 8) % 11, torch.arange(15 * 8).view(15, 8) % 7
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(15, 2, 6, 6, dtype=torch.float64), torch.arange(15) % 3
+
+
+@pytest.mark.parametrize("regional", [True, False])
+@pytest.mark.parametrize(("build", "make_data"), [(wide, images), (gpt, tokens)])
+def test_nothing_compiles_after_the_first_epoch_and_evaluation_and_nothing_is_left_uncompiled(
+    make_trainer, count_graphs, build: Callable, make_data: Callable, regional: bool, monkeypatch: pytest.MonkeyPatch
+):
+    from torch._dynamo.utils import counters
+    from torch._inductor import compile_fx
+
+    class Count(Callback):
+        def __init__(self) -> None:
+            self.after_each: list[int] = []
+
+        def eval_end(self, state, logger):
+            self.after_each.append(count_graphs())
+
+    count, data = Count(), make_data()
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **_: graph.forward)  # takes seconds
+    with make_trainer(
+        Compile(regional=regional),
+        build=build,
+        train_dataloader=TensorLoader(*data, batch_size=4, shuffle=True),  # the last batch has 3 samples
+        eval_dataloader=TensorLoader(*data, batch_size=6, shuffle=False),
+        schedulers=cosine_annealing(t_warmup="6ba"),
+        max_duration="3ep",
+        callbacks=[count],
+    ) as trainer:
+        trainer.fit()
+    assert count.after_each[0] > 0 and {*count.after_each} == {count.after_each[0]}
+    assert counters["frames"]["ok"] == counters["frames"]["total"]
 
 
 @pytest.mark.slow

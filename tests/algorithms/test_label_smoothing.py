@@ -129,5 +129,28 @@ def test_the_true_targets_are_back_after_the_loss(make_trainer):
     assert all(microbatch is batch and batch[1].dtype is torch.int64 for microbatch, batch in after.seen)
 
 
+def test_evaluations_and_other_losses_are_not_smoothed(make_trainer):
+    def losses(*smoothing: LabelSmoothing) -> tuple[float, float]:
+        with make_trainer(
+            *smoothing, max_duration="1ba", optimizers=lambda one: torch.optim.SGD(one, lr=0.0)
+        ) as trainer:
+            trainer.fit()
+            return float(trainer.state.total_loss), float(trainer.state.eval_metric_values["eval"]["loss"])
+
+    plain, smoothed = losses(), losses(LabelSmoothing(0.9))
+    assert smoothed[1] == plain[1] and smoothed[0] != plain[0]
+
+
+def test_a_loss_of_one_s_own_gets_probabilities(train, make_trainer):
+    class Own(ClassificationModel):
+        def loss(self, outputs, batch):
+            assert batch[1].is_floating_point() or not self.training
+            return F.cross_entropy(outputs, batch[1])
+
+    torchs = train(LabelSmoothing(0.2), max_duration="2ba")
+    own = train(LabelSmoothing(0.2), max_duration="2ba", model=Own(make_trainer().state.unwrapped_model.module, 3))
+    torch.testing.assert_close(own.seen, torchs.seen)
+
+
 def test_resume(check_resume):
     check_resume(lambda: [LabelSmoothing(0.1)])

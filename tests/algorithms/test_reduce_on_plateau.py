@@ -139,6 +139,16 @@ def fit_on_a_rank() -> None:
     Path(f"rates{get_global_rank()}.json").write_text(json.dumps(fit_here()))
 
 
+def test_equal_runs_have_equal_states_however_long_they_took():
+    states = []
+    for _ in range(2):
+        plateau = ReduceOnPlateau(patience="1ep", cooldown="1ep")
+        fit([1.0] * 11, plateau, epochs=5)
+        states.append(plateau.state_dict())
+    assert states[0]["reduced_at"] is not None
+    assert states[0] == states[1]
+
+
 def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
     run_ranks(program_of("algorithms/test_reduce_on_plateau", "fit_on_a_rank"), 2)
     alone = fit_here()

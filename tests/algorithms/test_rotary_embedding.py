@@ -115,3 +115,22 @@ def test_heads_of_odd_width_are_refused(make_trainer, language):
 
 def test_resume(check_resume, language):
     check_resume(lambda: [RotaryEmbedding()], **language)
+
+
+def test_sequences_of_any_length_and_type_get_tables_of_their_own(make_trainer, language):
+    with make_trainer(RotaryEmbedding(50.0), **language) as trainer:
+        attentions = [one for one in trainer.state.unwrapped_model.modules() if isinstance(one, Attention)]
+        assert len({one.rotary.tables for one in attentions}) == 1
+        rotary = attentions[0].rotary
+        with torch.inference_mode():
+            rotary(torch.randn(1, 2, 6, 8))
+        for shape, dtype in (
+            ((1, 2, 6, 8), torch.float32),
+            ((1, 2, 9, 8), torch.float32),
+            ((1, 2, 9, 8), torch.float64),
+        ):
+            x = torch.randn(shape, dtype=dtype, requires_grad=True)
+            assert torch.equal(rotary(x), rotate(x, 50.0))
+            rotary(x).sum().backward()
+        first = rotary.tables.of(x)
+        assert rotary.tables.of(x)[0] is first[0]

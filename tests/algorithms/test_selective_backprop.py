@@ -10,10 +10,11 @@ from torch import nn
 from runner import Callback, ClassificationModel, LanguageModel, Model
 from runner.algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
 from runner.algorithms._batch import pick_samples
-from runner.algorithms._sample_losses import evaluate_losses, sample_losses
+from runner.algorithms._sample_losses import evaluate_losses
 from runner.algorithms.selective_backprop import draw_ranks, select
 from runner.data import TensorLoader
 from runner.models import GPT
+from runner.models.sample_losses import sample_losses
 
 
 def test_ranks_of_high_losses_are_more_likely():

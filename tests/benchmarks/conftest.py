@@ -1,24 +1,14 @@
-"""The benchmarks as modules; in their folder there is an `algorithms` that must not be taken for the package."""
+"""The benchmarks as modules."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def load(name: str, file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmark_modules import FOLDER, load
 
 
 @pytest.fixture(scope="session")

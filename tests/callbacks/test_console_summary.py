@@ -173,11 +173,30 @@ def test_the_speed_is_that_of_the_time_without_evaluations(tmp_path, capsys, ste
         def eval_start(self, state, logger):
             steady.sleep(3)
 
+        def fit_end(self, state, logger):
+            steady.sleep(50)  # as one may that draws pictures
+
     with make_trainer(tmp_path, Takes()) as trainer:
         trainer.fit()
     lines = capsys.readouterr().out.splitlines()
     assert "trained  3 epochs, 9 batches in 27.0 s" in lines
     assert "speed    2 samples/s in the 18.0 s without evaluations" in lines
+
+
+def test_the_time_of_a_run_that_failed_is_that_of_training(tmp_path, capsys, steady):
+    class Takes(Callback):
+        def batch_start(self, state, logger):
+            steady.sleep(2)
+
+        def eval_start(self, state, logger):
+            steady.sleep(3)
+
+        def close(self, state, logger):
+            steady.sleep(50)  # as a destination may that sends its last values
+
+    with pytest.raises(RuntimeError):
+        make_trainer(tmp_path, Takes(), Fail()).fit()
+    assert "failed   in epoch 2, after 5 batches, 13.0 s" in capsys.readouterr().out.splitlines()
 
 
 def test_a_resumed_run_remembers_the_best(tmp_path, capsys):

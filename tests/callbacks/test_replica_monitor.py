@@ -124,7 +124,7 @@ def test_every_rank_ends_with_an_error_that_names_what_differs(
 ):
     message = (
         f"RuntimeError: replicas have diverged: after batch {found} (from 1) the parameters of ranks {ranks} differ "
-        "from those of rank 0, 1 of 6, the first 'module.2.weight'. "
+        "from the first replica's, 1 of 6, the first 'module.2.weight'. "
         f"They were equal after batch {equal_at}: resume from a checkpoint of then or before"
     )
     for one in run_ranks(textwrap.dedent(PROGRAM), world_size, str(broken), str(at), interval, check=False):
@@ -149,7 +149,7 @@ def test_one_process_has_nothing_to_compare(caplog):
     with caplog.at_level(logging.INFO, logger="runner"), trainer:
         trainer.fit()
     assert [record.getMessage() for record in caplog.records] == [
-        "ReplicaMonitor: one process has no replicas to compare"
+        "ReplicaMonitor: there are no replicas to compare, only one copy of the weights"
     ]
 
 

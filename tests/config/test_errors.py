@@ -115,6 +115,10 @@ def explained(*overrides: str) -> str:
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),
             (["check"], "check: has no key; did you mean mode=check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
+            (
+                ["run_name=a(b"],
+                "run_name=a(b: the value cannot be read as it is; write it with two pairs of quotes: 'run_name=\"a(b",
+            ),
             (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
         ],

@@ -102,7 +102,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trainer.strategy=ddp": ("trainer.strategy=ddp: ", "launch.nproc_per_node=auto"),
     "trainer=ddp": ("trainer=ddp: ", "launch.nproc_per_node=auto"),
     "trainer=gpu": ("trainer=gpu: ", "trainer.device=cuda"),
-    "deepspeed=ds.json": ("deepspeed=ds.json: ", "sharded models are not supported"),
+    "deepspeed=ds.json": ("deepspeed=ds.json: ", "trainer.parallel=fsdp"),
+    "trainer.fsdp=true": ("trainer.fsdp=true: ", "trainer.parallel=fsdp"),
     # batches and gradients
     "batch_size=32": ("batch_size=32: ", "data.batch_size=32"),
     "per_device_train_batch_size=8": ("per_device_train_batch_size=8: ", "data.batch_size=8"),

@@ -125,10 +125,28 @@ BASE = "# @package _global_\ntrainer: {max_epochs: 3}\n"
             ["experiment=mine"],
             "trainer.precision='bf16-mixed': write trainer.precision=amp_bf16 [conf/experiment/mine.yaml]",
         ),
+        (
+            {"experiment/mine.yaml": "# @package _global_\ntrainer: {max_duration: 3 epochs}\n"},
+            ["experiment=mine"],
+            "Did you mean '3ep'? [conf/experiment/mine.yaml]",
+        ),
+        (
+            {"experiment/mine.yaml": "# @package _global_\ndata: {batch_size: 0}\n"},
+            ["experiment=mine"],
+            "data.batch_size=0: must be at least 1 [conf/experiment/mine.yaml]",
+        ),
+        (
+            {
+                "experiment/mine.yaml": "defaults: [base]\n",
+                "experiment/base.yaml": "# @package _global_\ndefaults: [override /model: mpl]\n",
+            },
+            ["experiment=mine"],
+            "resnet8, supervised, timm, torchvision [conf/experiment/base.yaml]",
+        ),
     ],
     ids=str,
 )
-def test_a_wrong_key_of_a_file_names_the_file(
+def test_what_is_wrong_in_a_file_names_the_file(
     project: Path, run_here: Any, files: dict[str, str], typed: list[str], message: str
 ):
     write(project / "conf", files)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from runner.data import DatasetLoader, SampleOrder, TensorLoader
+from runner.data import DatasetLoader, SampleOrder, TensorLoader, loaders
 from runner.data.loaders import _warn_of_too_many
 
 
@@ -354,3 +354,36 @@ def test_what_is_no_map_style_data_set_is_refused():
 def test_options_that_the_order_decides_are_refused():
     with pytest.raises(TypeError, match="generator, sampler: the order of samples is decided by shuffle and seed"):
         DatasetLoader(range(3), batch_size=1, shuffle=False, sampler=[2, 1], generator=None)
+
+
+def halve(batch):
+    return batch / 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_may_be_read_untransformed(num_workers):
+    loader = DatasetLoader(range(7), 4, shuffle=True, num_workers=num_workers, transform=halve)
+    raw = [*loader.untransformed()]
+    loader.seek(0)
+    assert raw[0].dtype == torch.int64 and numbers(loader) == [(batch / 2).tolist() for batch in raw]
+    assert numbers(loader.first(1)) == [(raw[0] / 2).tolist()]
+
+
+def test_persistent_workers_transform_when_asked():
+    loader = DatasetLoader(range(4), 4, shuffle=False, num_workers=1, persistent_workers=True, transform=halve)
+    assert [numbers(loader), numbers(loader.untransformed()), numbers(loader)] == [
+        [[0.0, 0.5, 1.0, 1.5]],
+        [[0, 1, 2, 3]],
+        [[0.0, 0.5, 1.0, 1.5]],
+    ]
+
+
+@pytest.mark.parametrize(("free", "stays"), [(4 * 8 * 100, False), (4 * 8 * 100 - 1, True)])
+def test_data_above_a_quarter_of_the_free_memory_stays_on_the_host_and_says_so(free, stays, monkeypatch, caplog):
+    monkeypatch.setattr(loaders, "free_bytes", lambda device: free)
+    loader = TensorLoader(torch.arange(100), batch_size=10, shuffle=True)
+    with caplog.at_level("INFO", logger="runner"):
+        loader.to("meta")
+    assert loader.resident is not stays and loader.tensors[0].is_meta is not stays
+    told = "stays in host memory, and is copied batch by batch: more than 25% of the 0.0 GB that are free on meta"
+    assert (told in caplog.text) is stays

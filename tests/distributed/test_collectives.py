@@ -164,6 +164,56 @@ def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
     assert first.stdout.split() == ["True", "True"]
 
 
+def average_gradients() -> None:
+    """Averages gradients of several types and layouts, and prints how many collectives that took."""
+    from collections import Counter
+
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from runner.distributed import collectives
+
+    calls: Counter[str] = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls[func.name()] += 1
+            return func(*args, **(kwargs or {}))
+
+    def parameters(offset: float) -> list[torch.nn.Parameter]:
+        kinds = [(3, 4), (5,), (), (2, 3, 4, 4), (7,)]
+        made = []
+        for number, shape in enumerate(kinds):
+            dtype = torch.float64 if number == 1 else torch.float32
+            values = torch.arange(float(max(1, torch.Size(shape).numel())), dtype=dtype).view(shape) + offset
+            if number == 3:
+                values = values.to(memory_format=torch.channels_last)
+            made.append(torch.nn.Parameter(torch.zeros_like(values)))
+            made[-1].grad = None if number == 4 else values
+        return made
+
+    rank = get_global_rank()
+    collectives.init_process_group(torch.device("cpu"))
+    for limit in (1 << 25, 48):
+        given = parameters(rank)
+        collectives.BUCKET_BYTES = limit
+        calls.clear()
+        with Count():
+            collectives.all_reduce_gradients(given)
+        for one, expected in zip(given, parameters(0.5), strict=True):
+            if one.grad is None or expected.grad is None:
+                assert one.grad is expected.grad
+            else:
+                assert torch.equal(one.grad, expected.grad) and one.grad.stride() == expected.grad.stride()
+        if rank == 0:
+            print(calls["c10d::allreduce_"])
+    collectives.destroy_process_group()
+
+
+def test_gradients_are_averaged_in_few_collectives(run_ranks):
+    first, *_ = run_ranks(program_of("distributed/test_collectives", "average_gradients"), 2)
+    assert first.stdout.split() == ["2", "3"]  # one for each type; then also where a bucket is full
+
+
 def test_a_group_is_not_left_in_order_once_the_device_has_failed(free_port: int):
     """NCCL would wait for the device, so the group ends with the process."""
     import torch

@@ -237,7 +237,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("launch.nproc_per_node=3",), "launch.nproc_per_node=3: torchrun has started 2 on this machine"),
+        (("launch.nproc_per_node=3",), "launch.nproc_per_node=3: torchrun or srun has started 2 on this machine"),
         (("-m", "seed=0,1", "hydra/launcher=joblib"), "hydra/launcher=joblib: starts processes of its own"),
     ],
 )
@@ -275,7 +275,7 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert [Launch(nproc_per_node=asked).processes() for asked in (1, 2, "auto")] == [2, 2, 2]
-    with pytest.raises(ValueError, match="launch.nproc_per_node=4: torchrun has started 2"):
+    with pytest.raises(ValueError, match="launch.nproc_per_node=4: torchrun or srun has started 2"):
         Launch(nproc_per_node=4).processes()
 
 

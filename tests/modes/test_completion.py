@@ -79,10 +79,11 @@ def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_h
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a command `runner`, and a script for each shell."""
-    command = tmp_path / "runner"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runner "$@"\n')
-    command.chmod(0o755)
+    """A folder with the commands `runner` and `python`, and a script for each shell."""
+    for name, starts in (("runner", f'"{sys.executable}" -m runner'), ("python", f'"{sys.executable}"')):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\nexec {starts} "$@"\n')
+        command.chmod(0o755)
     for script in SHELLS.iterdir():
         shutil.copy(script, tmp_path)
     return tmp_path
@@ -92,7 +93,8 @@ def ask(shell: str, program: str, folder: Path) -> list[str]:
     """The lines that a program in a shell prints."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    env = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / ".config")}
     done = subprocess.run([shell, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -117,7 +119,10 @@ def test_bash_completes(folder: Path):
 
 
 def test_fish_completes(folder: Path):
-    program = 'source runner.fish; complete -C "runner optimizer.nest"; complete -C "runner mode=comp"'
+    read_at_start = folder / ".config" / "fish" / "conf.d"
+    read_at_start.mkdir(parents=True)
+    (folder / "runner.fish").rename(read_at_start / "runner.fish")
+    program = 'complete -C "python -m runner optimizer.nest"; complete -C "runner mode=comp"'
     assert [line.partition("\t")[0] for line in ask("fish", program, folder)] == [
         "optimizer.nesterov=",
         "mode=compare",

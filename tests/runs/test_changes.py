@@ -111,7 +111,14 @@ def test_every_key_that_ships_is_decided():
     trainer = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "trainer" / "default.yaml"), resolve=False)
     refused = (
         *("train_subset_num_batches", "iteration_length", "precision", "grad_accum", "microbatch_size", "seed"),
-        *("deterministic", "compile", "scale_schedule_ratio", "scale_warmup", "step_schedulers_every_batch"),
+        *(
+            "deterministic",
+            "gather_dtype",
+            "compile",
+            "scale_schedule_ratio",
+            "scale_warmup",
+            "step_schedulers_every_batch",
+        ),
         *("load_path", "load_strict"),
     )
     assert isinstance(trainer, dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SWITCHED_OFF: dict[str, Any] = {
-    **dict.fromkeys(("fsdp_enabled", "fsdp_sharded_state_dict_enabled", "load_monolith_rank0_only"), False),
+    **dict.fromkeys(("fsdp_sharded_state_dict_enabled", "load_monolith_rank0_only"), False),
     **dict.fromkeys(("load_fsdp_monolith_rank0_only", "deepspeed_enabled", "is_model_deepspeed"), False),
     **dict.fromkeys(("fsdp_config", "fsdp_state_dict_type", "tp_config", "device_mesh", "deepspeed_config"), None),
     **dict.fromkeys(("profiler", "precision_config", "dataset_state"), None),

@@ -16,6 +16,7 @@ from runner.batch import to_device
 from runner.checkpoints import snapshot
 from runner.compat.composer import absent
 from runner.compat.composer.time import Time, Timestamp
+from runner.distributed.sharding import is_sharded
 from runner.precision import Precision
 from runner.state import State as OurState
 from runner.time import Time as OurTime
@@ -187,6 +188,11 @@ class State:
     def is_model_ddp(self) -> bool:
         """Whether the model is wrapped for data-parallel training."""
         return isinstance(self.unwrapped.model, DistributedDataParallel)
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        """Whether the model is sharded."""
+        return is_sharded(self.unwrapped.unwrapped_model)
 
 
 class Device:

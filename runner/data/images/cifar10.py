@@ -66,7 +66,7 @@ def load_cifar10(
 
     Batches are ``(images, labels)``: float32 ``(N, 3, 32, 32)``, red, green and blue, normalized by the mean and
     deviation of the training images per channel, and int64 ``(N,)`` in [0, 10). In memory the images are uint8, 184 MB
-    on each rank's device; they become numbers batch by batch there.
+    on each rank's device; they become float32 batch by batch there.
 
     The files are those of the binary version: ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin`` in
     `path/cifar-10-batches-bin`, of any number of images. Where one is missing, one process downloads the archive, of

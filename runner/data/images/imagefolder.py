@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def _fake(
     _check_sizes(image_size, eval_image_size)
     train, *others = _folders(path, test_folder)
     classes = sum(one.is_dir() for one in train.iterdir())
-    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
+    mean, std = _mean_and_std(torch.device("cpu"))
 
     def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
         def make(samples: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,8 @@ def load_imagefolder(
 
     Each has one folder of images per class, with the same names in all. Batches are ``(images, labels)``: float32
     ``(N, 3, size, size)``, normalized by ImageNet's mean and deviation, and int64 ``(N,)``, the number of the class in
-    the order of names. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
+    the order of names. They are read as uint8, and normalized by the process that reads them or, in training on a GPU,
+    there. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
     those for evaluation and testing are the center. Which part is drawn depends on seed, epoch and sample alone.
 
     Args:
@@ -84,19 +86,32 @@ def load_imagefolder(
     train_folder, *other_folders = _folders(path, test_folder)
     folder_of = import_torchvision("torchvision.datasets").ImageFolder
     v2 = import_torchvision("torchvision.transforms.v2")
-    to_tensor = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
     center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
-    train = folder_of(train_folder, v2.Compose([*random_part, *to_tensor]))
-    others = [folder_of(one, v2.Compose([*center, *to_tensor])) for one in other_folders]
+    train = folder_of(train_folder, v2.Compose([*random_part, v2.PILToTensor()]))
+    others = [folder_of(one, v2.Compose([*center, v2.PILToTensor()])) for one in other_folders]
     for folder, other in zip(other_folders, others, strict=True):
         if differing := sorted({*train.classes} ^ {*other.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
             raise ValueError(f"path={path!r}: train and {folder.name} {reason}")
+    options: dict[str, Any] = {"num_workers": num_workers, "transform": _normalize}
     return (
-        DatasetLoader(train, batch_size, shuffle=True, seed=seed, num_workers=num_workers),
-        *(DatasetLoader(one, eval_batch_size, shuffle=False, num_workers=num_workers) for one in others),
+        DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
+        *(DatasetLoader(one, eval_batch_size, shuffle=False, **options) for one in others),
     )
+
+
+def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    images, labels = batch
+    mean, std = _mean_and_std(images.device)
+    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std), labels
+
+
+@functools.cache  # once a device: a copy for each batch would wait for the device
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each."""
+    mean, std = (torch.tensor(one, device=device).view(3, 1, 1) for one in (MEAN, STD))
+    return mean, std
 
 
 def _check_sizes(image_size: int, eval_image_size: int) -> None:

@@ -85,7 +85,7 @@ def load_text_files(
     Tokens are held as uint8, uint16 or int32, in memory or in a memory-mapped file: with a tokenizer they are kept
     in `cache`, under a name made from the files' paths, sizes and times of change and of the tokenizer's vocabulary and
     version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens is moved to
-    the device as a whole; more than that, one batch at a time.
+    the device as a whole, if there is room; otherwise batches are, as they are stored.
 
     Args:
         path: a text file, or a folder of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import torch
@@ -28,21 +28,6 @@ class WindowSizes(TypedDict):
     batch_size: int
     eval_batch_size: int
     eval_tokens: int | None
-
-
-class HostLoader(OrderedLoader):
-    """The batches of a :class:`TensorLoader` whose data stays where it is, in host memory or in a file.
-
-    Args:
-        loader: yields the batches; each of them is moved to the device, not the loader.
-    """
-
-    def __init__(self, loader: TensorLoader) -> None:
-        super().__init__(loader.order)
-        self.loader = loader
-
-    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        return self.loader._batches(epoch, first)
 
 
 def check_windows(sizes: WindowSizes) -> None:
@@ -139,10 +124,13 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
         cut_windows(tokens, sizes["context"], f"tokens to {use} on") for tokens, use in zip(parts, PARTS, strict=False)
     )
     others[0] = spread_windows(others[0], sizes["eval_tokens"])
-    unshuffled = {"batch_size": sizes["eval_batch_size"], "shuffle": False, "transform": next_token}
+
+    def loader(windows: Tensor, **options: Any) -> TensorLoader:
+        return TensorLoader(windows, transform=next_token, resident=windows.nbytes <= RESIDENT_BYTES, **options)
+
     return (
-        _loader(TensorLoader(train, batch_size=sizes["batch_size"], shuffle=True, seed=seed, transform=next_token)),
-        *(_loader(TensorLoader(windows, **unshuffled)) for windows in others),
+        loader(train, batch_size=sizes["batch_size"], shuffle=True, seed=seed),
+        *(loader(windows, batch_size=sizes["eval_batch_size"], shuffle=False) for windows in others),
     )
 
 
@@ -180,8 +168,3 @@ def split_tokens(size: int, shares: Iterable[float]) -> list[int]:
     """Return how many of `size` tokens are for training and, after these, how many for each of some shares of all."""
     counts = [round(size * share) for share in shares]
     return [size - sum(counts), *counts]
-
-
-def _loader(loader: TensorLoader) -> OrderedLoader:
-    windows = loader.tensors[0]
-    return loader if windows.nbytes <= RESIDENT_BYTES else HostLoader(loader)

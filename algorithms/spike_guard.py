@@ -1,0 +1,213 @@
+"""SpikeGuard: after a spike of loss or gradient, training goes back to earlier weights, and skips its samples."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from runner import Algorithm, Logger, State, get_global_rank, get_world_size
+from runner.algorithms._arguments import check_range
+from runner.algorithms._snapshot import roll_back, take_snapshot
+from runner.checks import check_whole
+
+COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
+NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+LEAST_SHARE = 0.05  # of the median that the deviation is at least, for values that hardly vary
+
+log = logging.getLogger("runner")
+
+
+def deviations(values: Tensor, history: Tensor) -> Tensor:
+    """Return by how many robust standard deviations each batch is above the median of the batches before.
+
+    The larger of that of the loss and that of the gradient norm (n,); infinite where one of them is not finite.
+
+    Args:
+        values: losses and gradient norms (2, n), float64.
+        history: losses and gradient norms of earlier batches (2, m), all finite; m at least 1.
+    """
+    median = history.median(dim=1, keepdim=True).values
+    spread = NORMAL * (history - median).abs().median(dim=1, keepdim=True).values
+    spread = spread.maximum(LEAST_SHARE * median.abs())
+    found = torch.where(spread > 0, (values - median) / spread, 0.0)  # a loss that is nearly always 0 tells nothing
+    return found.where(values.isfinite(), torch.inf).amax(dim=0)
+
+
+class SpikeGuard(Algorithm):
+    """Goes back to the last good weights after a spike of the loss or the gradient, and skips the samples around it.
+
+    Batches are looked at `interval` at a time. If none of them is a spike, weights, optimizer state, buffers and
+    averages of weights are copied, on the device. If one is, the last copy is restored, and training continues with the
+    next batch: the samples of this interval are left out, while time, schedules and other algorithms go on. A spike is
+    a loss, or a norm of the gradient before clipping, that is more than `threshold` deviations above the median of the
+    last `window` good batches; the deviation is the median absolute one, scaled to that of a normal distribution, and
+    at least 5 % of the median. What is not finite is a spike from the first batch on.
+
+    The host waits for the device once per interval, and rank 0 tells the others its values, so that all ranks decide
+    alike: the loss is that of rank 0's samples, the gradient that of all. Each copy takes as much memory as weights and
+    optimizer state; it is part of every checkpoint. A change of level, such as another batch size, looks like a spike.
+
+    Args:
+        window: number of good batches whose median is compared with, at least 8; as many pass before the first look.
+        interval: number of batches that are looked at, and left out, together; at least 1.
+        threshold: number of deviations above the median that make a spike, above 0.
+        limit: number of times that training goes back, at least 1; one more spike ends the run.
+
+    Logs:
+        spike_guard/rollbacks: how often training has gone back so far, logged each time along with a warning.
+        spike_guard: a table of the spikes: the batches left out, counted from 1, the worst of them with its loss and
+            gradient norm, and the batch whose weights were restored; named after the config key.
+
+    Raises:
+        ValueError: an argument is out of range.
+        FloatingPointError: in training, on all ranks, there is one spike more than `limit`.
+
+    Evidence:
+        Some: large language models were trained past loss spikes by going back and skipping the data (Chowdhery et al.
+        2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, remains.
+    """
+
+    # At BATCH_END the others have changed their averages; AFTER_TRAIN_BATCH runs in reverse order, so gradients are
+    # those before clipping.
+    runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "SAM", "GradientClipping")
+    runs_before = ("NaNGuard",)  # whose batches without gradients are no spikes
+
+    def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:
+        check_whole("window", window, 8)
+        check_whole("interval", interval, 1)
+        check_range("threshold", threshold, 0, float("inf"), above=True)
+        check_whole("limit", limit, 1)
+        self.window = window
+        self.interval = interval
+        self.threshold = threshold
+        self.limit = limit
+        self._history = torch.empty(2, 0, dtype=torch.float64)
+        self._recent = torch.zeros(2, interval, dtype=torch.float64)  # of batches that were not looked at yet
+        self._count = 0
+        self._good: dict[str, Any] = {}
+        self._spikes: list[list[Any]] = []
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        wide = torch.float32 if state.device.type == "mps" else torch.float64
+        self._recent = self._recent.to(state.device, wide)
+        if not self._good:
+            self._good = _copy(state)
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        if get_global_rank() == 0:  # the others' values are not used, nor part of a checkpoint
+            gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
+            if gradients:
+                norm = get_total_norm([one.coalesce().values() if one.is_sparse else one for one in gradients])
+                if state.scaler is not None:  # which skips a batch whose gradients overflow
+                    norm = norm.where(norm.isfinite(), 0.0)
+                self._recent[0, self._count] = state.total_loss
+                self._recent[1, self._count] = norm
+        self._count += 1
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._count == self.interval:
+            self._look(state, logger)
+            self._count = 0
+            self._recent.zero_()
+        elif not state.timestamp < state.max_duration:  # the final weights are looked at, too
+            self._look(state, logger, is_over=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "history": self._history,
+            "recent": self._recent,
+            "count": self._count,
+            "good": self._good,
+            "spikes": self._spikes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["recent"].shape[1] != self.interval:
+            raise ValueError(
+                f"interval={self.interval!r}: the checkpoint has interval={state['recent'].shape[1]}; resume with that"
+            )
+        self._history = state["history"]
+        self._recent = state["recent"] if get_global_rank() == 0 else torch.zeros_like(state["recent"])
+        self._count = state["count"]
+        self._good = state["good"]
+        self._spikes = [[*one] for one in state["spikes"]]
+
+    def _look(self, state: State, logger: Logger, is_over: bool = False) -> None:
+        """Judge the recent batches, and go back where one is a spike. All ranks."""
+        recent = self._recent.clone()
+        if get_world_size() > 1:
+            dist.broadcast(recent, src=0)
+        values = recent[:, : self._count].cpu().double()  # the intended host-device sync, once per interval
+        if self._history.shape[1] < self.window:
+            found = torch.zeros(self._count, dtype=torch.float64).masked_fill(~values.isfinite().all(dim=0), torch.inf)
+        else:
+            found = deviations(values, self._history)
+        if bool((found > self.threshold).any()):
+            self._go_back(state, logger, values, found)
+        elif not is_over:  # else a run that is prolonged would look at other batches than one that was longer at once
+            self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
+            self._good = _copy(state)
+
+    def _go_back(self, state: State, logger: Logger, values: Tensor, found: Tensor) -> None:
+        last = state.timestamp.batch
+        first = last - self._count + 1
+        worst = int(found.argmax())
+        loss, norm = values[:, worst].tolist()
+        said = f"batch {first + worst} (from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
+        if found[worst].isfinite():
+            said += f", {found[worst]:.1f} deviations above the median of the last {self.window} batches"
+        if len(self._spikes) == self.limit:
+            raise FloatingPointError(
+                f"{said}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
+                "up, or look at the samples of these batches"
+            )
+        _restore(state, self._good)
+        back_to = self._good["batch"]
+        self._spikes.append([first, last, first + worst, loss, norm, float(found[worst]), back_to])
+        if get_global_rank() == 0:
+            log.warning("%s: back to the weights after batch %d, without batches %d to %d", said, back_to, first, last)
+        logger.log_metrics({"spike_guard/rollbacks": len(self._spikes)})
+        logger.log_table(COLUMNS, self._spikes, self.config_key)
+
+
+def _averages(state: State) -> dict[str, Algorithm]:
+    """Return the algorithms that keep an average of the weights, by config key."""
+    kind = Algorithm.evaluation_weights
+    return {one.config_key: one for one in state.algorithms if type(one).evaluation_weights is not kind}
+
+
+def _copy(state: State) -> dict[str, Any]:
+    """Return a copy of all that follows from the samples trained so far."""
+    buffers = {name: one.clone() for name, one in state.unwrapped_model.named_buffers()}
+    averages = {key: copy.deepcopy(one.state_dict()) for key, one in _averages(state).items()}
+    return {**take_snapshot(state, buffers), "averages": averages}
+
+
+@torch.no_grad()
+def _restore(state: State, good: dict[str, Any]) -> None:
+    """Restore what `_copy` copied."""
+    roll_back(state, good)
+    for key, one in _averages(state).items():
+        one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))
+
+
+def _put_back(live: Any, kept: Any) -> Any:
+    """Return what was kept, in the tensors in use where there are such, because other objects may refer to them."""
+    if isinstance(kept, Tensor):
+        if not isinstance(live, Tensor) or live.shape != kept.shape:
+            return kept.clone()
+        return live.copy_(kept)
+    if isinstance(kept, Mapping):
+        now = live if isinstance(live, Mapping) else {}
+        return {key: _put_back(now.get(key), value) for key, value in kept.items()}
+    if isinstance(kept, list | tuple):
+        now = [*live] if isinstance(live, list | tuple) else []
+        return [_put_back(*pair) for pair in zip([*now, *[None] * len(kept)], kept, strict=False)]
+    return kept

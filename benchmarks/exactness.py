@@ -1,0 +1,197 @@
+"""Whether sharded models train like replicas to the bit, and what a rank holds of them.
+
+    python benchmarks/exactness.py            # all of it, on the CPU, with up to four ranks: some minutes
+    python benchmarks/exactness.py memory     # one part: cases, layouts or memory
+
+- cases: each algorithm and optimizer, on two ranks and two small tasks: the largest difference between parallel=fsdp
+  and ddp in weights, buffers and metrics, and between a run resumed in the middle of an epoch and the whole run, with
+  the layout that saved it and with the other one.
+- layouts: a run saved on two ranks and loaded on 1, 2, 3 and 4: its weights and moments, with a vocabulary that does
+  not divide, and the rest of training, compared with the whole run.
+- memory: bytes of weights, gradients and optimizer states of a GPT of 50 million weights on each of four ranks.
+
+A `=` means equal to the bit. The exit code is 1 where something differs that should not, or a rank holds too much.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+import sharded_runs  # noqa: E402 (of tests/)
+from sharded_runs import CASES, ROUNDED, difference, on_ranks, train  # noqa: E402
+
+from runner import Callback, LanguageModel, Trainer  # noqa: E402
+from runner.checkpoints.digest import digest  # noqa: E402
+from runner.data import TensorLoader  # noqa: E402
+from runner.distributed.sharding import local  # noqa: E402
+from runner.models import GPT  # noqa: E402
+from runner.modes.sizes import size_of  # noqa: E402
+
+LIMIT = 0.30
+"""Of what a rank holds with ddp, the most that one of four may hold with fsdp."""
+Found = dict[str, Any]
+
+
+def start(function: Callable[[], Found], ranks: int, folder: Path) -> Found:
+    """Run a function on ranks of their own, in a folder, and return what rank 0 found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (function, ranks, port, str(folder)), nprocs=ranks)
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+def _rank(rank: int, function: Callable[[], Found], ranks: int, port: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in given.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    os.chdir(folder)
+    with on_ranks():
+        found = function()
+        if rank == 0:
+            torch.save(found, "found.pt")
+
+
+def compare_cases() -> Found:
+    """Return the differences of each case: of fsdp from ddp, and of runs that were resumed. All ranks."""
+    found: Found = {}
+    for name, case in CASES.items():
+        folder = Path(name.replace(" ", "_"))
+        plain = train(case, folder)
+        sharded = train(case, folder, save=folder / "saved", parallel="fsdp")
+        again = train(case, folder, parallel="fsdp", resume_path=folder / "saved")
+        crossed = train(case, folder, resume_path=folder / "saved")
+        found[name] = [difference(plain, sharded), difference(sharded, again), difference(plain, crossed)]
+    return found
+
+
+def save_on_ranks() -> Found:
+    """Return the results of a whole run that saves in the middle. All ranks."""
+    return dict(train(CASES["text: sgd"], Path("run"), save=Path("saved"), parallel="fsdp"))
+
+
+def load_on_ranks() -> Found:
+    """Return digests of what each layout loads, and what the rest of training leaves. All ranks."""
+    found: Found = {}
+    case = CASES["text: sgd"]
+    for parallel in ("ddp", "fsdp"):
+        options = {"parallel": parallel, "optimizers": sharded_runs.OPTIMIZERS["sgd"], "resume_path": "saved"}
+        with sharded_runs.make_trainer("text", folder=Path("run"), **options) as trainer:
+            trainer.save_checkpoint(Path("loaded"))
+        found[parallel] = [digest_of(Path("loaded")), train(case, Path("run"), parallel=parallel, resume_path="saved")]
+    return found
+
+
+def digest_of(checkpoint: Path) -> str:
+    """Return a digest of the weights and optimizers in a checkpoint."""
+    weights, rest = (torch.load(checkpoint / name, weights_only=True) for name in ("model.pt", "state.pt"))
+    return digest([weights, rest["optimizers"]])
+
+
+class Held(Callback):
+    """Adds up the bytes that this rank holds after the second step."""
+
+    def batch_end(self, state, logger):
+        """Measure."""
+        weights = [*state.unwrapped_model.parameters()]
+        states = [one for optimizer in state.optimizers for its in optimizer.state.values() for one in its.values()]
+        kinds = {"weights": weights, "gradients": [one.grad for one in weights], "optimizer": states}
+        self.bytes = {kind: size_of([*map(local, tensors)]) for kind, tensors in kinds.items()}
+
+
+def measure_memory() -> Found:
+    """Return the bytes that the fullest rank holds, by layout and kind. All ranks."""
+    found: Found = {}
+    for name, options in {"ddp": {}, "fsdp": {"parallel": "fsdp"}}.items():
+        tokens = torch.zeros(8, 16, dtype=torch.int64)
+        held = Held()
+        with Trainer(
+            model=LanguageModel(GPT(vocab_size=8191, context=16, d_model=640, n_layers=9, n_heads=8)),
+            train_dataloader=TensorLoader(tokens, tokens, batch_size=4, shuffle=False),
+            optimizers=lambda params: torch.optim.AdamW(params, lr=1e-4),
+            max_duration="2ba",
+            callbacks=[held],
+            device="cpu",
+            run_dir="run",
+            **options,
+        ) as trainer:
+            trainer.fit()
+            count = sum(one.numel() for one in trainer.state.unwrapped_model.parameters())
+        most = torch.tensor([*held.bytes.values()])
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        found[name] = {"parameters": count, **dict(zip(held.bytes, most.tolist(), strict=True))}
+    return found
+
+
+def shown(value: float) -> str:
+    """Return a difference as it is printed."""
+    return "=" if value == 0 else f"{value:.1e}"
+
+
+def show_cases(folder: Path) -> bool:
+    """Print the table of cases; return whether all is as it should be."""
+    print("two ranks: fsdp - ddp, resumed with fsdp - whole, saved with fsdp and resumed with ddp - whole")
+    found = start(compare_cases, 2, folder)
+    for name, values in found.items():
+        print(f"{name:36} {' '.join(f'{shown(one):>8}' for one in values)}")
+    return all(
+        again == 0 and (name in ROUNDED or (sharded == 0 and crossed == 0))
+        for name, (sharded, again, crossed) in found.items()
+    )
+
+
+def show_layouts(folder: Path) -> bool:
+    """Print the table of layouts; return whether all is as it should be."""
+    whole = start(save_on_ranks, 2, folder)
+    saved = digest_of(folder / "saved")
+    good = True
+    print("saved by fsdp on two ranks: loaded, and trained on from there - whole")
+    for ranks in (1, 2, 3, 4):
+        for parallel, (loaded, trained) in start(load_on_ranks, ranks, folder).items():
+            apart = difference(whole, trained)
+            good = good and loaded == saved and (apart == 0 or ranks != 2)
+            print(f"{parallel:5} on {ranks} {'=' if loaded == saved else 'differs':>8} {shown(apart):>8}")
+    return good
+
+
+def show_memory(folder: Path) -> bool:
+    """Print the table of memory; return whether all is as it should be."""
+    found: Mapping[str, Mapping[str, int]] = start(measure_memory, 4, folder)
+    totals = {name: sum(value for kind, value in its.items() if kind != "parameters") for name, its in found.items()}
+    print(f"four ranks, {found['ddp']['parameters']:,} parameters: MB on the fullest rank")
+    for name, its in found.items():
+        kinds = " ".join(f"{kind} {value / 1e6:.0f}," for kind, value in its.items() if kind != "parameters")
+        print(f"{name:5} {kinds} together {totals[name] / 1e6:.0f}")
+    ratio = totals["fsdp"] / totals["ddp"]
+    print(f"ratio {ratio:.3f}, at most {LIMIT}")
+    return ratio <= LIMIT
+
+
+PARTS = {"cases": show_cases, "layouts": show_layouts, "memory": show_memory}
+
+
+def main() -> int:
+    """Measure and print the parts that were asked for."""
+    good = True
+    for part in sys.argv[1:] or PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            good = PARTS[part](Path(folder)) and good
+    return int(not good)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.exit(main())

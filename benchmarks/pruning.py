@@ -1,0 +1,160 @@
+"""What successive halving saves on 27 settings, and whether it finds the winner of the full sweep; what Optuna costs.
+
+    python benchmarks/pruning.py
+
+The settings are learning rates, weight decays and sizes of the hidden layer of the multi-layer perceptron on digits,
+each trained for 27 epochs and judged by the loss, in the order of the grid. One sweep trains them all, the other has
+`+callbacks=sweep_pruner`; training is counted in batches. If their winners differ, both are trained with eight seeds,
+and `runner verdict` decides. Before that, it prints what Optuna costs per job: a search by TPE, with its study in
+memory as usual or in SQLite, and the journal of the pruner.
+
+Exit code 1 says that halving trained more than a third, that its winner is worse, or that bookkeeping took over 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from runner.callbacks._pruning_study import PruningStudy, make_pruner
+
+MOST = 1 / 3  # of the batches of the full sweep
+BOOKKEEPING = 0.05  # seconds per job
+JOBS = 60
+EVALUATIONS = 9  # of a job
+RUN = [sys.executable, "-m", "runner"]
+PLAIN = [
+    "model=mlp",
+    "callbacks=[checkpoint_saver]",
+    "callbacks.checkpoint_saver.save_interval=0",
+    "objective=eval/loss",
+]
+GRID = {
+    "optimizer.lr": ("0.01", "0.03", "0.1"),
+    "optimizer.weight_decay": ("0.0001", "0.001", "0.01"),
+    "model.module.hidden": ("[16]", "[64]", "[256]"),
+}
+PRUNER = ["+callbacks=sweep_pruner", "callbacks.sweep_pruner.pruner=successive_halving"]
+
+
+def sweep(folder: Path, name: str, *arguments: str) -> float:
+    """Run a sweep into a folder of its own, and return its seconds."""
+    began = time.perf_counter()
+    command = [*RUN, "-m", *PLAIN, *arguments, f"hydra.sweep.dir={name}"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=3600)
+    return time.perf_counter() - began
+
+
+def jobs(folder: Path) -> list[dict[str, Any]]:
+    """Return the results of a sweep's jobs."""
+    return [json.loads(path.read_text()) for path in folder.glob("[!.]*/result.json")]
+
+
+def batches(folder: Path) -> int:
+    """Return how many batches the jobs of a sweep have trained."""
+    found = folder.glob("[!.]*/checkpoints/latest/manifest.json")
+    return sum(json.loads(path.read_text())["timestamp"]["batch"] for path in found)
+
+
+def winner(folder: Path) -> dict[str, str]:
+    """Return the values of the best job that has finished."""
+    finished = [one for one in jobs(folder) if one["status"] == "FINISHED"]
+    best = min(finished, key=lambda one: one["objective"])
+    typed = dict(one.split("=", 1) for one in best["overrides"])
+    return {key: typed[key] for key in GRID}
+
+
+def decide(folder: Path, full: dict[str, str], pruned: dict[str, str], length: str) -> str:
+    """Train both winners with eight seeds, and return the verdict on that of the pruned sweep."""
+    for name, values in (("a", full), ("b", pruned)):
+        sweep(folder, name, *(f"{key}={value}" for key, value in values.items()), "sweep=seeds", length)
+    command = [*RUN, "verdict", "a", "b", "verdict.metric=eval/loss", "verdict.format=json"]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
+    return json.loads(done.stdout)["comparisons"][0]["verdict"]
+
+
+def halving(folder: Path, length: str) -> bool:
+    """Print what halving saves and which setting it finds; return whether both are as promised."""
+    grid = [f"{key}={','.join(values)}" for key, values in GRID.items()]
+    trained = {}
+    for name, pruner in (("full", []), ("pruned", PRUNER)):
+        seconds = sweep(folder, name, *grid, length, *pruner)
+        trained[name] = batches(folder / name)
+        statuses = Counter(one["status"].lower() for one in jobs(folder / name))
+        ends = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        print(f"{name} sweep: {trained[name]:,} batches in {seconds:.0f} s; {ends}")
+    share = trained["pruned"] / trained["full"]
+    print(f"halving trains {share:.1%} of the batches (limit {MOST:.1%})")
+    best, found = (winner(folder / name) for name in trained)
+    verdict = "the same" if best == found else decide(folder, best, found, length)
+    print(f"winner of the full sweep: {' '.join(best.values())}; of halving: {' '.join(found.values())}: {verdict}")
+    return share <= MOST and verdict != "worse"
+
+
+def pace(work: Callable[[int], None]) -> float:
+    """Return the median seconds of CPU time of the last jobs of `JOBS`, one after the other."""
+    seconds = []
+    for number in range(JOBS):
+        began = time.process_time()
+        work(number)
+        seconds.append(time.process_time() - began)
+    return statistics.median(seconds[-JOBS // 4 :])
+
+
+def bookkeeping(folder: Path) -> bool:
+    """Print the time that Optuna takes per job; return whether it is within the limit, the sampler left out."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def job(number: int) -> None:
+        study = PruningStudy(folder, str(number), str(number), 0, make_pruner("successive_halving", {}), True)
+        for step in range(1, EVALUATIONS + 1):
+            study.prunes(1.0 / step, step)
+        study.finish(1.0)
+
+    def search(storage: str | None, sampler: optuna.samplers.BaseSampler) -> Callable[[int], None]:
+        study = optuna.create_study(storage=storage, sampler=sampler)
+
+        def trial(number: int) -> None:
+            one = study.ask()
+            rate = one.suggest_float("optimizer.lr", 1e-3, 1.0, log=True)
+            decay = one.suggest_float("optimizer.weight_decay", 1e-5, 1e-2, log=True)
+            study.tell(one, rate + decay)
+
+        return trial
+
+    tpe = pace(search(None, optuna.samplers.TPESampler(seed=0)))
+    memory, sqlite = (
+        pace(search(storage, optuna.samplers.RandomSampler(seed=0))) for storage in (None, f"sqlite:///{folder / 'db'}")
+    )
+    pruner = pace(job)
+    print(
+        f"per job, of {JOBS}, CPU time: TPE {tpe * 1000:.1f} ms, of which {memory * 1000:.1f} ms are not the sampler's,"
+    )
+    print(f"  or {sqlite * 1000:.1f} ms with the study in SQLite; the pruner {pruner * 1000:.1f} ms", end=" ")
+    print(f"for {EVALUATIONS} evaluations (limit {BOOKKEEPING * 1000:.0f} ms)")
+    return max(memory, sqlite) + pruner <= BOOKKEEPING
+
+
+def main() -> int:
+    """Print the figures; exit code 1 when one is out of its bounds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=27, help="length of a job (default 27)")
+    length = f"trainer.max_duration={parser.parse_args().epochs}ep"
+    with tempfile.TemporaryDirectory() as name:
+        is_cheap = bookkeeping(Path(name))
+        return int(not halving(Path(name), length) or not is_cheap)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What the jobs of a sweep have reached so far: an Optuna study in a journal that they share. Rank 0."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import statistics
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import TrialState, create_trial
+
+from runner.files.lock import PATIENCE, lock_file
+
+JOURNAL = "pruning.journal"
+NAME = "pruning"
+LONGEST = 65_536  # bytes of a line
+PRUNERS = {
+    "median": optuna.pruners.MedianPruner,
+    "successive_halving": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+    "wilcoxon": optuna.pruners.WilcoxonPruner,
+}
+# An evaluation is a resource; otherwise Optuna waits for the first job to finish, and takes a hundredth of its length.
+DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}}
+
+
+def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePruner:
+    """Return a pruner of Optuna.
+
+    Args:
+        name: a name in `PRUNERS`.
+        options: its arguments.
+
+    Raises:
+        ValueError: it does not take these arguments.
+    """
+    known = inspect.signature(PRUNERS[name]).parameters
+    if unknown := [one for one in options if one not in known]:
+        raise ValueError(f"{PRUNERS[name].__name__} has no {', '.join(unknown)}; it takes {', '.join(known)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return PRUNERS[name](**{**DEFAULTS.get(name, {}), **options})
+
+
+class PruningStudy:
+    """The study of a sweep, with a trial for each job, as one of the jobs sees it. It is the same trial when resumed.
+
+    Args:
+        folder: the sweep's folder, where the journal is.
+        job: name of the job.
+        setting: what distinguishes the job from those that differ in more than the seed.
+        seed: the job's seed.
+        pruner: decides.
+        lower_is_better: whether smaller values are better.
+
+    Raises:
+        OSError: the journal cannot be read or written.
+        TimeoutError: another process keeps it locked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: str,
+        setting: str,
+        seed: int,
+        pruner: optuna.pruners.BasePruner,
+        lower_is_better: bool,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = JournalStorage(_Journal(folder / JOURNAL))
+        self._direction: Literal["minimize", "maximize"] = "minimize" if lower_is_better else "maximize"
+        self._study = optuna.create_study(
+            storage=storage,
+            sampler=optuna.samplers.RandomSampler(),  # nothing is sampled
+            pruner=pruner,
+            study_name=NAME,
+            direction=self._direction,
+            load_if_exists=True,
+        )
+        self._setting = setting
+        known = [one.number for one in self._study.get_trials(deepcopy=False) if one.user_attrs.get("job") == job]
+        if known:
+            study = storage.get_study_id_from_name(NAME)
+            self._trial = optuna.trial.Trial(
+                self._study, storage.get_trial_id_from_study_id_trial_number(study, known[0])
+            )
+        else:
+            self._trial = self._study.ask()
+            for key, value in {"job": job, "setting": setting, "seed": seed}.items():
+                self._trial.set_user_attr(key, value)
+        self._steps = {*self._frozen.intermediate_values}
+
+    @property
+    def _frozen(self) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[self._trial.number]
+
+    @property
+    def was_pruned(self) -> bool:
+        """Whether the job was pruned in an earlier session."""
+        return self._frozen.state is TrialState.PRUNED
+
+    def prunes(self, value: float, step: int) -> bool:
+        """Report a value of the job, and return whether the job is to be pruned.
+
+        Args:
+            value: what the job has reached.
+            step: number of the evaluation, from 1; one that was reported before keeps its value.
+        """
+        if step not in self._steps:
+            self._trial.report(value, step)
+            self._steps.add(step)
+        return self._trial.should_prune()
+
+    def prunes_setting(self) -> bool:
+        """Return whether the job's setting is worse than the best one, compared by the seeds that have finished."""
+        values: dict[str, dict[int, float]] = {}
+        for one in self._study.get_trials(states=(TrialState.COMPLETE,)):
+            values.setdefault(one.user_attrs["setting"], {})[one.user_attrs["seed"]] = float(one.value or 0.0)
+        own = values.pop(self._setting, {})
+        view = optuna.create_study(sampler=self._study.sampler, direction=self._direction)
+        for other in values.values():
+            if own and own.keys() <= other.keys():
+                shared = {seed: other[seed] for seed in own}
+                mean = statistics.fmean(shared.values())
+                view.add_trial(create_trial(value=mean, intermediate_values=shared))
+        return self._study.pruner.prune(view, create_trial(state=TrialState.RUNNING, intermediate_values=own))
+
+    def finish(self, value: float | None) -> None:
+        """Record that the job has finished with a value, which may be unknown or not finite."""
+        is_known = value is not None and math.isfinite(value)
+        state = TrialState.COMPLETE if is_known else TrialState.FAIL
+        self._study.tell(self._trial.number, value if is_known else None, state=state, skip_if_finished=True)
+
+    def prune(self) -> None:
+        """Record that the job has been pruned."""
+        self._study.tell(self._trial.number, state=TrialState.PRUNED, skip_if_finished=True)
+
+
+class _Journal(JournalFileBackend):
+    """A journal in a file. A process that is killed gives the lock back, and leaves nothing that others cannot read.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines, after what a killed process left half-written has been removed.
+
+        They are not synced, unlike Optuna's, which waits for the disk some twenty times per job: after a power cut a
+        job begins a new trial.
+
+        Raises:
+            OSError: the file cannot be written.
+            TimeoutError: another process keeps it locked.
+        """
+        lock = lock_file(self._path.with_name(f".{self._path.name}.lock"), PATIENCE)
+        if lock is None:
+            raise TimeoutError(f"{self._path}: another process has held it for {PATIENCE:g} s")
+        with lock, self._path.open("rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - LONGEST))
+            tail = file.read()
+            file.seek(end - len(tail) + tail.rfind(b"\n") + 1)
+            file.truncate()
+            file.write("".join(json.dumps(one) + "\n" for one in logs).encode())

@@ -1,0 +1,24 @@
+"""How texts become tokens and tokens texts, where no tokenizer is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Bytes:
+    """A tokenizer whose tokens are the bytes of the text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text."""
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of some bytes; other tokens are question marks."""
+        return bytes(token if token < 256 else ord("?") for token in tokens).decode(errors="replace")
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError for an object, other than None, that is no tokenizer."""
+    if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise ValueError(f"tokenizer={tokenizer!r}: must have encode(text) and decode(tokens), or be None for bytes")

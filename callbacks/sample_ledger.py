@@ -1,0 +1,276 @@
+"""Keeps the loss of every sample, to find those that are learned late, forgotten, or labelled wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback
+from runner.callbacks._disk import disk_errors_reported
+from runner.callbacks._extra import require
+from runner.callbacks._texts import Bytes, check_tokenizer
+from runner.checks import check_whole
+from runner.files.whole import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner import Logger, State
+    from runner.callbacks._sample_history import History
+    from runner.data.order import SampleOrder
+
+COLUMNS = ("sample", "label", "prediction", "mean_loss", "last_loss", "learned", "forgotten", "text")
+MAX_ROWS = 1000  # of the table; the files have all samples
+BLENDS = {"MixUp", "CutMix"}  # no loss belongs to a single sample
+
+
+class SampleLedger(Callback):
+    """Keeps the loss of every training sample in every epoch, and names the samples that are likely mislabelled.
+
+    Losses are those of training, from before each batch's step, with augmentation and the true targets. A sample is
+    known by its index in the training data, on any number of ranks and after any resume. The device keeps 12 bytes per
+    sample for the current epoch, the host 36 for all epochs; the device is waited for once per epoch. In the run's
+    folder, in one named after the config key, `epoch-0001.parquet` and so on have the loss of each sample in an epoch,
+    and for classes its prediction; `samples.parquet`, written at the end, has a row for each sample: its mean and last
+    loss, and for classes the epoch in which it was first predicted rightly (`learned`, from 1; 0: never) and how often
+    it no longer was in the epoch after (`forgotten`). A low mean loss means that a sample was learned fast. The samples
+    with the highest are the suspects: they are mislabelled, or hard. The model's loss is computed once more for each
+    batch.
+
+    Args:
+        suspects: share of the samples to name as suspects, in (0, 1].
+        num_shown: number of suspects whose picture or text is logged, at least 0.
+        tokenizer: object with `encode(text) -> list of int` and `decode(list of int) -> text`; None takes bytes as
+            tokens.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        ValueError: an argument is out of range; or, at FIT_START, the train dataloader has no `order`, an algorithm
+            blends or leaves out samples, or the checkpoint belongs to other data; or, in training, a batch does not
+            have the samples that the order says.
+
+    Logs:
+        sample_ledger: a table of the first 1000 suspects, most suspect first; named after the config key.
+        sample_ledger/suspects: pictures of the first `num_shown` suspects with their labels and predictions, if
+            the data has images.
+    """
+
+    def __init__(self, suspects: float = 0.02, num_shown: int = 16, tokenizer: Any = None) -> None:
+        if isinstance(suspects, bool) or not 0 < suspects <= 1:
+            raise ValueError(f"suspects={suspects!r}: must be a share of the samples, above 0 and at most 1")
+        check_whole("num_shown", num_shown, 0)
+        check_tokenizer(tokenizer)
+        require("SampleLedger", None, "pyarrow")
+        self.suspects = suspects
+        self.num_shown = num_shown
+        self.tokenizer = tokenizer or Bytes()
+        self._history: History = {}
+        # Of this epoch, by position in its order: the loss; one more than the prediction, 0 if not seen; the label.
+        self._losses: Any = None
+        self._classes: Any = None
+        self._gathered: tuple[Tensor, Tensor] | None = None
+        self._predicts: bool | None = None  # whether the model predicts classes; None before the first batch
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        import torch
+
+        from runner.callbacks._sample_history import new_history
+
+        self._order = _check(state)
+        count = self._order.num_samples
+        if not self._history:
+            self._history = new_history(count)
+            self._losses = torch.zeros(count)
+            self._classes = torch.zeros(2, count, dtype=torch.int32)
+        if len(self._losses) != count:
+            raise ValueError(
+                f"SampleLedger: the checkpoint has losses of {len(self._losses)} samples, but the data have {count}; "
+                "resume with the same data"
+            )
+        self._losses = self._losses.to(state.device)
+        self._classes = self._classes.to(state.device)
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        self._losses.zero_()
+        self._classes.zero_()
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        self._first, past = self._order.span(state.timestamp.batch_in_epoch)
+        if (found := state.unwrapped_model.num_samples(state.batch)) != past - self._first:
+            raise ValueError(
+                f"SampleLedger: the batch has {found} samples where the data have {past - self._first}, so an "
+                "algorithm divided them anew; remove one of the two"
+            )
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        if state.batch_is_padding:
+            return
+        import torch
+
+        from runner.models.sample_losses import sample_losses
+
+        model = state.unwrapped_model
+        with torch.no_grad():
+            measure = state.precision.autocast(state.device)(sample_losses)
+            losses = measure(model, state.outputs, state.microbatch)
+            first = self._first + state.microbatch_start
+            place = slice(first, first + len(losses))
+            self._losses[place] = losses
+            self._classes[0, place] = 1
+            if self._predicts is not False:
+                found = _classes(model, state)
+                self._predicts = found is not None
+                if found is not None:
+                    self._classes[0, place] += found[0]
+                    self._classes[1, place] = found[1]
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._close_epoch(state, state.timestamp.epoch - 1)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        from runner import get_global_rank
+
+        kept = self._history
+        if state.timestamp.batch_in_epoch:  # training may go on in this epoch, so it counts for this table only
+            self._close_epoch(state, state.timestamp.epoch)
+        if get_global_rank() == 0 and bool((self._history["epochs"] > 0).any()):
+            self._report(state, logger)
+        self._history = kept if state.timestamp.batch_in_epoch else self._history
+
+    def gather_state(self) -> None:
+        self._gathered = None if self._losses is None else self._sum_over_ranks()
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._losses is None:
+            return {}
+        losses, classes = self._gathered or (self._losses, self._classes)
+        self._gathered = None
+        return {"history": self._history, "losses": losses, "classes": classes, "predicts": self._predicts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        from runner import get_global_rank
+
+        self._history = state["history"]
+        self._losses = state["losses"]
+        self._classes = state["classes"]
+        self._predicts = state["predicts"]
+        if get_global_rank() != 0:  # rank 0 has those of all, and they are added up
+            self._losses, self._classes = self._losses * 0, self._classes * 0
+
+    def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
+        """Return the losses and classes of this epoch on all ranks; each sample was seen on one. All ranks."""
+        from runner.distributed.collectives import all_reduce_sum
+
+        return all_reduce_sum(self._losses.clone()), all_reduce_sum(self._classes.clone())
+
+    def _close_epoch(self, state: State, epoch: int) -> None:
+        """Add an epoch, numbered from 0, to the history, and write its file. All ranks."""
+        import torch
+
+        from runner import get_global_rank
+        from runner.callbacks._sample_history import add_epoch
+
+        found = self._sum_over_ranks()
+        losses, classes = (one.cpu() for one in found)  # the intended host-device sync, once per epoch
+        positions = self._order.permutation(epoch).argsort()
+        losses, classes = losses[positions], classes[:, positions]
+        seen = classes[0] > 0
+        classes[0] -= 1
+        self._history = add_epoch(self._history, losses, classes if self._predicts else None, seen, epoch + 1)
+        if get_global_rank() == 0:
+            columns = {"sample": torch.arange(len(losses)), "loss": losses}
+            columns |= {"prediction": classes[0]} if self._predicts else {}
+            with disk_errors_reported(self.config_key):
+                path = self._folder(state) / f"epoch-{epoch + 1:04}.parquet"
+                write_whole(path, _as_parquet({name: column[seen] for name, column in columns.items()}))
+
+    def _report(self, state: State, logger: Logger) -> None:
+        """Write and log what the history says. Rank 0."""
+        import torch
+
+        from runner.callbacks._sample_history import find_suspects, mean_losses
+
+        history = self._history
+        of_classes = ("label", "prediction", "learned", "forgotten") if self._predicts else ()
+        columns = {"sample": torch.arange(len(history["epochs"])), "mean_loss": mean_losses(history)}
+        columns |= {"last_loss": history["last"], **{name: history[name] for name in of_classes}}
+        with disk_errors_reported(self.config_key):
+            path = self._folder(state) / "samples.parquet"
+            write_whole(path, _as_parquet(columns | {"epochs": history["epochs"]}))
+            logger.log_artifact(path, self.config_key)
+        suspects = find_suspects(history, self.suspects)
+        named = suspects[:MAX_ROWS]
+        rows = {name: column[named].tolist() for name, column in columns.items()}
+        shown = named[: self.num_shown]
+        loader: Any = state.train_dataloader
+        if len(shown) and hasattr(loader, "pick"):
+            batch = loader.pick(shown)
+            captions = [
+                _caption(*one) for one in zip(*(rows[name] for name in ("sample", *of_classes[:2])), strict=True)
+            ]
+            if (pictures := _pictures(batch)) is not None:
+                logger.log_images(pictures, f"{self.config_key}/suspects", captions=captions[: len(shown)])
+            elif (texts := _texts(batch, self.tokenizer)) is not None:
+                rows["text"] = texts + [""] * (len(named) - len(texts))
+        names = [name for name in COLUMNS if name in rows]
+        logger.log_table(names, [[*row] for row in zip(*(rows[name] for name in names), strict=True)], self.config_key)
+
+    def _folder(self, state: State) -> Path:
+        return state.run_dir / self.config_key
+
+
+def _check(state: State) -> SampleOrder:
+    """Return the order of the training samples, of which each must have a loss of its own."""
+    order = getattr(state.train_dataloader, "order", None)
+    if order is None:
+        raise ValueError(
+            f"SampleLedger needs to know which samples make up a batch, but the train dataloader "
+            f"({type(state.train_dataloader).__name__}) has no `order`: use one of runner.data, such as DatasetLoader"
+        )
+    for one in state.algorithms:
+        if one.picks_samples or type(one).__name__ in BLENDS:
+            does = "leaves out samples" if one.picks_samples else "blends samples"
+            raise ValueError(f"SampleLedger needs every sample by itself, but {type(one).__name__} {does}: remove one")
+    return order
+
+
+def _classes(model: Any, state: State) -> tuple[Tensor, Tensor] | None:
+    """Return the predicted class and the label (n,) of each sample of the microbatch; None if there are none."""
+    try:
+        found = model.predictions(state.microbatch, state.outputs)
+    except (TypeError, ValueError, LookupError):
+        return None
+    pair = found.get("prediction"), found.get("target")
+    if any(one is None or one.ndim != 1 or one.is_floating_point() for one in pair):
+        return None
+    return pair
+
+
+def _as_parquet(columns: dict[str, Tensor]) -> bytes:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    sink = pyarrow.BufferOutputStream()
+    write_table(pyarrow.table({name: column.numpy() for name, column in columns.items()}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _caption(sample: int, label: int | None = None, prediction: int | None = None) -> str:
+    return f"sample {sample}" + ("" if label is None else f": label {label}, prediction {prediction}")
+
+
+def _pictures(batch: Any) -> Any:
+    """Return the first images of a batch as pictures (N, H, W, C), uint8; None if there are none."""
+    from runner.batch import tensors
+    from runner.callbacks._pictures import to_pictures
+
+    found = next((one for one in tensors(batch) if one.ndim == 4 and one.shape[1] in (1, 3)), None)
+    return None if found is None else to_pictures(found.permute(0, 2, 3, 1).float().cpu().numpy())
+
+
+def _texts(batch: Any, tokenizer: Any) -> list[str] | None:
+    """Return the first tokens of a batch (N, T) as texts; None if there are none."""
+    from runner.batch import tensors
+
+    found = next((one for one in tensors(batch) if one.ndim == 2 and not one.is_floating_point()), None)
+    return None if found is None else [tokenizer.decode(one) for one in found.tolist()]

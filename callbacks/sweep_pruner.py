@@ -1,0 +1,171 @@
+"""Ends jobs of a sweep that are not worth training further."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner import Callback
+from runner.callbacks._extra import require
+from runner.distributed.session import Pruned
+from runner.files.names import RESULT, SWEEP
+from runner.files.whole import read_object
+from runner.metric_choice import MetricChoice, choose_metric
+
+if TYPE_CHECKING:
+    from runner import Logger, State
+    from runner.callbacks._pruning_study import PruningStudy
+
+log = logging.getLogger("runner")
+
+PRUNERS = ("median", "successive_halving", "hyperband", "wilcoxon")
+
+
+class SweepPruner(Callback):
+    """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides.
+
+    It works with any sweeper and launcher, and for several processes at once: the jobs share a journal in the sweep's
+    folder. After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps,
+    from 1. The pruner 'wilcoxon' asks before training instead, and compares the job's setting with the best one over
+    the seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and is not trained again
+    with the sweep. `revive=all`, or `resume=` its folder, goes on from there, equal to the bit to a job that was never
+    pruned; it is not pruned again. Needs the package optuna.
+
+    Args:
+        monitor: metric of an evaluator to compare jobs by, such as 'eval/loss'; None means the sweep's objective.
+        pruner: 'median', 'successive_halving', 'hyperband', 'wilcoxon', or a pruner object of Optuna.
+        options: arguments of that pruner, as Optuna names them.
+
+    Raises:
+        ImportError: the package optuna is missing.
+        ValueError: there is no such pruner, it does not take the options, or, at FIT_START, the run has no metric named
+            `monitor`, or the run is no job of a sweep.
+    """
+
+    only_in_sweeps = True
+
+    def __init__(
+        self, monitor: str | None = None, pruner: Any = "median", options: Mapping[str, Any] | None = None
+    ) -> None:
+        require("SweepPruner", "sweep", "optuna")
+        self.monitor = monitor
+        self._pruner = _make(pruner, options or {})
+        self._by_seed = type(self._pruner).__name__ == "WilcoxonPruner"
+        self._metric = MetricChoice("", "")
+        self._study: PruningStudy | None = None  # on rank 0 of a job that may be pruned
+        self._in_sweep = False
+        self._evaluations = 0
+        self._judged_at = -1  # batch of the last evaluation
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        sweep = read_object(state.run_dir.parent / SWEEP)
+        if not sweep and not state.config:
+            raise ValueError(
+                "SweepPruner compares the jobs of a sweep: python -m runner -m +callbacks=sweep_pruner ..."
+            )
+        if not sweep or state.config["mode"] != "train":
+            return  # a trial
+        self._in_sweep = True
+        self._metric = self._choose_metric(state)
+        if self._by_seed and state.config["folds"] is not None:
+            raise ValueError("pruner='wilcoxon': compares settings over seeds, for which folds are no substitute")
+        is_worse = self._ask(lambda: self._begins_worse(state, sweep["fixed"]))
+        if is_worse and state.timestamp < state.max_duration:
+            self._prune(state, logger, "its setting is worse with the seeds that have finished")
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        if not self._in_sweep or not self._metric.is_fresh(state) or self._judged_at == state.timestamp.batch:
+            return
+        self._judged_at = state.timestamp.batch
+        self._evaluations += 1
+        if self._by_seed or state.timestamp >= state.max_duration:
+            return
+        value = self._metric.read(state)
+        assert value is not None
+        if self._ask(lambda: self._study is not None and self._study.prunes(value, self._evaluations)):
+            name = f"{self._metric.label}/{self._metric.name}"
+            self._prune(state, logger, f"{name} is {value:.4g} at evaluation {self._evaluations}")
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._in_sweep:
+            value = self._metric.read(state)
+            self._ask(lambda: self._study is not None and self._study.finish(value))
+
+    def close(self, state: State, logger: Logger) -> None:
+        if state.error is not None and state.error is state.interruption and self._study is not None:
+            self._study.prune()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": self._evaluations, "judged_at": self._judged_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._evaluations = state["evaluations"]
+        self._judged_at = state["judged_at"]
+
+    def _choose_metric(self, state: State) -> MetricChoice:
+        """Return the metric to compare jobs by."""
+        objective = state.config["objective"]
+        if self.monitor is None and isinstance(objective, list):
+            raise ValueError(f"monitor=None: there are several objectives; name one of them, such as {objective[0]}")
+        chosen = self.monitor or objective
+        if chosen is None and state.evaluators:
+            label = state.evaluators[0].label
+            chosen = f"{label}/{next(iter(state.eval_metrics[label]), 'loss')}"
+        metric = choose_metric(state, chosen or "loss", "monitor" if self.monitor else "objective")
+        if metric.label == "train":
+            raise ValueError(f"monitor={chosen!r}: must be a metric of an evaluator, measured with the same weights")
+        return metric
+
+    def _begins_worse(self, state: State, fixed: list[str]) -> bool:
+        """Open the study, and return whether a pruner that compares seeds prunes the job before it trains. Rank 0."""
+        from runner.callbacks._pruning_study import PruningStudy
+
+        overrides = [str(one) for one in read_object(state.run_dir / RESULT)["overrides"]]
+        own = sorted(one for one in overrides if one.partition("=")[0] not in (*fixed, "seed"))
+        lower = self._metric.lower_is_better(state)
+        study = PruningStudy(
+            state.run_dir.parent, state.run_dir.name, " ".join(own), state.rank_zero_seed, self._pruner, lower
+        )
+        if study.was_pruned:
+            log.info("revived: this job was pruned, and will not be pruned again")
+            return False
+        self._study = study
+        return self._by_seed and study.prunes_setting()
+
+    def _ask(self, question: Callable[[], bool | None]) -> bool:
+        """Return rank 0's answer; False if the journal cannot be read or written. All ranks."""
+        from runner import get_global_rank
+        from runner.distributed.collectives import broadcast_object
+
+        answer = False
+        if get_global_rank() == 0:
+            try:
+                answer = bool(question())
+            except (OSError, ValueError) as error:  # the latter where the journal is damaged
+                log.warning("sweep_pruner: %s; this job is not pruned", error)
+                self._study = None
+        return broadcast_object(answer)
+
+    def _prune(self, state: State, logger: Logger, reason: str) -> None:
+        log.info("pruned: %s", reason)
+        logger.log_tags({"runner.pruned_at": str(state.timestamp.batch)})
+        state.interrupt(Pruned(0))
+
+
+def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
+    """Return the pruner object of Optuna that a name and its arguments, or a config, stand for."""
+    if not isinstance(pruner, str):
+        if options or not hasattr(pruner, "prune"):
+            raise ValueError(
+                f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
+            )
+        return pruner
+    if pruner not in PRUNERS:
+        raise ValueError(f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}")
+    from runner.callbacks._pruning_study import make_pruner
+
+    try:
+        return make_pruner(pruner, options)
+    except ValueError as error:
+        raise ValueError(f"options={dict(options)!r}: {error}") from error

@@ -1,0 +1,39 @@
+"""The blocks that a model repeats, which are compiled, or gathered from other ranks, one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules with children whose class occurs at least twice in a model, by name.
+
+    Modules that only wrap one other module, and torch's own containers, are searched instead of returned. Where a
+    model of transformers names the classes of its blocks, these count too, even if there is only one.
+    """
+    named = {name for one in model.modules() for name in getattr(one, "_no_split_modules", None) or ()}
+    counts = Counter(type(one) for one in model.modules() if _is_block(one))
+
+    def search(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        repeats = _is_block(module) and counts[type(module)] > 1
+        if repeats or not named.isdisjoint(one.__name__ for one in type(module).__mro__):
+            yield name, module
+            return
+        for key, child in module.named_children():
+            yield from search(child, f"{name}.{key}" if name else key)
+
+    return dict(search(model, ""))
+
+
+def wraps_one(module: nn.Module) -> bool:
+    """Return whether a module holds nothing but one other module, and is none of torch's containers."""
+    return len(module._modules) == 1 and not module._parameters and not isinstance(module, CONTAINERS)
+
+
+def _is_block(module: nn.Module) -> bool:
+    return bool(module._modules) and not wraps_one(module) and not isinstance(module, CONTAINERS)

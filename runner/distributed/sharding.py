@@ -1,0 +1,290 @@
+"""Sharded models: each rank keeps a part of the weights, gradients and optimizer state (torch's FSDP2).
+
+A sharded tensor is a DTensor. It is recognized by its method `full_tensor`, because importing its class takes a second.
+Arithmetic on single elements belongs on `local(tensor)`. What adds up elements, such as a norm, needs `whole(tensor)`:
+of the local part alone it would be wrong, without an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.blocks import find_repeated, wraps_one
+from runner.distributed.collectives import get_world_size, replicate
+from runner.model import Model
+
+log = logging.getLogger("runner")
+
+PARALLEL = ("ddp", "fsdp")
+OUTLINES: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+"""A copy of each sharded model, made before, without weights: torch does not copy what it has sharded."""
+GATHER_DTYPES = {None: None, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model lies on the ranks: a replica on each, or shards; the arguments are those of the Trainer.
+
+    A single process has nothing to shard with, and trains the same with either.
+
+    Args:
+        parallel: 'ddp' or 'fsdp'.
+        shard_size: the number of ranks that share one copy of the weights; None: all.
+        gather_dtype: 'bfloat16' gathers weights, and computes, in that type; None in their own.
+
+    Raises:
+        ValueError: an argument is wrong, or does nothing with 'ddp'.
+    """
+
+    parallel: str = "ddp"
+    shard_size: int | None = None
+    gather_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallel not in PARALLEL:
+            allowed = "must be 'ddp' (each rank has all weights) or 'fsdp' (each rank has a part of them)"
+            raise ValueError(f"parallel={self.parallel!r}: {allowed}")
+        if self.gather_dtype not in GATHER_DTYPES:
+            raise ValueError(f"gather_dtype={self.gather_dtype!r}: must be 'bfloat16', or None for the weights' own")
+        if self.shard_size is not None and (type(self.shard_size) is not int or self.shard_size < 2):
+            raise ValueError(f"shard_size={self.shard_size!r}: must be a number of ranks, at least 2, or None for all")
+        for name in ("shard_size", "gather_dtype"):
+            if self.parallel == "ddp" and getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Check that so many ranks can share copies of the weights.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        if self.shard_size is not None and ranks > 1 and ranks % self.shard_size:
+            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {ranks} ranks, or be None for all")
+
+    def check(self, model: nn.Module, microbatch_size: int | str | None) -> None:
+        """Check that a model can be laid out like this, on as many ranks as there are.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        self.check_ranks(get_world_size())
+        if self.parallel != "fsdp" or get_world_size() == 1:
+            return
+        if microbatch_size == "auto":
+            reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
+            raise ValueError(f"microbatch_size='auto': not with parallel='fsdp': {reason}; give a number of samples")
+        if getattr(model, "training_step", None) is not None:
+            name = type(model).__name__
+            raise ValueError(f"parallel='fsdp': {name}.training_step would see weights in shards; set parallel='ddp'")
+
+    def reduces_in_backward(self, model: Model, microbatch_size: int | str | None) -> bool:
+        """Return whether backward averages gradients over the ranks; otherwise the steps have to."""
+        if get_world_size() == 1 or self.parallel == "fsdp":
+            return True
+        # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
+        # also sums the gradients of its first batch in a different order than later ones, which changes the last bit
+        # with three or more ranks.
+        exact = get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
+        return model.training_step is None and microbatch_size != "auto" and not exact
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        """Shard a model in place, after all ranks got the weights of rank 0; nothing with 'ddp'. All ranks.
+
+        Raises:
+            ValueError: a parameter cannot be sharded.
+        """
+        if self.parallel != "fsdp":
+            return
+        if get_world_size() == 1:
+            log.info("parallel='fsdp': one process has no other ranks to share its weights with")
+            return
+        check_parameters(model)
+        broadcast_tensors(model)
+        with suppress(Exception):  # a model that cannot be copied trains all the same
+            OUTLINES[model] = copy_outline(model)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+        ranks = get_world_size()
+        size = self.shard_size or ranks
+        shape, names = ((ranks,), ("shard",)) if size == ranks else ((ranks // size, size), ("replicate", "shard"))
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        dtype = GATHER_DTYPES[self.gather_dtype]
+        # Gradients are summed, and outputs returned, in the type that they have without the policy.
+        own = next(model.parameters()).dtype if dtype is not None else None
+        inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=own)
+        outer = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=own, output_dtype=own)
+        for unit in find_units(model).values():
+            fully_shard(unit, mesh=mesh, mp_policy=inner)
+        # By default the root would stay whole after an evaluation, and its parameters not be the optimizer's.
+        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=outer)
+        for name in ("eval_forward", "validate"):
+            if getattr(type(model), name, None) is not getattr(Model, name, None):
+                register_fsdp_forward_method(model, name)
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile a model: as a whole, or, where it is sharded, each unit by itself."""
+        for one in find_units(model).values() if is_sharded(model) else [model]:
+            one.compile()
+
+    def wrap(self, model: nn.Module, device: torch.device, ddp_options: Mapping[str, Any]) -> nn.Module:
+        """Return a model as it is called in training: within DDP, or itself where it is sharded or alone.
+
+        Raises:
+            ValueError: there are options for DDP, and the model is sharded.
+        """
+        if not is_sharded(model):
+            return replicate(model, device, ddp_options)
+        if ddp_options:
+            raise ValueError("parallel='fsdp': the algorithm DDP sets how replicas are averaged; remove it")
+        return model
+
+
+def find_units(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that are gathered one at a time, by name: the outermost repeated blocks.
+
+    What only wraps a block belongs to it. A block that shares a parameter with the rest of the model is left out: it is
+    gathered with the rest.
+    """
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    units: dict[int, tuple[str, nn.Module]] = {}
+    for name, module in find_repeated(model).items():
+        while (outer := name.rpartition(".")[0]) and wraps_one(model.get_submodule(outer)):
+            name, module = outer, model.get_submodule(outer)
+        inside = Counter(id(parameter) for one in module.modules() for parameter in one.parameters(recurse=False))
+        if inside and all(owners[key] == count for key, count in inside.items()):
+            units[id(module)] = name, module
+    return dict(units.values())
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Check that the parameters of a model can be sharded.
+
+    Raises:
+        ValueError: one cannot; the message names it.
+    """
+    remedy = "or set parallel='ddp'"
+    for name, one in model.named_parameters():
+        if one.ndim == 0:
+            raise ValueError(f"parallel='fsdp': {name} is a scalar, which has no rows to share; make it (1,), {remedy}")
+        if not one.is_contiguous():
+            raise ValueError(
+                f"parallel='fsdp': {name} is not contiguous (as ChannelsLast leaves it); undo that, {remedy}"
+            )
+
+
+@torch.no_grad()
+def broadcast_tensors(model: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers to all ranks, which may have been initialized differently. All ranks."""
+    for one in chain(model.parameters(), model.buffers()):
+        dist.broadcast(one, src=0)
+
+
+def is_sharded(value: Tensor | nn.Module) -> bool:
+    """Return whether this rank holds only a part of a tensor, or of any parameter of a module."""
+    if isinstance(value, nn.Module):
+        return any(map(is_sharded, value.parameters()))
+    return hasattr(value, "full_tensor")
+
+
+@torch.no_grad()
+def local(tensor: Any) -> Tensor:
+    """Return this rank's part of a tensor, which shares its memory; a tensor that is not sharded as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor.detach()
+
+
+@torch.no_grad()
+def whole(tensor: Any) -> Tensor:
+    """Return a sharded tensor gathered from all ranks, another tensor as it is. All ranks."""
+    if not is_sharded(tensor):
+        return tensor.detach()
+    gathered = tensor.full_tensor()
+    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it.
+    return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
+
+
+def count_copies(model: nn.Module) -> int:
+    """Return how many copies of the weights the ranks hold; ranks r, r + n / copies, ... of n hold the same part."""
+    parameters: Iterator[Any] = model.parameters()
+    mesh = next((one.device_mesh for one in parameters if is_sharded(one)), None)
+    return get_world_size() if mesh is None else 1 if mesh.ndim == 1 else mesh.size(0)
+
+
+def copy_outline(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose parameters are on the meta device, where they take no memory."""
+    empty = {id(one): nn.Parameter(one.detach().to("meta"), one.requires_grad) for one in model.parameters()}
+    return copy.deepcopy(model, empty)
+
+
+def copy_whole(model: nn.Module) -> nn.Module | None:
+    """Return a copy of a sharded model that is whole, on the CPU; None on ranks other than 0. All ranks.
+
+    Raises:
+        TypeError: the model cannot be copied.
+    """
+    if model not in OUTLINES:
+        raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, and so not gathered in one piece")
+    keeps = dist.get_rank() == 0
+    gathered: dict[int, nn.Parameter] = {}
+    for one in model.parameters():  # one at a time
+        found = whole(one)
+        if keeps:
+            gathered[id(one)] = nn.Parameter(found.cpu(), requires_grad=one.requires_grad)
+    if not keeps:
+        return None
+    made = copy.deepcopy(OUTLINES[model]).train(model.training)
+    names = model.named_parameters(remove_duplicate=False)
+    made.load_state_dict({name: gathered[id(one)] for name, one in names}, strict=False, assign=True)
+    for one, its in zip(made.buffers(), model.buffers(), strict=True):
+        one.copy_(its)
+    for one, its in zip(made.modules(), model.modules(), strict=True):  # what training has set, such as rates
+        plain = {key: value for key, value in vars(its).items() if isinstance(value, bool | int | float)}
+        vars(one).update({key: value for key, value in plain.items() if key in vars(one)})
+    return made
+
+
+def like(value: Tensor, other: Any) -> Tensor:
+    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards."""
+    if is_sharded(value) or not is_sharded(other):
+        return value.to(other.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
+    return placed.clone()  # a shard by itself: a view would keep the whole tensor in memory
+
+
+def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's saved state, whole on each rank, with the tensors of sharded parameters in their shards.
+
+    Args:
+        optimizer: the optimizer that is to load it.
+        saved: what `state_dict` of one with the same parameter groups returned.
+    """
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    owners = dict(zip(numbers, parameters, strict=True))
+
+    def place(number: int, value: Any) -> Any:
+        owner = owners.get(number)
+        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor):
+            return value
+        return like(value, owner) if value.shape == owner.shape else value  # not a count of steps
+
+    state = {
+        number: {key: place(number, value) for key, value in entries.items()}
+        for number, entries in saved["state"].items()
+    }
+    return {**saved, "state": state}

@@ -1,0 +1,163 @@
+"""Jobs of Slurm: ranks that srun started, what a job remembers when it is started again, and how it is requeued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.files.whole import read_object, write_whole
+
+FOLDER = Path("outputs", ".slurm")
+"""Where jobs keep what they remember, relative to the working directory, which all attempts of a job share."""
+PATIENCE = 60.0  # seconds
+IDLE_ATTEMPTS = 3
+"""Attempts in a row that may save no checkpoint before a job is no longer requeued."""
+
+
+def is_job() -> bool:
+    """Return whether this process belongs to a job of Slurm."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def was_started_by_submitit() -> bool:
+    """Return whether submitit started this job of Slurm, as Hydra's launcher does."""
+    return is_job() and os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+
+
+def use_tasks_as_ranks() -> bool:
+    """Make this process a rank if it is one of several tasks that srun started, and return whether it is.
+
+    `MASTER_ADDR` and `MASTER_PORT` are those of the environment, or else the step's first host and a port worked out
+    from the number of the job.
+
+    Raises:
+        OSError: `scontrol`, which knows the hosts, cannot be run.
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "RANK" in os.environ or tasks == "1":
+        return False
+    node = int(os.environ["SLURM_NODEID"])
+    job = os.environ["SLURM_JOB_ID"]
+    count = f"{job}.{os.environ['SLURM_STEP_ID']}.{restarts()}"
+    os.environ |= {
+        "RANK": os.environ["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _first_host(os.environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(20_000 + int(_digest(count), 16) % 10_000),
+    }
+    return True
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks on each node, as Slurm writes it: '2(x3),1' is [2, 2, 2, 1]."""
+    counts = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(number)] * int(times or 1)
+    return counts
+
+
+def _first_host(nodes: str) -> str:
+    command = ["scontrol", "show", "hostnames", nodes]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout.split()[0]
+
+
+def restarts() -> int:
+    """Return how often Slurm has requeued this job."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+_memory: dict[str, str] | None = None
+
+
+def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
+    """Return what `make` returns; after Slurm has requeued the job, what it returned the first time. Rank 0.
+
+    A job remembers by its command: one that trains several runs in a row gives each its own.
+    """
+    if not is_job():
+        return make()
+    memory = _remembered()
+    if key not in memory:
+        memory[key] = make()
+        _remember()
+    return memory[key]
+
+
+def _remembered() -> dict[str, str]:
+    global _memory
+    if _memory is None:
+        _memory = {name: str(value) for name, value in read_object(_file()).items()} if restarts() else {}
+    return _memory
+
+
+def _remember() -> None:
+    write_whole(_file(), json.dumps(_memory, indent=1))
+
+
+def _file() -> Path:
+    return FOLDER / f"{os.environ['SLURM_JOB_ID']}-{_digest(' '.join(sys.argv))}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def check_progress(saved: bool) -> None:
+    """Note at the end of an attempt whether it saved a checkpoint. Rank 0.
+
+    Raises:
+        RuntimeError: several attempts in a row saved none, so the job must not be requeued again.
+    """
+    if not is_job():
+        return
+    memory = _remembered()
+    idle = 0 if saved else int(memory.get("idle", "0")) + 1
+    memory["idle"] = str(idle)
+    _remember()
+    if idle >= IDLE_ATTEMPTS:
+        raise RuntimeError(
+            f"{idle} attempts in a row saved no checkpoint, so the job is not requeued: its time limit may be too "
+            "short to start in, or the machine keeps failing"
+        )
+
+
+_is_asked_for = False
+
+
+def ask_for_requeue() -> None:
+    """Have `requeue_if_asked` requeue this process's job at the end of the command. Rank 0."""
+    global _is_asked_for
+    _is_asked_for = True
+
+
+def requeue_if_asked() -> None:
+    """Requeue this process's job if something asked for it, see `requeue`."""
+    if _is_asked_for:
+        requeue()
+
+
+def requeue() -> None:
+    """Put this process's job back into the queue, and wait for Slurm to end this process. Rank 0.
+
+    Slurm lets it start again when its credentials have expired, after two minutes unless `AuthInfo` says otherwise.
+
+    Raises:
+        OSError: Slurm did not requeue the job.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm's way to end what is left of this attempt
+    job = os.environ["SLURM_JOB_ID"]
+    print(f"requeued: Slurm job {job} goes on from its checkpoint when it runs again", flush=True)
+    done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode > 0:  # below 0, Slurm has ended it already
+        raise OSError(f"Slurm did not requeue job {job}: {done.stderr.strip()}")
+    time.sleep(PATIENCE)

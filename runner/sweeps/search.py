@@ -1,0 +1,107 @@
+"""A sweep whose jobs Optuna chooses: its directions, and a study in a storage that is searched further."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from runner.config import build
+from runner.config.nearest import nearest
+from runner.failures.facts import WrongKey
+from runner.runs.result import Result, objectives_of
+
+if TYPE_CHECKING:
+    import optuna
+
+DIRECTIONS = ("minimize", "maximize")
+
+
+def is_optuna(config: DictConfig) -> bool:
+    """Return whether the sweeper is Optuna's."""
+    return "optuna" in config.hydra.sweeper._target_
+
+
+def quieten_optuna() -> None:
+    """Silence Optuna's own log messages, and its warnings that its Hydra sweeper uses deprecated names."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r"(?s).*github\.com/optuna/optuna/")
+
+
+def read_directions(config: DictConfig) -> list[str]:
+    """Return the direction of each objective, empty if the sweeper needs none.
+
+    Raises:
+        WrongKey: a direction is unknown, their number is not that of the objectives, or the sweeper is given a pruner.
+    """
+    sweeper = config.hydra.sweeper
+    if "pruner" in sweeper:
+        remedy = "+callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median prunes jobs, with any sweeper"
+        raise WrongKey("hydra.sweeper.pruner", f"the sweeper has none; {remedy}", repr(sweeper.pruner))
+    given = sweeper.get("direction")
+    if given is None:
+        return []
+    several = given if not isinstance(given, str) and isinstance(given, Sequence) else [given]
+    directions = [str(getattr(one, "name", one)) for one in several]
+    for one in directions:
+        if one not in DIRECTIONS:
+            raise WrongKey("hydra.sweeper.direction", nearest(one, DIRECTIONS), repr(one))
+    names = objectives_of(config.objective) or ["the metric"]
+    if len(names) != len(directions):
+        listed = ",".join("minimize" for _ in names)
+        example = listed if len(names) == 1 else f"[{listed}]"
+        reason = f"needs a direction for each objective, {' and '.join(names)}: hydra.sweeper.direction={example}"
+        raise WrongKey("hydra.sweeper.direction", reason, ",".join(directions))
+    return directions
+
+
+def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinished: Sequence[Result]) -> None:
+    """Let Optuna's sweeper go on with the study in its storage, as if it had never stopped.
+
+    Jobs that are over count as trials of this sweep, and those that were cut off are asked for again. Without a storage
+    there is nothing to do: a seeded search then repeats itself, and is told the results of the jobs that are over.
+
+    Args:
+        config: the sweep's config, which is changed: the name of the study, the number of trials, and the sampler's
+            seed, so that it does not draw the same values again.
+        name: name of the study if the config has none.
+        over: results of the sweep's jobs that need no more training.
+        unfinished: results of its other jobs.
+    """
+    import optuna
+
+    sweeper = config.hydra.sweeper
+    if sweeper.get("storage") is None:
+        return
+    with read_write(config), open_dict(config):
+        sweeper.study_name = sweeper.get("study_name") or name
+        sweeper.n_trials = max(0, sweeper.n_trials - len(over))
+        storage = sweeper.storage
+        if isinstance(storage, Mapping):
+            storage = build.make("hydra.sweeper.storage", storage)
+        try:
+            study = optuna.load_study(study_name=sweeper.study_name, storage=storage)
+        except KeyError:
+            return  # a new study
+        if OmegaConf.select(sweeper, "sampler.seed") is not None:
+            sweeper.sampler.seed += len(study.trials)
+    for result in unfinished:
+        _ask_again(study, result)
+
+
+def _ask_again(study: optuna.Study, result: Result) -> None:
+    """Enqueue the parameters of a job, whose trials were cut off."""
+    import optuna
+
+    overrides = {*result.overrides}
+    typed = [(one, {f"{key}={value}" for key, value in one.params.items()}) for one in study.trials]
+    own = [one for one, params in typed if params and params <= overrides]
+    for trial in own:
+        if trial.state in (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING):
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    if own:
+        study.enqueue_trial(own[-1].params)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner import Model
+from runner.algorithms import DDP
+
+
+def on_two_ranks() -> None:
+    """Train with each option on this rank, and print what rank 0 finds."""
+    import sys
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from runner import Callback, ClassificationModel, Trainer, get_global_rank
+    from runner.algorithms import DDP
+    from runner.data import TensorLoader
+    from runner.distributed.collectives import destroy_process_group, init_process_group
+
+    init_process_group(torch.device("cpu"))
+
+    class Parts(nn.Module):
+        """Uses its second layer or its third, by turns of batches; or both."""
+
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+            self.both = both
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x = self.first(x).relu()
+            if self.both:
+                return self.second(x) + self.third(x)
+            return self.second(x) if self.calls % 2 else self.third(x)
+
+    class Wrapped(Callback):
+        def after_train_batch(self, state, logger):
+            assert isinstance(state.model, DistributedDataParallel)
+            self.model = state.model
+
+    def train(*algorithms: DDP, both: bool = True) -> tuple[torch.Tensor, DistributedDataParallel]:
+        generator = torch.Generator().manual_seed(1)
+        data = torch.randn(32, 4, generator=generator), torch.arange(32) % 3
+        wrapped = Wrapped()
+        with Trainer(
+            model=ClassificationModel(Parts(both), 3),
+            train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="1ep",
+            algorithms=algorithms,
+            callbacks=[wrapped],
+            device="cpu",
+            progress_bar=False,
+        ) as trainer:
+            trainer.fit()
+            trainer.fit("1ep")  # a hook can be registered only once
+            weights = nn.utils.parameters_to_vector(trainer.state.unwrapped_model.parameters()).detach()
+        both_ranks = [torch.empty_like(weights) for _ in range(2)]
+        dist.all_gather(both_ranks, weights)
+        assert torch.equal(*both_ranks)
+        return weights, wrapped.model
+
+    plain, _ = train()
+    same, model = train(DDP(bucket_cap_mb=3, static_graph=True))
+    assert torch.equal(same, plain) and model.bucket_bytes_cap == 3 << 20 and model.static_graph
+    for name in ("bf16", "fp16"):
+        compressed, _ = train(DDP(compress=name))
+        error = (compressed - plain).abs().max()
+        assert 0 < error < 2e-2, (name, error)
+    found, model = train(DDP(find_unused_parameters=True), both=False)
+    assert model.find_unused_parameters and not torch.equal(found, plain)
+    if get_global_rank() == 0:
+        try:
+            train(both=False)
+        except RuntimeError as error:
+            print("Expected to have finished reduction" in str(error))
+    else:
+        try:
+            train(both=False)
+        except Exception as error:
+            print(type(error).__name__, file=sys.stderr)
+    destroy_process_group()
+
+
+def test_options_reach_ddp_and_only_compression_changes_numbers(run_ranks):
+    first, *_ = run_ranks(on_two_ranks, 2)
+    assert first.stdout.split() == ["True"]
+
+
+def test_it_does_nothing_in_a_single_process(train):
+    left = train(DDP(compress="bf16"), max_duration="2ba")
+    torch.testing.assert_close(left.seen, train(max_duration="2ba").seen, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb=0"),
+        ({"compress": "fp8"}, "compress='fp8': must be None, 'bf16' or 'fp16'"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        DDP(**arguments)
+
+
+@pytest.mark.parametrize("how", [{"grad_accum": 2}, {"microbatch_size": 4}])
+def test_a_static_graph_does_not_accumulate(make_trainer, how: dict):
+    with pytest.raises(ValueError, match="static_graph=True: torch cannot accumulate gradients with it"):
+        make_trainer(DDP(static_graph=True), **how)
+
+
+def test_where_ddp_does_not_average_it_is_refused(make_trainer):
+    class OwnStep(Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, batch):
+            return self.layer(batch)
+
+        def training_step(self, state):
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match="with microbatch_size='auto', gradients are averaged after backward"):
+        make_trainer(DDP(), microbatch_size="auto")
+    with pytest.raises(ValueError, match=r"with OwnStep\.training_step, gradients are averaged after backward"):
+        make_trainer(DDP(), build=OwnStep)

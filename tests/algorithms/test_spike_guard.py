@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runner import Algorithm, LanguageModel, Trainer, save_checkpoint
+from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree, SpikeGuard
+from runner.algorithms.spike_guard import deviations
+from runner.callbacks import InMemoryLogger
+from runner.data import TensorLoader
+from runner.models import GPT
+from runner.schedulers import cosine_annealing
+
+GUARD: dict[str, Any] = {"window": 8, "interval": 4}
+
+
+class Spoiler(Algorithm):
+    """Multiplies the loss of chosen batches, counted from 0."""
+
+    def __init__(self, *batches: int, by: float = 1000.0):
+        self.batches, self.by = batches, by
+
+    def after_loss(self, state: Any, logger):
+        if state.timestamp.batch in self.batches:
+            state.loss = state.loss * self.by
+
+
+class Watch(Algorithm):
+    """Keeps weights, buffers, optimizer state and averages after each batch."""
+
+    runs_after = ("SpikeGuard",)
+
+    def __init__(self):
+        self.after: dict[int, Any] = {}
+
+    def batch_end(self, state, logger):
+        found = [state.unwrapped_model.state_dict(), [one.state_dict()["state"] for one in state.optimizers]]
+        kinds = (EMA, LAWA, SWA, ScheduleFree)
+        found += [one.state_dict() for one in state.algorithms if isinstance(one, kinds)]
+        self.after[state.timestamp.batch] = _cloned(found)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _cloned(one) for key, one in value.items()}
+    return [_cloned(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def equal(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def fit(
+    make_trainer: Any, *algorithms: Algorithm, duration: str = "24ba", **arguments: Any
+) -> tuple[dict[int, Any], InMemoryLogger]:
+    watch, memory = Watch(), InMemoryLogger()
+    given = {"max_duration": duration, "batch_norm": True, "loggers": [memory], **arguments}
+    with make_trainer(*algorithms, watch, **given) as trainer:
+        trainer.fit()
+    return watch.after, memory
+
+
+def test_deviations_are_robust_and_one_sided():
+    history = torch.tensor([[1.0, 2.0, 3.0, 4.0, 500.0], [1.0, 1.0, 1.0, 1.0, 1.0]]).double()
+    values = torch.tensor([[3.0, 3.0 + 1.4826, -50.0, torch.nan, 3.0], [1.0, 1.0, 1.0, 1.0, 1.5]]).double()
+    found = deviations(values, history)  # the median is 3, the median deviation 1; of the second row 0, so 5 % of 1
+    torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 0.0, torch.inf, 10.0]).double())
+    assert deviations(torch.ones(2, 1).double(), torch.zeros(2, 8).double()).item() == 0  # nothing to compare with
+
+
+def make_adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        None,
+        EMA("4ba"),
+        EMA("4ba", start="14ba"),
+        SWA("0ba", "1dur", "1ba", bn_batches=0),
+        LAWA(3, "1ba"),
+        ScheduleFree(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_after_a_spike_everything_is_as_before_it(make_trainer, caplog, average: Algorithm | None):
+    others = [] if average is None else [average]
+    after, memory = fit(make_trainer, SpikeGuard(**GUARD), *others, Spoiler(13), optimizers=make_adam)
+    equal(after[16], after[12])  # batches 13 to 16 were looked at together
+    assert not torch.equal(after[17][0]["module.1.weight"], after[16][0]["module.1.weight"])
+    assert [(at.batch, value) for at, value in memory.data["spike_guard/rollbacks"]] == [(16, 1.0)]
+    ((first, last, worst, *_, back_to),) = memory.tables["spike_guard"]["rows"]
+    assert (first, last, worst, back_to) == (13, 16, 14, 12)
+    (said,) = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
+    assert said.startswith("batch 14 (from 1) is a spike: loss ")
+    assert said.endswith("back to the weights after batch 12, without batches 13 to 16")
+
+
+def test_without_a_spike_nothing_changes(make_trainer):
+    plain, _ = fit(make_trainer)
+    guarded, memory = fit(make_trainer, SpikeGuard(**GUARD))
+    equal(guarded, plain)
+    assert not memory.tables
+
+
+def test_what_is_not_finite_is_a_spike_from_the_first_batch_on(make_trainer):
+    after, _ = fit(make_trainer, SpikeGuard(**GUARD), Spoiler(0, 5, by=torch.nan), duration="12ba")
+    plain, _ = fit(make_trainer, duration="1ba")
+    assert after[1][0]["module.1.weight"].isnan().any()
+    assert all(one.isfinite().all() for one in after[8][0].values())
+    equal(after[8][0]["module.1.weight"], after[4][0]["module.1.weight"])
+    assert not torch.equal(plain[1][0]["module.1.weight"], after[8][0]["module.1.weight"])
+
+
+def test_a_batch_that_nan_guard_leaves_out_is_no_spike(make_trainer):
+    _, memory = fit(make_trainer, SpikeGuard(**GUARD), NaNGuard(), Spoiler(1, 13, by=torch.nan))
+    assert memory.data["nan_guard/skipped"] and not memory.tables
+
+
+def test_the_last_batches_are_looked_at_too(make_trainer):
+    after, _ = fit(make_trainer, SpikeGuard(**GUARD), Spoiler(13), duration="14ba")
+    equal(after[14], after[12])
+
+
+def test_one_spike_more_than_the_limit_ends_the_run(make_trainer):
+    guard = SpikeGuard(**GUARD, limit=1)
+    with (
+        make_trainer(guard, Spoiler(13, 18), max_duration="24ba") as trainer,
+        pytest.raises(FloatingPointError, match=r"batch 19 \(from 1\) is a spike.*gone back limit=1 times already"),
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("stop_at", [10, 14, 15, 17])
+def test_a_resumed_run_goes_back_to_the_same_weights(make_trainer, tmp_path: Path, stop_at: int):
+    def algorithms() -> list[Algorithm]:
+        return [SpikeGuard(**GUARD), EMA("4ba"), Spoiler(13, 18)]
+
+    whole, _ = fit(make_trainer, *algorithms())
+
+    class Stop(Algorithm):
+        def batch_checkpoint(self, state, logger):
+            if state.timestamp.batch == stop_at:
+                save_checkpoint(state, tmp_path / "checkpoint")
+
+    fit(make_trainer, *algorithms(), Stop())
+    resumed, memory = fit(make_trainer, *algorithms(), resume_path=tmp_path / "checkpoint")
+    assert min(resumed) == stop_at + 1
+    equal(resumed, {batch: found for batch, found in whole.items() if batch > stop_at})
+    assert len(memory.tables["spike_guard"]["rows"]) == 2
+
+
+def test_another_interval_is_refused_on_resume(make_trainer, tmp_path: Path):
+    with make_trainer(SpikeGuard()) as trainer:
+        trainer.fit()
+        save_checkpoint(trainer.state, tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="interval=8: the checkpoint has interval=16"):
+        make_trainer(SpikeGuard(interval=8), resume_path=tmp_path / "checkpoint")
+
+
+def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
+    """On rank 1 alone, the gradient tells; after a resume the ranks still agree."""
+
+    def program() -> None:
+        import json
+        import os
+        import sys
+
+        import torch
+
+        from runner import Algorithm, Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
+        from runner.algorithms import SpikeGuard
+        from runner.callbacks import ReplicaMonitor
+        from runner.data import TensorLoader
+
+        class OnOneRank(Algorithm):
+            def after_loss(self, state: Any, logger):
+                if state.timestamp.batch == 13 and get_global_rank() == 1:
+                    state.loss = state.loss * 1000
+
+        class Save(Callback):
+            def batch_checkpoint(self, state, logger):
+                if state.timestamp.batch == 15:
+                    save_checkpoint(state, "checkpoint")
+
+        torch.manual_seed(0)
+        guard = SpikeGuard(window=8, interval=4)
+        generator = torch.Generator().manual_seed(0)
+        network = torch.nn.Linear(4, 3)
+        with Trainer(
+            model=ClassificationModel(network, 3),
+            train_dataloader=TensorLoader(
+                torch.randn(24, 4, generator=generator), torch.arange(24) % 3, batch_size=6, shuffle=True
+            ),
+            optimizers=lambda params: torch.optim.Adam(params, lr=0.01),
+            max_duration="22ba",
+            algorithms=[guard, OnOneRank()],
+            callbacks=[Save(), ReplicaMonitor("1ba")],
+            device="cpu",
+            resume_path=sys.argv[1] or None,
+        ) as trainer:
+            trainer.fit()
+            spikes = [row[:3] for row in guard.state_dict()["spikes"]]
+            left = [spikes, network.weight.tolist()]
+        with open(f"{os.environ['RANK']}.json", "w") as file:
+            json.dump(left, file)
+
+    run_ranks(program, 2, "")
+    whole = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert whole[0] == whole[1] and whole[0][0] == [[13, 16, 14]]
+    run_ranks(program, 2, "checkpoint")
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == whole
+
+
+def make_text(windows: int, seed: int) -> Tensor:
+    """Return windows (N, 33) of a language of 32 tokens, of which each has three that may follow the two before."""
+    grammar = torch.randint(32, (4, 32, 3), generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(32, (windows, 33), generator=generator)
+    for place in range(2, 33):
+        choice = torch.randint(3, (windows,), generator=generator)
+        text[:, place] = grammar[text[:, place - 2] % 4, text[:, place - 1], choice]
+    return text
+
+
+def train_language(batches: int, seed: int, bad: range, *algorithms: Algorithm) -> tuple[float, int]:
+    """Return the final loss of a GPT, of whose batches some hold the same nonsense in every sample; and the spikes."""
+    text, held_out = make_text(8 * batches, 1), make_text(256, 2)
+    inputs, targets = text[:, :-1].clone(), text[:, 1:].clone()
+    loader = TensorLoader(inputs, targets, batch_size=8, shuffle=True, seed=seed)
+    for batch in bad:
+        samples = loader.order.indices(0, batch)
+        inputs[samples] = 0
+        targets[samples] = torch.arange(32).flip(0)
+    torch.manual_seed(seed)
+    memory = InMemoryLogger()
+    with Trainer(
+        model=LanguageModel(GPT(vocab_size=32, context=32, d_model=32, n_layers=1, n_heads=2)),
+        train_dataloader=loader,
+        eval_dataloader=TensorLoader(held_out[:, :-1], held_out[:, 1:], batch_size=256, shuffle=False),
+        optimizers=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        schedulers=cosine_annealing(alpha_f=0.02),
+        max_duration="1ep",
+        seed=seed,
+        algorithms=[*algorithms],
+        loggers=[memory],
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+    return trainer.state.eval_metric_values["eval"]["loss"].item(), len(memory.data.get("spike_guard/rollbacks", []))
+
+
+@pytest.mark.slow
+def test_nonsense_in_the_data_costs_nothing_with_the_guard():
+    bad = range(557, 565)
+    clean, _ = train_language(700, 0, range(0))
+    spoilt, _ = train_language(700, 0, bad)
+    guarded, spikes = train_language(700, 0, bad, SpikeGuard())
+    assert spikes
+    assert guarded < 1.01 * clean < 1.01 * spoilt / 1.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_it_does_nothing_in_a_clean_run(seed: int):
+    assert train_language(250, seed, range(0), SpikeGuard())[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"window": 7}, "window=7"),
+        ({"interval": 0}, "interval=0"),
+        ({"threshold": 0}, "threshold=0"),
+        ({"threshold": True}, "threshold=True"),
+        ({"limit": 0}, "limit=0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        SpikeGuard(**arguments)

@@ -1,0 +1,405 @@
+"""Sharded models: equal to replicas to the bit, in the same checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_runs import program_of
+from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, difference, make_trainer, on_ranks, train
+from torch import nn
+
+from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
+from runner.algorithms import StochasticDepth
+from runner.checkpoints.digest import digest, read_digests
+from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
+from runner.models import GPT, ResNet8
+from runner.modes.sizes import measure, size_of
+
+
+def gpt(**sizes: Any) -> Model:
+    return LanguageModel(GPT(vocab_size=11, context=12, d_model=16, n_heads=4, **sizes))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"parallel": "fsdpp"}, "parallel='fsdpp': must be 'ddp' .* or 'fsdp'"),
+        ({"parallel": "fsdp", "shard_size": 1}, "shard_size=1: must be a number of ranks, at least 2, or None"),
+        ({"parallel": "fsdp", "shard_size": 2.0}, "shard_size=2.0: must be"),
+        ({"parallel": "fsdp", "gather_dtype": "fp8"}, "gather_dtype='fp8': must be 'bfloat16', or None"),
+        ({"shard_size": 2}, "shard_size=2: does nothing with parallel='ddp'"),
+        ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16': does nothing with parallel='ddp'"),
+    ],
+)
+def test_a_wrong_layout_is_refused(arguments: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        Layout(**arguments)
+
+
+def test_what_does_not_fit_the_ranks_or_the_model_is_refused(monkeypatch: pytest.MonkeyPatch):
+    class OwnStep(LanguageModel):
+        def training_step(self, state):
+            return None
+
+    model = gpt()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    Layout("fsdp", 2).check(model, None)
+    with pytest.raises(ValueError, match="shard_size=3: must divide the 4 ranks"):
+        Layout("fsdp", 3).check(model, None)
+    with pytest.raises(ValueError, match="microbatch_size='auto': not with parallel='fsdp'"):
+        Layout("fsdp").check(model, "auto")
+    with pytest.raises(ValueError, match="parallel='fsdp': OwnStep.training_step"):
+        Layout("fsdp").check(OwnStep(nn.Linear(1, 1)), None)
+    Layout().check(OwnStep(nn.Linear(1, 1)), "auto")
+
+
+def test_a_parameter_that_cannot_be_sharded_is_named():
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Conv2d(2, 2, 3)})
+    check_parameters(model)
+    model["second"].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="parallel='fsdp': second.weight is not contiguous"):
+        check_parameters(model)
+    model["first"].scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match=r"parallel='fsdp': first.scale is a scalar.* make it \(1,\)"):
+        check_parameters(model)
+
+
+def test_one_process_trains_the_same_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "runner")
+    plain, sharded = (train(Case(), tmp_path, parallel=one) for one in ("ddp", "fsdp"))
+    assert difference(plain, sharded) == 0
+    assert [one.getMessage() for one in caplog.records if "fsdp" in one.getMessage()] == [
+        "parallel='fsdp': one process has no other ranks to share its weights with"
+    ]
+
+
+# Units
+
+
+def test_what_wraps_a_block_belongs_to_its_unit(tmp_path: Path):
+    assert [*find_units(gpt(n_layers=3))] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
+    model = gpt(n_layers=2)
+    with Trainer(model=model, algorithms=[StochasticDepth("TransformerBlock")], device="cpu", run_dir=tmp_path):
+        found = find_units(model)
+    assert {type(one).__name__ for one in found.values()} == {"StochasticBlock"}
+
+
+def test_a_block_that_shares_a_weight_with_the_rest_is_left_out():
+    net = ResNet8(in_channels=3, num_classes=3, width=4)
+    net.head_copy = nn.Module()  # pyright: ignore[reportAttributeAccessIssue]
+    net.head_copy.weight = next(net.blocks[1].parameters())  # pyright: ignore
+    assert [*find_units(net)] == ["blocks.0", "blocks.2"]
+
+
+# Two ranks
+
+
+def equal_replicas() -> None:
+    """Train the cases of the arguments with replicas and with shards, and resume both checkpoints in either layout."""
+    with on_ranks():
+        for name in sys.argv[1:]:
+            case, folder = CASES[name], Path(name.replace(": ", "-").replace(" ", "_"))
+            plain = train(case, folder, save=folder / "ddp")
+            sharded = train(case, folder, save=folder / "fsdp", parallel="fsdp")
+            assert difference(plain, sharded) == 0 or (name in ROUNDED and difference(plain, sharded) < 1e-6), name
+            again = train(case, folder, parallel="fsdp", resume_path=folder / "fsdp")
+            assert difference(sharded, again) == 0, f"{name}: resumed"
+            if name not in ROUNDED:
+                saved = [
+                    [torch.load(folder / one / file, weights_only=True) for file in ("model.pt", "state.pt")]
+                    for one in ("ddp", "fsdp")
+                ]
+                for file, parts in ((0, [*saved[0][0]]), (1, ["model", "optimizers", "scaler"])):
+                    for part in parts:
+                        assert digest(saved[0][file][part]) == digest(saved[1][file][part]), f"{name}: {part}"
+                sizes = [(folder / one / "model.pt").stat().st_size for one in ("ddp", "fsdp")]
+                assert sizes[0] == sizes[1], f"{name}: padding is saved"
+                assert difference(plain, train(case, folder, resume_path=folder / "fsdp")) == 0, f"{name}: to ddp"
+                crossed = train(case, folder, parallel="fsdp", resume_path=folder / "ddp")
+                assert difference(plain, crossed) == 0, f"{name}: from ddp"
+
+
+FIRST_TIER = ("text: adamw", "text: muon", "text: ema")
+
+
+def test_two_ranks_equal_replicas_to_the_bit_and_resume_in_either_layout(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "equal_replicas"), 2, *FIRST_TIER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(4))
+def test_each_algorithm_and_optimizer_equals_replicas(run_ranks, start: int):
+    names = [one for one in CASES if one not in FIRST_TIER]
+    run_ranks(program_of("distributed/test_sharding", "equal_replicas"), 2, *names[start::4])
+
+
+def parts_of_a_model() -> None:
+    """See what each rank holds."""
+    with on_ranks():
+        with make_sharded() as trainer:
+            trainer.fit()
+            model = trainer.state.unwrapped_model
+            assert is_sharded(model) and count_copies(model) == 1
+            assert type(model).__name__ == "FSDPLanguageModel" and isinstance(model, LanguageModel)
+            held = sum(local(one).numel() for one in model.parameters())
+            assert held < 0.6 * sum(one.numel() for one in model.parameters())
+            kinds = {"weights": model.parameters(), "gradients": (one.grad for one in model.parameters())}
+            torch.save({kind: size_of([*map(local, its)]) for kind, its in kinds.items()}, f"{get_global_rank()}.pt")
+            momenta = [one["exp_avg"] for one in trainer.state.optimizers[0].state.values()]
+            assert all(local(one).untyped_storage().nbytes() < whole(one).nbytes for one in momenta if len(one) > 1)
+            trainer.save_checkpoint("here")
+        with make_sharded(gather_dtype="bfloat16") as trainer:
+            trainer.fit()
+            rounded = {name: whole(one) for name, one in trainer.state.unwrapped_model.named_parameters()}
+            assert trainer.state.outputs.dtype == torch.float32
+        exact = torch.load("here/model.pt", weights_only=True)
+        assert all(one.dtype == torch.float32 for one in rounded.values())
+        assert 1e-5 < difference(rounded, {name: exact[name] for name in rounded}) < 0.1
+        with make_sharded(resume_path="here") as trainer:  # a shard is no view that keeps the whole in memory
+            for optimizer in trainer.state.optimizers:
+                for one in optimizer.state.values():
+                    part = local(one["exp_avg"])
+                    assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def make_sharded(**arguments: Any) -> Trainer:
+    options = {"parallel": "fsdp", "optimizers": lambda params: torch.optim.AdamW(params, lr=0.01), **arguments}
+    return make_trainer("text", folder=Path("run"), **options)
+
+
+def refuse_on_ranks() -> None:
+    """See what is refused once the model is sharded."""
+    with on_ranks():
+        for key, said in REFUSED.items():
+            task = "images" if key == "channels_last" else "text"
+            with pytest.raises(ValueError, match=said):
+                make_trainer(task, key, folder=Path("run"), parallel="fsdp")
+        model = gpt()
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match="are not in the model .*parallel='fsdp'"):
+            Trainer(model=model, optimizers=made, device="cpu", parallel="fsdp", run_dir="run")
+
+
+class Overflow(Algorithm):
+    """Makes one element of one rank's shard infinite in the second batch, before the scaler looks for it."""
+
+    def __init__(self):
+        self.scales: list[float] = []
+        self.stays: list[bool] = []  # whether a batch left the weights as they were
+
+    def batch_start(self, state, logger):
+        self.before = [local(one).clone() for one in state.unwrapped_model.parameters()]
+
+    def after_backward(self, state, logger):
+        if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
+            block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
+            local(block.mlp.up.weight.grad)[0, 0] = float("inf")
+
+    def batch_end(self, state, logger):
+        now = [local(one) for one in state.unwrapped_model.parameters()]
+        self.stays.append(all(torch.equal(one, other) for one, other in zip(now, self.before, strict=True)))
+        self.scales.append(1.0 if state.scaler is None else state.scaler.get_scale())
+
+
+def overflow_on_one_shard() -> None:
+    """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard."""
+    with on_ranks():
+        for keys, precision in (((), "amp_fp16"), (("nan_guard",), "fp32")):
+            seen = Overflow()
+            arguments = {"precision": precision, "parallel": "fsdp"}
+            with make_trainer("text", *keys, seen, folder=Path("run"), **arguments) as trainer:
+                trainer.fit()
+            assert seen.stays == [False, True, False, False], precision
+            halved = 0.5 if precision == "amp_fp16" else 1
+            assert [one / seen.scales[0] for one in seen.scales] == [1, halved, halved, halved]
+
+
+def test_each_rank_holds_a_part_of_the_size_that_was_predicted(run_ranks, tmp_path: Path):
+    run_ranks(program_of("distributed/test_sharding", "parts_of_a_model"))
+    held = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    with make_sharded() as trainer:
+        trainer.fit()
+        whole, predicted = (measure(trainer.state, shards) for shards in (1, 2))
+    for kind in ("weights", "gradients"):
+        assert max(one[kind] for one in held) == pytest.approx(getattr(predicted, kind), rel=0.02)
+    assert predicted.optimizer == pytest.approx(whole.optimizer / 2, rel=0.02)
+    assert predicted.checkpoint == whole.checkpoint
+
+
+def test_what_needs_whole_weights_is_refused(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "refuse_on_ranks"))
+
+
+def test_an_overflow_on_one_shard_skips_the_step_on_all_ranks(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "overflow_on_one_shard"))
+
+
+def watched() -> None:
+    """Train replicas and shards with the callbacks that look at weights, into folders of the layout's name."""
+    from runner.callbacks import ExportForInference, Generate, InMemoryLogger, OptimizerMonitor, StateDigest
+
+    with on_ranks():
+        values: list[dict[str, list[Any]]] = []
+        for parallel in ("ddp", "fsdp"):
+            memory = InMemoryLogger()
+            callbacks = [
+                StateDigest("1ba"),
+                OptimizerMonitor(batch_log_interval=1),
+                Generate(["\1\2"], max_new_tokens=3),
+                ExportForInference("safetensors"),
+            ]
+            arguments = {"optimizers": OPTIMIZERS["adamw"], "callbacks": callbacks, "loggers": [memory]}
+            with make_trainer("text", "ema", folder=Path(parallel), parallel=parallel, **arguments) as trainer:
+                trainer.fit()
+                if get_global_rank() == 0:
+                    values.append({key: [one for _, one in its] for key, its in memory.data.items()})
+                    values[-1] |= {"texts": [memory.tables["generate"]]}
+        if get_global_rank() == 0:
+            plain, sharded = values
+            assert plain.keys() == sharded.keys()
+            norms = [key for key in plain if key.startswith("l2_norm")]
+            assert len(norms) > 50
+            for key in norms:  # the square roots of sums over shards, rounded differently
+                assert sharded[key] == pytest.approx(plain[key], rel=1e-5), key
+            assert sharded["texts"] == plain["texts"]
+
+
+def test_callbacks_see_whole_tensors(run_ranks, tmp_path: Path):
+    run_ranks(program_of("distributed/test_sharding", "watched"))
+    plain, sharded = (read_digests(tmp_path / one) for one in ("ddp", "fsdp"))
+    assert len(plain) == 4
+    assert plain == sharded
+    assert (tmp_path / "ddp/model.safetensors").read_bytes() == (tmp_path / "fsdp/model.safetensors").read_bytes()
+
+
+def test_check_predicts_what_a_rank_will_hold(run_here):
+    plain = ("mode=check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
+    whole, half = (run_here(*plain, *more, code=0).out for more in ((), ("trainer.parallel=fsdp",)))
+    sizes = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
+    weights, gradients = zip(*(map(float, one.groups()) for one in sizes if one), strict=True)
+    assert weights == pytest.approx((2 * weights[1], weights[1]), rel=0.02)
+    assert gradients == pytest.approx((2 * gradients[1], gradients[1]), rel=0.02)
+
+
+# More ranks
+
+
+def hybrid() -> None:
+    """Share two copies of the weights among four ranks, load what other layouts saved, and let one rank drift."""
+    from runner.callbacks import ReplicaMonitor
+
+    class Drift(Algorithm):
+        """Changes the shard of the last rank, which rank 1 holds too."""
+
+        def batch_end(self, state, logger):
+            if get_global_rank() == 3 and state.timestamp.batch == 2:
+                block: Any = state.unwrapped_model.get_submodule("module.blocks.0")
+                local(block.mlp.up.weight)[0, 0] += 1
+
+    with on_ranks():
+        case = CASES["text: sgd"]
+        plain = train(case, Path("run"), save=Path("plain"))
+        shared = train(case, Path("run"), save=Path("shared"), parallel="fsdp", shard_size=2)
+        assert difference(plain, shared) < 1e-6
+        again = train(case, Path("run"), parallel="fsdp", shard_size=2, resume_path="shared")
+        assert difference(shared, again) == 0
+        assert difference(plain, train(case, Path("run"), parallel="fsdp", resume_path="shared")) < 1e-6
+        options: Any = {"parallel": "fsdp", "shard_size": 2, "callbacks": [ReplicaMonitor("1ba")]}
+        with make_trainer("text", folder=Path("run"), **options) as trainer:
+            assert count_copies(trainer.state.unwrapped_model) == 2
+            trainer.fit()
+        said = r"ranks \[3\] differ .* first 'module.blocks.0.mlp.up.weight'"
+        drifting = make_trainer("text", Drift(), folder=Path("run"), **options)
+        with pytest.raises(RuntimeError, match=said), drifting:
+            drifting.fit()
+
+
+def load_everywhere() -> None:
+    """Load what two ranks saved, and leave the weights of the 11 tokens and all else in a file."""
+    with on_ranks():
+        for parallel in ("ddp", "fsdp"):
+            with make_sharded(parallel=parallel, resume_path="saved") as trainer:
+                trainer.save_checkpoint(f"{parallel}-{get_world_size()}")
+            with make_sharded(parallel=parallel, load_path="saved") as trainer:
+                loaded = {name: whole(one) for name, one in trainer.state.unwrapped_model.state_dict().items()}
+                torch.save(loaded, f"{parallel}-{get_world_size()}.{get_global_rank()}.pt")
+
+
+def save_in_the_middle() -> None:
+    """Save a sharded model between two batches of the second epoch."""
+    with on_ranks():
+        train(CASES["text: adamw"], Path("run"), save=Path("saved"), parallel="fsdp")
+
+
+@pytest.mark.slow
+def test_ranks_share_several_copies(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "hybrid"), 4)
+
+
+@pytest.mark.slow
+def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: Path):
+    run_ranks(program_of("distributed/test_sharding", "save_in_the_middle"), 2)
+    saved = {file: torch.load(tmp_path / "saved" / file, weights_only=True) for file in ("model.pt", "state.pt")}
+    for ranks in (1, 2, 3, 4):
+        run_ranks(program_of("distributed/test_sharding", "load_everywhere"), ranks)
+        for parallel in ("ddp", "fsdp"):
+            name = f"{parallel}-{ranks}"
+            again = {file: torch.load(tmp_path / name / file, weights_only=True) for file in saved}
+            assert digest(again["model.pt"]) == digest(saved["model.pt"]), name
+            for part in ("optimizers", "schedulers", "timestamp", "order"):
+                assert digest(again["state.pt"][part]) == digest(saved["state.pt"][part]), f"{name}: {part}"
+            for rank in range(ranks):
+                assert digest(torch.load(tmp_path / f"{name}.{rank}.pt")) == digest(saved["model.pt"]), name
+
+
+# The command
+
+
+@pytest.mark.slow
+def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app, tmp_path: Path):
+    tiny = ("experiment=stdlib_lm_plain", "~algorithms.gradient_clipping", "scheduler=none", "model.module.d_model=32")
+    tiny += (
+        "~callbacks.mlflow_logger",
+        "+callbacks=state_digest",
+        "callbacks.state_digest.interval=1ba",
+        "launch.nproc_per_node=2",
+    )
+    run_app(*tiny, "trainer.max_duration=4ba", "hydra.run.dir=plain")
+    sharded = ("trainer.parallel=fsdp", "hydra.run.dir=sharded")
+    run_app(*tiny, *sharded, "trainer.max_duration=2ba")
+    run_app("resume=sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp")
+    run_app("compare", "plain", "sharded")
+    run_app(*tiny, "trainer.parallel=fsdp", "trainer.max_duration=4ba", "hydra.run.dir=whole")
+    run_app("compare", "plain", "whole")  # exit code 0: equal to the bit
+    plain, whole = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "whole"))
+    assert json.loads(plain)["metrics"] == json.loads(whole)["metrics"]
+    run_app("rerun=whole", "hydra.run.dir=again")
+    assert read_digests(tmp_path / "again") == read_digests(tmp_path / "whole")
+    run_app("resume=whole", "mode=predict", "hydra.run.dir=predicted")
+    assert (tmp_path / "predicted" / "predictions.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("trainer.parallel=fsdpp",), "trainer.parallel='fsdpp': must be 'ddp'"),
+        (("trainer.parallel=fsdp", "trainer.gather_dtype=half"), "trainer.gather_dtype='half': must be 'bfloat16'"),
+        (("trainer.shard_size=2",), "trainer.shard_size=2: does nothing with parallel='ddp'"),
+        (
+            ("mode=check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4"),
+            "trainer.shard_size=3: must divide the 4 ranks",
+        ),
+    ],
+)
+def test_a_wrong_command_is_one_message(run_here, arguments: tuple[str, ...], said: str):
+    assert said in run_here(*arguments, code=2).err

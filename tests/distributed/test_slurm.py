@@ -1,0 +1,168 @@
+"""What a job of Slurm is told by its environment, and what it remembers; `test_slurm_cluster.py` has a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.distributed import slurm
+from runner.distributed.environment import kept_over_restarts
+from runner.distributed.launch import Launch
+from runner.distributed.session import Requeued, SessionOver, ending, requeued_by_signals
+
+TASK = {
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_NODEID": "2",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "MASTER_ADDR": "10.0.0.1",
+}
+RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Sets the environment of a job, in place of that of an earlier one."""
+
+    def change(variables: dict[str, str]) -> None:
+        for name in [one for one in os.environ if one.startswith(("SLURM_", "SUBMITIT_")) or one in RANK]:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(slurm, "_memory", None)  # as in a new process
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "text, counts", [("1", [1]), ("4(x2)", [4, 4]), ("2(x3),1", [2, 2, 2, 1]), ("1,3(x2)", [1, 3, 3])]
+)
+def test_tasks_per_node_are_written_in_groups(text: str, counts: list[int]):
+    assert slurm.tasks_per_node(text) == counts
+
+
+def test_a_task_of_several_is_a_rank(environ: Any):
+    environ(TASK)
+    assert slurm.use_tasks_as_ranks()
+    port = os.environ["MASTER_PORT"]
+    assert [os.environ[one] for one in RANK] == ["4", "0", "5", "1", "10.0.0.1", port]
+    environ({**TASK, "SLURM_NODEID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+    assert slurm.use_tasks_as_ranks()
+    assert [os.environ[one] for one in RANK] == ["1", "1", "5", "2", "10.0.0.1", port]
+    environ({**TASK, "SLURM_RESTART_COUNT": "1"})
+    assert slurm.use_tasks_as_ranks()
+    assert os.environ["MASTER_PORT"] != port, "what is left of the attempt before may still hold its port"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {**TASK, "SLURM_STEP_NUM_TASKS": "1"},
+        {**TASK, "RANK": "3"},
+        {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "5", "SLURM_PROCID": "0"},
+    ],
+    ids=["no job", "one task", "a rank of torchrun", "the batch script of five tasks"],
+)
+def test_other_processes_stay_what_they_are(variables: dict[str, str], environ: Any):
+    environ(variables)
+    before = os.environ.get("RANK")
+    assert not slurm.use_tasks_as_ranks()
+    assert os.environ.get("RANK") == before
+
+
+def test_a_job_that_runs_again_remembers(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    job = {"SLURM_JOB_ID": "71"}
+    environ(job)
+    assert kept_over_restarts("folder", lambda: "first") == "first"
+    assert kept_over_restarts("folder", lambda: "second") == "first"
+    environ({**job, "SLURM_RESTART_COUNT": "1"})
+    assert kept_over_restarts("folder", lambda: "third") == "first"
+    assert kept_over_restarts("other", lambda: "fourth") == "fourth"
+    environ({**job, "SLURM_RESTART_COUNT": "2"})
+    assert kept_over_restarts("other", lambda: "fifth") == "fourth"
+
+
+def test_other_jobs_and_commands_remember_nothing_of_it(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    environ({"SLURM_JOB_ID": "71"})
+    assert kept_over_restarts("folder", lambda: "mine") == "mine"
+    environ({"SLURM_JOB_ID": "72", "SLURM_RESTART_COUNT": "1"})
+    assert kept_over_restarts("folder", lambda: "another job's") == "another job's"
+    environ({"SLURM_JOB_ID": "71"})  # the same command again in the same attempt is a run of its own
+    assert kept_over_restarts("folder", lambda: "a later run's") == "a later run's"
+    monkeypatch.setattr("sys.argv", ["runner", "seed=1"])
+    environ({"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": "1"})
+    assert kept_over_restarts("folder", lambda: "another command's") == "another command's"
+
+
+def test_outside_of_slurm_nothing_is_written(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    environ({})
+    assert kept_over_restarts("folder", lambda: "once") == "once"
+    assert kept_over_restarts("folder", lambda: "twice") == "twice"
+    slurm.check_progress(saved=False)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_job_that_never_saves_is_not_requeued_again(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def attempt(number: int, saved: bool) -> None:
+        environ({"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": str(number)})
+        slurm.check_progress(saved)
+
+    for number, saved in enumerate([False, False, True, False, False]):
+        attempt(number, saved)
+    with pytest.raises(RuntimeError, match="3 attempts in a row saved no checkpoint"):
+        attempt(5, saved=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_of_schedulers_requeue_where_that_is_asked_for(number: signal.Signals):
+    submitit = signal.signal(number, lambda *_: None)  # its handler requeues at once
+    try:
+        theirs = signal.getsignal(number)
+        with requeued_by_signals(True):
+            assert signal.getsignal(number) == signal.SIG_DFL, "a Trainer takes signals that nobody else handles"
+            assert type(ending(number)) is Requeued
+            assert type(ending(signal.SIGTERM)) is SystemExit
+        assert signal.getsignal(number) is theirs
+        with requeued_by_signals(False):
+            assert signal.getsignal(number) is theirs
+            assert ending(number).args == (128 + number,)
+        assert not isinstance(ending(number), SessionOver)
+    finally:
+        signal.signal(number, submitit)
+
+
+@pytest.mark.parametrize(
+    "requeue, variables, requeues",
+    [
+        (None, {}, False),
+        (None, {"SLURM_JOB_ID": "1"}, False),
+        (None, {"SLURM_JOB_ID": "1", "SUBMITIT_EXECUTOR": "slurm"}, True),
+        (None, {"SUBMITIT_EXECUTOR": "local"}, False),
+        (True, {}, False),
+        (True, {"SLURM_JOB_ID": "1"}, True),
+        (False, {"SLURM_JOB_ID": "1", "SUBMITIT_EXECUTOR": "slurm"}, False),
+    ],
+)
+def test_what_is_requeued(requeue: bool | None, variables: dict[str, str], requeues: bool, environ: Any):
+    environ(variables)
+    assert Launch(requeue=requeue).requeues is requeues
+
+
+def test_requeue_is_checked():
+    with pytest.raises(ValueError, match="requeue='yes': must be true, false, or null"):
+        Launch(requeue="yes")  # type: ignore[arg-type]

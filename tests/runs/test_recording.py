@@ -1,0 +1,48 @@
+"""What `result.json` says about how long a run took."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_runs import QUIET
+
+from runner import Callback
+
+SLOW = (f"+callbacks.slow._target_={__name__}.Slow", "model=mlp", "data.batch_size=400", *QUIET)
+
+
+class Slow(Callback):
+    """Takes long before training, in each batch, in evaluations, and at the end; fails before batch 5."""
+
+    def init(self, state: Any, logger: Any) -> None:
+        time.sleep(1000)
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        if state.timestamp.batch == 4:
+            raise RuntimeError("on purpose")
+        time.sleep(2)
+
+    def eval_start(self, state: Any, logger: Any) -> None:
+        time.sleep(3)
+
+    def close(self, state: Any, logger: Any) -> None:
+        time.sleep(1000)
+
+
+def test_the_seconds_of_a_run_are_those_of_training_and_evaluation(
+    tmp_path: Path, run_here: Any, steady: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def seconds(run: str) -> float:
+        return json.loads((tmp_path / run / "result.json").read_text())["seconds"]
+
+    monkeypatch.chdir(tmp_path)
+    run_here(*SLOW, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)
+    assert seconds("run") == pytest.approx(9)
+    run_here("resume=run", "trainer.max_duration=5ba", code=1)
+    assert seconds("run") == pytest.approx(9 + 2)
+    run_here("resume=run", "mode=eval", "hydra.run.dir=evaluated", code=0)
+    assert seconds("evaluated") == pytest.approx(3)

@@ -1,0 +1,133 @@
+"""Runs with sharded models beside the same runs with replicas, for tests and for `benchmarks/exactness.py`."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+if (here := str(Path(__file__).parent / "algorithms")) not in sys.path:
+    sys.path.append(here)
+
+import tasks  # pyright: ignore[reportMissingImports]
+
+from runner import Algorithm, Callback, get_global_rank, save_checkpoint
+from runner.distributed.collectives import destroy_process_group, init_process_group
+from runner.distributed.sharding import whole
+from runner.optim import Muon
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "adamw_fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "muon": lambda model: Muon(model),
+}
+make_trainer = tasks.make_trainer
+REFUSED = {"channels_last": "is not contiguous", "sam": "SAM cannot climb"}
+"""Algorithms that are refused for sharded models, and what the message says."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to train: a task of `tests/algorithms/tasks.py`, an algorithm, and arguments of the Trainer."""
+
+    task: str = "text"
+    algorithms: tuple[str, ...] = ()
+    optimizer: str = "sgd"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+ALGORITHMS = {
+    f"{task}: {key}": Case(task, (key,)) for task, keys in tasks.FITTING.items() for key in keys if key not in REFUSED
+}
+CASES: dict[str, Case] = {
+    **{f"text: {name}": Case(optimizer=name) for name in OPTIMIZERS},
+    **{f"images: {name}": Case("images", optimizer=name) for name in OPTIMIZERS},
+    **{f"text: {one}": Case(arguments={"precision": one}) for one in ("amp_bf16", "bf16", "amp_fp16")},
+    "text: two microbatches": Case(arguments={"grad_accum": 2}),
+    **ALGORITHMS,
+}
+
+
+ROUNDED = {
+    *("images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"),
+    "text: bf16",
+}
+"""Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
+
+
+class Differently(Algorithm):
+    """Gives each rank weights of its own, as other seeds do, before those of rank 0 are sent to all."""
+
+    def init(self, state, logger):
+        with torch.no_grad():
+            for one in state.unwrapped_model.parameters():
+                one.add_(get_global_rank())
+
+
+class Save(Callback):
+    """Writes a checkpoint after three of four batches, between the two of the second epoch."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def batch_checkpoint(self, state, logger):
+        if state.timestamp.batch == 3:
+            save_checkpoint(state, self.path)
+
+
+def train(case: Case, folder: Path, save: Path | None = None, **arguments: Any) -> dict[str, Tensor]:
+    """Train a case on all ranks.
+
+    Args:
+        case: what to train.
+        folder: the run's folder.
+        save: a checkpoint to write in the middle of the second epoch.
+        **arguments: further arguments of the Trainer.
+
+    Returns:
+        The weights, whole on each rank; on rank 0 the buffers too, which a checkpoint has of that rank only; and under
+        'metrics/...' the values of the last evaluation.
+    """
+    with (
+        torch.compiler.set_stance("force_eager"),  # `Compile` does all but compile, which would take seconds
+        make_trainer(
+            case.task,
+            *case.algorithms,
+            Differently(),
+            folder=folder,
+            callbacks=[] if save is None else [Save(save)],
+            **{"optimizers": OPTIMIZERS[case.optimizer], **case.arguments, **arguments},
+        ) as trainer,
+    ):
+        trainer.fit()
+        model = trainer.state.unwrapped_model
+        buffers = model.named_buffers() if get_global_rank() == 0 else ()
+        weights = {name: whole(one).clone() for name, one in (*model.named_parameters(), *buffers)}
+        metrics = trainer.state.eval_metric_values.get("eval", {})
+        return {**weights, **{f"metrics/{name}": torch.as_tensor(value) for name, value in metrics.items()}}
+
+
+@contextmanager
+def on_ranks() -> Iterator[None]:
+    """Join the other ranks, once for all runs in the context."""
+    torch.set_num_threads(1)
+    init_process_group(torch.device("cpu"))
+    yield
+    gc.collect()  # DDP's threads end with it
+    destroy_process_group()
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of two results; 0 only if they are equal to the bit."""
+    assert one.keys() == other.keys()
+    unequal = [key for key in one if not torch.equal(one[key], other[key])]
+    return max((float((one[key].double() - other[key].double()).abs().max()) for key in unequal), default=0.0)

@@ -1,0 +1,119 @@
+"""Sweeps whose jobs Optuna chooses: several objectives, wrong keys, and studies in a storage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from sweep_results import result, sweep
+from sweep_runs import OWN, QUIET, batches, six, sweeps
+
+from runner.sweeps.objectives import find_front, find_importances, several_objectives
+from runner.sweeps.settings import Setting, SweepJob
+
+SEARCH = ("-m", "sweep=optuna_tpe", "hydra.sweeper.sampler.n_startup_trials=2", *QUIET)
+SEVERAL = ("objective=[eval/loss,time]", "hydra.sweeper.direction=[minimize,minimize]")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the user's `own.py`."""
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+def setting(lr: float, decay: float, **objectives: float) -> Setting:
+    first, *_ = objectives.values()
+    found = result(first, f"optimizer.lr={lr}", f"optimizer.weight_decay={decay}")
+    found.objectives = dict(objectives)
+    found.metrics |= objectives
+    values = {"optimizer.lr": lr, "optimizer.weight_decay": decay}
+    return Setting(values, [SweepJob(found, values, first)])
+
+
+def test_the_front_has_what_nothing_beats():
+    settings = [
+        setting(0.1, 0.0, loss=1.0, time=9.0),
+        setting(0.2, 0.0, loss=2.0, time=3.0),
+        setting(0.3, 0.0, loss=2.0, time=4.0),  # equal in one, and worse in the other
+        setting(0.4, 0.0, loss=9.0, time=1.0),
+        setting(0.5, 0.0, loss=9.5, time=9.5),
+        setting(0.4, 0.1, loss=9.0, time=1.0),  # equal in both: neither beats the other
+    ]
+    led = sweep()
+    led.directions = ["minimize", "minimize"]
+    objectives = several_objectives(settings, led)
+    assert objectives == {"loss": True, "time": True}
+    assert [one.values["optimizer.lr"] for one in find_front(settings, objectives)] == [0.1, 0.2, 0.4, 0.4]
+    upward = {"loss": False, "time": True}
+    assert [one.values["optimizer.lr"] for one in find_front(settings, upward)] == [0.4, 0.5, 0.4]
+
+
+def test_the_key_that_decides_is_the_important_one():
+    values = [(lr, decay) for lr in (0.01, 0.03, 0.1, 0.3) for decay in (0.1, 0.2, 0.3)]
+    settings = [setting(lr, decay, loss=lr**0.5 + 0.001 * decay) for lr, decay in values]
+    shares = find_importances(settings)
+    assert [*shares] == ["optimizer.lr", "optimizer.weight_decay"] and shares["optimizer.lr"] > 0.9
+    assert find_importances(settings[:9]) == {}
+
+
+def test_several_objectives_have_a_front_in_the_report(folder: Path, run_here: Any):
+    done = run_here(*SEARCH, *SEVERAL, "hydra.sweeper.n_trials=3", code=0)
+    said = " ".join(done.out.split())
+    assert " front lr=" in said and "none is better in eval/loss and time" in said
+    (one,) = sweeps(folder)
+    found = [json.loads(path.read_text()) for path in one.glob("*/result.json")]
+    assert all([*each["objectives"]] == ["eval/loss", "time"] and each["objectives"]["time"] > 0 for each in found)
+    assert "Pareto front of eval/loss and time: lr=" in (one / "report.html").read_text()
+    assert "time (lower is better)" in (one / "report.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "+hydra.sweeper.pruner=median",
+            "the sweeper has none; +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=",
+        ),
+        ("hydra.sweeper.pruner=median", "write +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median"),
+        ("hydra.sweeper.direction=down", "hydra.sweeper.direction='down'"),
+        ("hydra.sweeper.direction=[minimize,minimize]", "needs a direction for each objective, the metric"),
+        (
+            "objective=[eval/loss,time]",
+            "needs a direction for each objective, eval/loss and time: hydra.sweeper.direction=[",
+        ),
+        ("objective=[]", "objective=[]: must be a metric, such as eval/loss, a list of metrics, or null"),
+    ],
+)
+def test_a_search_that_cannot_be(folder: Path, run_here: Any, keys: str, message: str):
+    done = run_here(*SEARCH, keys, code=2)
+    assert message in done.err and done.err.count("error: ") == 1
+    assert not (folder / "outputs").exists()
+
+
+def test_a_study_in_a_storage_goes_on(folder: Path, run_here: Any):
+    """A job that failed and one that was never asked for are trained, and nothing else."""
+    stored = (*SEARCH, "hydra.sweeper.storage=sqlite:///study.db", "hydra.sweeper.n_trials=4")
+    command = (*stored, "hydra.sweep.dir=mine")
+    assert run_here(*command, code=0).out.count("/4") == 4
+    study = optuna.load_study(study_name=None, storage="sqlite:///study.db")
+    first = [one.params for one in study.trials]
+    assert len(first) == 4 == len({*batches(folder)}) / 6
+    last = max((folder / "mine").glob("*/result.json"), key=lambda path: path.stat().st_mtime)
+    content = json.loads(last.read_text())
+    last.write_text(json.dumps({**content, "status": "FAILED", "objective": None, "objectives": {}}))
+    shutil.rmtree(last.parent / "checkpoints")
+    assert run_here(*command, code=0).out.count("skipped: it has already ended") == 3
+    assert batches(folder) == six(last.parent.name)
+    study = optuna.load_study(study_name=None, storage="sqlite:///study.db")
+    assert [one.params for one in study.trials] == [*first, first[-1]]
+
+    other = run_here(*stored, "hydra.sweep.dir=other", f"hydra.sweeper.study_name={study.study_name}", code=0)
+    assert "4 finished" in other.out  # another sweep searches the same study further
+    trials = optuna.load_study(study_name=None, storage="sqlite:///study.db").trials
+    drawn = [tuple(one.params.values()) for one in trials]
+    assert len(drawn) == 9 and len({*drawn}) == 8  # and draws none of its values again

@@ -162,6 +162,8 @@ def no_memory_for_a_tensor() -> RuntimeError:
         (OSError(errno.ENOENT, "No such file"), FAILED),
         (MemoryError(), ENVIRONMENT),
         (no_memory_for_a_tensor(), ENVIRONMENT),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Segmentation fault. "), FAILED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FAILED),
         (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),
         (RankFailed(1, "ValueError: no"), FAILED),

@@ -1,6 +1,7 @@
 from runner.callbacks.activation_monitor import ActivationMonitor
 from runner.callbacks.checkpoint_saver import CheckpointSaver
 from runner.callbacks.console_summary import ConsoleSummary
+from runner.callbacks.crash_bundle import CrashBundle
 from runner.callbacks.early_stopper import EarlyStopper
 from runner.callbacks.event_trace import EventTrace
 from runner.callbacks.export_for_inference import ExportForInference
@@ -36,6 +37,7 @@ __all__ = [
     "ActivationMonitor",
     "CheckpointSaver",
     "ConsoleSummary",
+    "CrashBundle",
     "EarlyStopper",
     "EventTrace",
     "ExportForInference",

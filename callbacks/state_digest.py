@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
-from runner.checkpoints.digest import FILE, append_digests, digest_state, truncate_digests
+from runner.checkpoints.digest import FILE, append_digests, digest_state, measure_state, truncate_digests
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -34,9 +34,14 @@ class StateDigest(Callback):
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
       because a resume does not restore them.
+    - `loss`: that of rank 0's share of this batch.
+    - `gradients`: those that the optimizer stepped with, gathered if they are sharded.
     - `weights`: the model's `state_dict`, gathered if it is sharded.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
+
+    It also has, under `values`, the loss and the norms of gradients and weights as numbers. `mode=verify` compares
+    these where equal bits cannot be expected.
 
     Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a
     warning, and training goes on.
@@ -80,12 +85,13 @@ class StateDigest(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._works and (state.is_due(self.interval) or _is_last(state)):
             digests = digest_state(state)  # all ranks gather what is sharded
+            values = measure_state(state)
             if self._path is None:
                 return
             now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
-            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests})
+            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from runner.models.language import LanguageModel
     from runner.models.supervised import SupervisedModel
     from runner.randomness import stream_seed
-    from runner.runs.in_python import SavedModel, load
+    from runner.runs.in_python import SavedModel, load, replay
     from runner.state import Batch, State
     from runner.surgery import replace_modules
     from runner.time import Interval, Time, Timestamp, TimeUnit
@@ -64,6 +64,7 @@ _MODULES = {
     "is_complete": "checkpoints.files",
     "load": "runs.in_python",
     "replace_modules": "surgery",
+    "replay": "runs.in_python",
     "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "randomness",
     "write_checkpoint": "checkpoints.files",
@@ -102,6 +103,7 @@ __all__ = [
     "is_complete",
     "load",
     "replace_modules",
+    "replay",
     "save_checkpoint",
     "stream_seed",
     "write_checkpoint",

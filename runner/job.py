@@ -30,8 +30,9 @@ from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failur
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
-from runner.runs.changes import tell_changes, tell_changes_of_rerun
+from runner.runs.changes import tell_changes, tell_changes_of_fork, tell_changes_of_rerun
 from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
 from runner.runs.recording import Diverged
 from runner.runs.rerun import arguments_to_record, merge_config, saved_name
@@ -122,12 +123,16 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
         resume = plain["resume"]
         tags: dict[str, str] = {}
+        fork = find_fork(plain, None if saved is None else saved.run_dir) if mode.trains else None
         if mode.uses_weights:
             plain, tags = with_saved_weights(plain, saved)
             resume = None
+        elif fork is not None:
+            checkpoint, tags = fork
+            plain["resume"] = resume = str(checkpoint)
         elif saved is not None and resume is not None and mode.resumes and from_the_start(saved):
             plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
-        if resume is not None:
+        if resume is not None and fork is None:
             run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
         run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
@@ -180,6 +185,15 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
     """
     if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
         raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
+    if config["at"] is not None and not mode.trains:
+        raise ValueError(f"at={config['at']!r}: begins a run of its own, so it needs mode=train, not mode={mode.name}")
+    if mode.trains_again and config["run"] is None:
+        raise ValueError(
+            f"mode={mode.name}: trains batches of a run again; name it with run=<folder, MLflow id or latest>"
+        )
+    if config["run"] is not None and not mode.trains_again:
+        names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
+        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= makes a run again, and resume= continues it")
     if mode.needs_experiment:
         build.check(config)
     mode.check_config(config)
@@ -202,7 +216,9 @@ def print_differences(
     Raises:
         ValueError: a key differs that must not change when a run is resumed.
     """
-    if saved is not None and config["rerun"] is not None:
+    if saved is not None and config["at"] is not None:
+        tell_changes_of_fork(saved.config, config)
+    elif saved is not None and (config["rerun"] is not None or config["run"] is not None):
         tell_changes_of_rerun(saved.config, config)
     elif resume is not None and mode.resumes:
         tell_changes(resume, saved.config if saved else None, config, overrides)

@@ -40,6 +40,8 @@ NOT_FOLLOWED = {
     "model.module.name=gpt2": "needs a network",
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
     "sweep=ladder": "tests/sweeps/test_ladder.py",
+    "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
+    "runner bisect": "tests/modes/test_bisect.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""

@@ -26,7 +26,7 @@ CONF = ROOT / "conf"
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 README = PAGES["README.md"]
-OF_RUNS = ("resume", "rerun", "output")  # keys that name a run, which the tests of resuming give, or that no config has
+OF_RUNS = ("resume", "rerun", "run", "output")  # keys that name a run, which other tests give, or that no config has
 OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
     "model=two_layers",
     "callbacks=epoch_monitor",

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from runner.state import State
 
 FILE = "digests.jsonl"
-PARTS = ("samples", "content", "randomness", "weights", "optimizer", "algorithms")
-"""Parts of a run that a line of the file may hold digests of; the callback `StateDigest` describes each."""
+PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")
+"""Parts of a run that a line of the file may hold digests of, in the order in which one causes the next; the callback
+`StateDigest` describes each."""
+MEASURED = ("loss", "gradients", "weights")
+"""Parts of which a line holds a number too, under 'values'."""
 
 
 def digest(value: Any) -> str:
@@ -54,6 +57,8 @@ def digest_state(state: State) -> dict[str, str]:
     parts = {
         "content": state.batch,
         "randomness": generators,
+        "loss": getattr(state, "total_loss", None),  # not before the first batch
+        "gradients": {name: one.grad for name, one in state.unwrapped_model.named_parameters()},
         "weights": state.unwrapped_model.state_dict(),
         "optimizer": [
             [one.state_dict() for one in (*state.optimizers, *state.schedulers)],
@@ -62,6 +67,21 @@ def digest_state(state: State) -> dict[str, str]:
         "algorithms": {one.config_key: one.state_dict() for one in state.algorithms},
     }
     return {name: digest(part) for name, part in parts.items()}
+
+
+def measure_state(state: State) -> dict[str, float]:
+    """Return the loss of this rank's last batch, and the norms of its gradients and weights. Waits for the device.
+
+    What is sharded is gathered: call it on all ranks then.
+    """
+    from torch.nn.utils import get_total_norm
+
+    from runner.distributed.sharding import whole
+
+    weights = [one.detach() for one in state.unwrapped_model.parameters()]
+    gradients = [one.grad for one in state.unwrapped_model.parameters() if one.grad is not None]
+    found = (state.total_loss, whole(get_total_norm(gradients)), whole(get_total_norm(weights)))
+    return dict(zip(MEASURED, map(float, found), strict=True))
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:

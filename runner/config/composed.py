@@ -14,8 +14,8 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "rerun", "allow_targets", "allow_addresses", "skip_finished"),
-    "revive",
+    *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
+    *("skip_finished", "revive"),
     "output",
     "allow_divergence",
     *MODE_KEYS,
@@ -155,9 +155,16 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))
-    for key, kinds in (("run_name", str | int), ("experiment_name", str), ("resume", str)):
+    for key, kinds in (
+        ("run_name", str | int),
+        ("experiment_name", str),
+        ("resume", str),
+        ("at", str | int),
+        ("run", str),
+    ):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
-            raise WrongKey(key, f"must be a {'folder' if key == 'resume' else 'name'}, or null", repr(config[key]))
+            what = "a folder" if key in ("resume", "run") else "a name"
+            raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
     for key, what in (
         ("objective", "a metric, such as eval/loss, a list of metrics"),
         ("revive", "all, the name of a pruned job, a list of names"),
@@ -169,7 +176,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         raise WrongKey(
             "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
         )
-    for key in ("skip_finished", "allow_divergence"):
+    for key in ("skip_finished", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, "must be true or false", repr(config[key]))
     for key, what in (

@@ -136,7 +136,7 @@ def _values(key: str, value: str, known: Sequence[Choice], chosen: Sequence[Choi
     allowed = MODES[section].keys.get(name) if section in MODES else None
     if isinstance(allowed, tuple):
         return [(one, "") for one in allowed]
-    if key in ("resume", "rerun"):
+    if key in ("resume", "rerun", "run"):
         return [("latest", "the run that saved a checkpoint last"), *((folder, "") for folder in _run_folders())]
     found = next((one for one in (*top_keys(), *_keys(chosen)) if one.name == key), None)
     if found is not None and found.value in ("true", "false"):

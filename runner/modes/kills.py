@@ -130,14 +130,17 @@ class Session:
         run_dir: the run's folder.
         log: the file to which the output of the command is appended.
         patience: seconds without a new batch after which the run counts as hung.
+        paths: folders to import modules from; None: those of this process.
     """
 
-    def __init__(self, arguments: Sequence[str], run_dir: Path, log: Path, patience: float) -> None:
+    def __init__(
+        self, arguments: Sequence[str], run_dir: Path, log: Path, patience: float, paths: Sequence[Path] | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.started = time.monotonic()
         self._patience = patience
         environment = environment_of_user() | {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # to import the same modules
+            "PYTHONPATH": os.pathsep.join(str(path) or os.getcwd() for path in (paths or sys.path)),
             PARENT: str(os.getpid()),
         }
         with log.open("a") as file:

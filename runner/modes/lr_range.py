@@ -73,7 +73,7 @@ def find_rate(job: Job) -> None:
     length = {"max_duration": f"{asked['batches']}ba", "scale_schedule_ratio": 1.0}
     config = {**job.config, "scheduler": None}
     with config_errors():
-        with trial(config, rising, watched=False, schedulers=rising.multiplier, **length) as trainer:
+        with trial(config, {"trial": rising}, watched=False, schedulers=rising.multiplier, **length) as trainer:
             trainer.fit()
         if is_rank_zero():
             picture = Path(asked["picture"])

@@ -172,7 +172,7 @@ def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
 def count(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
     """Return a config that trains as many batches as a budget of operations has room for. All ranks."""
     counter = OperationCounter()
-    with trial({**config, "budget": None}, counter, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+    with trial({**config, "budget": None}, {"trial": counter}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         each = broadcast_object(counter.operations)
         length = trainer.state.train_dataloader_len
@@ -189,7 +189,7 @@ def measure(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
     """Return a config that trains as many batches as the budget has room for, measured on a trial. All ranks."""
     began = time.monotonic()
     watch = Stopwatch(min(MOST, max(LEAST, SHARE * budget.seconds)))
-    with trial({**config, "budget": None}, watch, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+    with trial({**config, "budget": None}, {"trial": watch}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         state = trainer.state
         evaluators = [one for one in state.evaluators if one.is_on] if budget.of != "training" else []

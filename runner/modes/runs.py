@@ -43,10 +43,13 @@ def show_runs(typed: Mapping[str, str]) -> None:
     limit = _whole(typed.get("limit", str(LIMIT) if form == "table" else "0"))
     found = [*find_runs(Path(OUTPUTS))]
     runs = in_order(choose(found, conditions), order)
+    depths = [0] * len(runs)
+    if not order and form == "table":
+        runs, depths = as_tree(runs)
     shown = runs[: limit or None]
     give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(found)})
     if form == "table":
-        print("\n".join(_table(shown, conditions, order, len(runs), len(found))))
+        print("\n".join(_table(shown, depths, conditions, order, len(runs), len(found))))
     elif form == "json":
         print(json.dumps([describe(run) for run in shown], indent=1))
     else:
@@ -68,11 +71,50 @@ def describe(run: SavedFolder) -> dict[str, Any]:
         "metrics": {name: to_json(value) for name, value in result.metrics.items()},
         "choices": result.choices,
         "overrides": result.overrides,
+        **({"parent": result.parent, "forked_at": result.forked_at} if result.parent else {}),
     }
 
 
+def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
+    """Return runs with each fork below its parent, where that is among them, and how deep each stands."""
+    known = {run.folder.resolve(): run for run in runs}
+    children: dict[Path | None, list[SavedFolder]] = {}
+    for run in runs:
+        parent = Path(run.result.parent).resolve() if run.result is not None and run.result.parent else None
+        own = run.folder.resolve()
+        children.setdefault(parent if parent in known and parent != own else None, []).append(run)
+    ordered: list[SavedFolder] = []
+    depths: list[int] = []
+    placed: set[Path] = set()
+
+    def add(run: SavedFolder, depth: int) -> None:
+        if run.folder in placed:
+            return
+        placed.add(run.folder)
+        ordered.append(run)
+        depths.append(depth)
+        for one in children.pop(run.folder.resolve(), ()):
+            add(one, depth + 1)
+
+    for run in children.pop(None, []):
+        add(run, 0)
+    for rest in [one for listed in children.values() for one in listed]:  # parents of each other, in edited files
+        add(rest, 0)
+    return ordered, depths
+
+
+def _branch(run: SavedFolder, depth: int) -> str:
+    """Return what stands before a fork in the table: its depth, and the batch at which it left its parent."""
+    return f"{'  ' * (depth - 1)}└ ba{run.result.forked_at} " if depth and run.result is not None else ""
+
+
 def _table(
-    runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str, matching: int, all_runs: int
+    runs: Sequence[SavedFolder],
+    depths: Sequence[int],
+    conditions: Sequence[Condition],
+    order: str,
+    matching: int,
+    all_runs: int,
 ) -> list[str]:
     """Return the lines of a table that fits the terminal: the columns that matter least are left out first."""
     counts = f"{matching:,} of {all_runs:,} runs" if matching != all_runs else f"{all_runs:,} runs"
@@ -84,7 +126,9 @@ def _table(
         title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
     typed = _what_differs(runs)
     widest = max(map(len, typed))
-    chosen = [Column(["run"], _places(runs, columns()))]
+    places = _places(runs, columns())
+    named = [_branch(run, depth) + place for run, depth, place in zip(runs, depths, places, strict=False)]
+    chosen = [Column(["run"], named)]
     room = columns() - chosen[0].width
     for column, matters in _by_importance(runs, conditions, order, len(statuses) > 1):
         kept = 0 if matters or not widest else min(widest, TYPED) + 2

@@ -34,6 +34,7 @@ class Mode:
         words: the least and most words that may follow its name, as in `runner init my_project`; None if it is not
             typed like this.
         first_key: its key whose value these words are; empty if they are the value under its name.
+        word_keys: the keys whose values these words are, one each, with `run` among them.
         composes: whether it needs a config. One that needs none is done at once, before Hydra is imported, and its
             keys are not in the config.
         has_value: whether the config has a single value under its name, instead of keys; the mode checks it itself.
@@ -44,6 +45,8 @@ class Mode:
         resumes: whether it trains the run that `resume=` names further, or shows what that would do.
         uses_weights: whether it uses the weights of a saved run, named by `resume=`, and trains nothing.
         accepts_any_run: whether the run that `resume=` names may be one that trained nothing.
+        trains_again: whether it trains batches of the run that `run=` names again: 'then', with the modules that were
+            kept with the run, or 'now', with those of today. Its keys may be typed without its name.
         needs_experiment: whether the config must describe an experiment that can be built.
         has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
         can_be_swept: whether it may run as a job of a sweep.
@@ -57,6 +60,7 @@ class Mode:
     keys: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     words: tuple[int, int] | None = None
     first_key: str = ""
+    word_keys: tuple[str, ...] = ()
     composes: bool = True
     has_value: bool = False
     folder: Literal["run", "work", "temporary"] = "temporary"
@@ -65,6 +69,7 @@ class Mode:
     resumes: bool = False
     uses_weights: bool = False
     accepts_any_run: bool = False
+    trains_again: Literal["", "then", "now"] = ""
     needs_experiment: bool = True
     has_objective: bool = False
     can_be_swept: bool = True
@@ -158,6 +163,44 @@ _ROWS = (
             "keep": bool,
         },
         folder="work",
+        can_be_swept=False,
+    ),
+    Mode(
+        "replay",
+        says="trains one batch of a run again, and shows all that happened in it",
+        example="runner replay RUN 1234",
+        runs="runner.modes.replay:replay",
+        check="runner.modes.replay:check_replay",
+        keys={"batch": int, "worst": int, "picture": str, "to": str, "debug": bool, "without": list},
+        words=(1, 2),
+        word_keys=("run", "batch"),
+        on_all_ranks=True,
+        trains_again="then",
+        can_be_swept=False,
+    ),
+    Mode(
+        "verify",
+        says="trains batches of a run again with today's code, and compares digests",
+        example="runner verify RUN",
+        runs="runner.modes.verify:verify",
+        check="runner.modes.verify:check_verify",
+        keys={"batch": int, "batches": int, "tolerance": float, "pin": str},
+        words=(1, 1),
+        word_keys=("run",),
+        on_all_ranks=True,
+        trains_again="now",
+        can_be_swept=False,
+    ),
+    Mode(
+        "bisect",
+        says="finds the first commit that changes the bits of a run",
+        example="runner bisect RUN good=HEAD~32 bad=HEAD",
+        runs="runner.modes.bisect:bisect",
+        check="runner.modes.bisect:check_bisect",
+        keys={"good": str, "bad": str, "batches": int, "patience": int},
+        words=(1, 1),
+        word_keys=("run",),
+        trains_again="now",
         can_be_swept=False,
     ),
     Mode(
@@ -274,9 +317,6 @@ MODES: dict[str, Mode] = {row.name: row for row in _ROWS}
 
 TRAINING = tuple(row.name for row in _ROWS if row.trains)
 """Names of the modes that train, and whose runs can be resumed."""
-
-ACCEPTING_ANY_RUN = tuple(row.name for row in _ROWS if row.accepts_any_run)
-"""Names of the modes in which `resume=` may name a run that trained nothing."""
 
 WITHOUT_OUTPUT = tuple(row.name for row in _ROWS if row.folder == "temporary")
 """Names of the modes that write nothing into outputs/."""

@@ -21,6 +21,7 @@ from runner.event import Event
 from runner.failures.facts import is_of_environment
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.folder import saved_since
+from runner.runs.forks import planted
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, recording, timing
@@ -41,7 +42,7 @@ def train(job: Job) -> Objective:
     """
     with suppress(Pruned), recording(job) as result, requeueing(job):
         with config_errors():
-            job = replace(job, config=settled(job.config))
+            job = replace(job, config=planted(settled(job.config), Path(job.run_dir)))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch

@@ -24,47 +24,64 @@ from runner.trainer import Trainer
 
 
 @contextmanager
-def trial(config: Mapping[str, Any], watcher: Callback, *, watched: bool = True, **changed: Any) -> Iterator[Trainer]:
+def trial(
+    config: Mapping[str, Any], watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
+) -> Iterator[Trainer]:
     """Yield the Trainer of a config, which logs nothing and leaves nothing behind. All ranks.
-
-    Destinations are made but not called: they would write, print or connect.
 
     Args:
         config: a config that `build.check` has accepted.
-        watcher: a callback that is added.
-        watched: whether the config's own callbacks run too, apart from destinations; otherwise only those that load.
+        watchers: callbacks that are added, see `make_trial`.
+        watched: see `make_trial`.
         changed: arguments of the Trainer in place of the config's.
     """
-    section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
     with (
         torch.random.fork_rng(),
         collecting_warnings([]),  # the run itself gives them
         tempfile.TemporaryDirectory(prefix="runner-trial-") as folder,
     ):
-        parts = build.make_parts(config)
-        callbacks = {
-            key: one
-            for key, one in parts.pop("callbacks").items()
-            if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
-        }
-        model = build.make_model(config)
-        train, evaluation = build.make_data(config)
-        with build.assemble(
-            {**config, "trainer": section},
-            Path(folder, "run"),
-            "trial",
-            **{
-                **parts,
-                "model": model,
-                "train_dataloader": train,
-                "eval_dataloader": evaluation,
-                "loggers": [LoggerDestination()],  # values are logged as in the run, and then dropped
-                "callbacks": {**callbacks, "trial": watcher},
-                **changed,
-            },
-        ) as trainer:
+        with make_trial(config, Path(folder, "run"), watchers, watched=watched, **changed) as trainer:
             yield trainer
-        del model, train, evaluation, parts, trainer
+        del trainer
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # for the run that follows
+
+
+def make_trial(
+    config: Mapping[str, Any], folder: Path, watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
+) -> Trainer:
+    """Return the Trainer of a config, which logs nothing. All ranks.
+
+    Destinations are made but not called: they would write, print or connect.
+
+    Args:
+        config: a config that `build.check` has accepted.
+        folder: where callbacks may write.
+        watchers: callbacks that are added, by key; they take the place of the config's own of that key.
+        watched: whether the config's own callbacks run too, apart from destinations; otherwise only those that load.
+        changed: arguments of the Trainer in place of the config's.
+    """
+    section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
+    parts = build.make_parts(config)
+    callbacks = {
+        key: one
+        for key, one in parts.pop("callbacks").items()
+        if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
+    }
+    model = build.make_model(config)
+    train, evaluation = build.make_data(config)
+    return build.assemble(
+        {**config, "trainer": section},
+        folder,
+        "trial",
+        **{
+            **parts,
+            "model": model,
+            "train_dataloader": train,
+            "eval_dataloader": evaluation,
+            "loggers": [LoggerDestination()],  # values are logged as in the run, and then dropped
+            "callbacks": {**callbacks, **watchers},
+            **changed,
+        },
+    )

@@ -127,7 +127,8 @@ def find_candidate(text: str, key: str) -> Candidate:
 
     Args:
         text: words, separated by blanks: folders of runs or sweeps, globs, and conditions such as `model=resnet8`.
-            Without a folder the conditions are on all runs in `outputs/`. A run that trained nothing is left out.
+            Without a folder the conditions are on all runs in `outputs/` but forks. A run that trained nothing is left
+            out.
         key: the key that it was typed for, for error messages.
 
     Raises:
@@ -145,7 +146,9 @@ def find_candidate(text: str, key: str) -> Candidate:
             raise WrongKey(key, f"no such folder; must be {allowed}; runner runs lists runs", repr(word))
     folders = [path for paths in places.values() for path in paths]
     below = [run for path in folders for run in _runs_in(path)]
-    found = choose(below if folders else find_runs(Path(OUTPUTS)), parse_conditions(shlex.join(conditions), key), key)
+    if not folders:  # the config of a fork is not what the first part of its training had
+        below = [one for one in find_runs(Path(OUTPUTS)) if one.result is None or not one.result.parent]
+    found = choose(below, parse_conditions(shlex.join(conditions), key), key)
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:

@@ -121,6 +121,31 @@ def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -
         print(f"INFO: {one}", file=sys.stderr)
 
 
+def tell_changes_of_fork(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Print what a fork does differently from its parent; everything may change but the optimizer.
+
+    Args:
+        before: the config with which the parent was trained up to there.
+        after: the config of the fork.
+
+    Raises:
+        ValueError: the optimizer is a different one.
+    """
+    changes = [*find_changes(before, after)]
+    _check_optimizer(changes, after["resume"])
+    for one in changes:
+        print(f"INFO: {one}", file=sys.stderr)
+
+
+def _check_optimizer(changes: Sequence[Change], resume: str) -> None:
+    for one in changes:
+        if one.key == "optimizer":
+            raise ValueError(
+                f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
+                f"trainer.load_path={show_path(Path(resume))} instead of resume="
+            )
+
+
 def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     """Return a line for each difference between the config that a run was trained with and the one to continue with.
 
@@ -140,12 +165,7 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
         if one not in known:
             raise ValueError(f"resume_allow={one!r}: this config has no such key; {nearest(one, known)}")
     changes = list(find_changes(before, after))
-    for one in changes:
-        if one.key == "optimizer":
-            raise ValueError(
-                f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
-                f"trainer.load_path={show_path(Path(resume))} instead of resume="
-            )
+    _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]
     if refused:
         listed = "".join(f"\n  {one}" for one in refused)

@@ -53,7 +53,7 @@ def _digest_data(loader: Any) -> str:
         rows = count_rows(loader) or 0
         places = sorted({number * (rows - 1) // (SAMPLES - 1) for number in range(SAMPLES)} if rows else ())
         with suppress(Exception):  # of a user's data set, which may be iterable only
-            content += tensors(SeededBatches(dataset, list, seed=0)[0, 0, places])
+            content += tensors(SeededBatches(dataset, list, seed=0)[0, 0, places, False])
     with suppress(TypeError, RuntimeError):  # tensors without a flat memory
         return digest(content)
     return kind

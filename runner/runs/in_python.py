@@ -130,8 +130,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     """
     import torch
 
-    allowed = [f"allow_targets=[{','.join(allow_targets)}]"] if allow_targets else []
-    saved = find_saved_run(with_latest([f"resume={run}", *allowed]))
+    saved = find_saved_run(with_latest([f"resume={run}", *_allowing(allow_targets)]))
     if saved is None or saved.path is None:
         raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
@@ -145,3 +144,38 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
         ) as one:
             loaded = one.state.unwrapped_model
     return SavedModel(loaded.eval(), saved.config, checkpoint)
+
+
+def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
+    """Return a Trainer that stands right before a batch of a saved run, with the run's weights and randomness.
+
+        with runner.replay("latest", 1234) as trainer:
+            trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one
+            print(trainer.state.total_loss, trainer.state.outputs)
+
+    It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
+    callbacks run, but destinations do not; they write into a temporary folder. On as many ranks as the run had, all is
+    equal to the bit; from now on torch computes with as many CPU threads as in the run. The run is only read.
+
+    Args:
+        run: 'latest', a run's folder, or its MLflow id.
+        batch: number of the batch, from 1.
+        allow_targets: classes outside this project that someone else's run may use, as on the command line.
+
+    Raises:
+        ValueError: there is no such run or no such batch, or the run was made by someone else and uses classes that are
+            not allowed.
+    """
+    from runner.modes.standing import stand_before
+
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch={batch!r}: must be the number of a batch, counted from 1")
+    arguments = ["mode=replay", f"run={run}", f"replay.batch={batch}", *_allowing(allow_targets)]
+    saved = find_saved_run(with_latest(arguments))
+    if saved is None or saved.run_dir is None:
+        raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")
+    return stand_before(saved.config, Path(saved.run_dir), batch)
+
+
+def _allowing(targets: Sequence[str]) -> list[str]:
+    return [f"allow_targets=[{','.join(targets)}]"] if targets else []

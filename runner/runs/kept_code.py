@@ -42,24 +42,26 @@ def read_code(run_dir: Path) -> dict[str, bytes]:
     }
 
 
-def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
+def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
     """Return the kept modules to import for a rerun, if any module has changed since, and print which ones changed.
 
     Args:
         run_dir: the folder with the run's record.
         again: whether this is a rerun; a resumed run uses the modules as they are now.
-        is_own: whether this user made the record; modules from other people are not imported.
+        may_run: whether this user made the record, or has allowed its modules; other people's are not imported.
 
     Returns:
         The contents to pass to `import_from`; empty to import nothing.
     """
-    code = {name: content.decode("latin-1") for name, content in read_code(run_dir).items()}
+    code = _as_text(read_code(run_dir))
     changed = _changed(code)
     if not changed:
         return {}
     ours = {name for name in changed if name.partition("/")[0] == OURS}
-    used = {*changed} - ours if again and is_own else set()
+    used = {*changed} - ours if again and may_run else set()
     where = show_path(run_dir / CODE)
+    if again and not may_run:
+        where += "; read it, and add allow_code=true if you trust it"
     for names, what in ((used, "used"), ({*changed} - used, "not used")):
         if names:
             print(
@@ -68,6 +70,11 @@ def code_to_import(run_dir: Path, again: bool, is_own: bool) -> dict[str, str]:
                 file=sys.stderr,
             )
     return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}
+
+
+def changed_modules(run_dir: Path) -> list[str]:
+    """Return the modules kept in a run's folder that would now be imported with a different content, or not at all."""
+    return _changed(_as_text(read_code(run_dir)))
 
 
 def import_from(code: Mapping[str, str]) -> None:
@@ -87,6 +94,10 @@ def import_from(code: Mapping[str, str]) -> None:
     kept = {name.partition("/")[0].removesuffix(".py") for name in code}
     for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
         del sys.modules[loaded]
+
+
+def _as_text(modules: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.decode("latin-1") for name, content in modules.items()}
 
 
 def _changed(code: Mapping[str, str]) -> list[str]:

@@ -28,6 +28,7 @@ from runner.distributed.job import Job
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
+from runner.runs.past import ENVIRONMENT, FROM_BATCH, read_time
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
@@ -36,7 +37,7 @@ from runner.terminal.console import show_path
 log = logging.getLogger("runner")
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
-FILES = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature")
+FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
 
 
 def write_record(
@@ -70,11 +71,12 @@ def write_record(
                 folder,
                 names,
             )
+    begun = 0 if goes_on_from is None else read_time(goes_on_from).batch
     code = loose_modules(config)
     files = {
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
-        "environment.json": json.dumps({"run_name": run_name, **environment()}, indent=1).encode(),
+        ENVIRONMENT: json.dumps({"run_name": run_name, **environment(), FROM_BATCH: begun}, indent=1).encode(),
     }
     changes, secrets = without_secrets(patch())
     if secrets:

@@ -24,6 +24,7 @@ from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
 from runner.files.names import RESULT
+from runner.runs.forks import FORKED_AT, PARENT
 from runner.runs.load import LoadMeter
 from runner.runs.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import error_object, give
@@ -118,6 +119,8 @@ def recording(job: Job) -> Iterator[Result]:
     before = read_result(folder)
     meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
+    result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
     earlier = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     result.told = before.told if before is not None else []

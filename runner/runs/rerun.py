@@ -49,18 +49,20 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
         config["resume"] = saved.path  # an id may have been typed
     elif config["rerun"] is not None:
         config["rerun"] = saved.given  # Hydra reads an id of only digits as a number
+    elif config["run"] is not None:
+        config["run"] = saved.run_dir
     return config
 
 
 def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the name of a resumed run, or of a rerun that cannot be named after its choices; '' otherwise.
+    """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise.
 
     Args:
         saved: the saved run.
         config: the config from `merge_config`.
         run_dir: the folder of the run now.
     """
-    if config["rerun"] is None:
+    if config["rerun"] is None and config["at"] is None:
         return saved.run_name
     if saved.is_whole or config["run_name"]:
         return ""

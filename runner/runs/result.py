@@ -54,6 +54,8 @@ class Result:
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
+        parent: folder of the run that this one was forked from; empty if it began by itself.
+        forked_at: the batch of the parent after which it began.
         seconds: time that training, evaluations and tests took, in all sessions that ended; not what comes before
             the first batch and after the last value, such as the wait for MLflow.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
@@ -79,6 +81,8 @@ class Result:
     evaluation: dict[str, str] = field(default_factory=dict)
     lower: list[str] = field(default_factory=list)
     tested: str | None = None
+    parent: str = ""
+    forked_at: int = 0
     seconds: float = 0.0
     load: dict[str, float] = field(default_factory=dict)
     started: float = 0.0
@@ -197,11 +201,20 @@ def read_result(folder: Path) -> Result | None:
         result = Result(**content)
         result.overrides = [str(one) for one in result.overrides]
         result.lower = [str(one) for one in result.lower]
+        result.forked_at = int(result.forked_at)
         result.seconds = float(result.seconds)
         result.started = float(result.started)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
-    texts = (result.status, result.name, result.identity, result.objective_name, result.wrong_key, result.host)
+    texts = (
+        result.status,
+        result.name,
+        result.identity,
+        result.objective_name,
+        result.wrong_key,
+        result.host,
+        result.parent,
+    )
     is_sound = all(isinstance(one, str) for one in (*texts, result.trace)) and isinstance(result.error, dict | None)
     return result if is_sound else None
 

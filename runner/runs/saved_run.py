@@ -21,10 +21,13 @@ from runner.config import build
 from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
-from runner.modes.table import ACCEPTING_ANY_RUN, TRAINING
+from runner.failures.crash import BUNDLE
+from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
+from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.listing import OUTPUTS
+from runner.runs.past import record_of
 from runner.runs.recompose import (
     CONFIG_DIR,
     changes_since,
@@ -36,8 +39,12 @@ from runner.runs.recompose import (
 )
 from runner.runs.record import differences
 from runner.runs.result import read_result
+from runner.runs.run_files import unpacked
 from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
 from runner.terminal.console import show_path
+
+NAMING = ("resume", "rerun", "run")
+"""The keys that name a saved run."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class SavedRun:
     """A run's record, in plain containers, so that launchers can send it to other processes.
 
     Attributes:
-        given: the value typed after `resume=` or `rerun=`.
+        given: the value typed after `resume=`, `rerun=` or `run=`.
         path: the run's folder or the checkpoint that was named; None if only the record was downloaded.
         run_dir: the run's folder; None if only the record was downloaded.
         config: the recorded config.
@@ -74,7 +81,7 @@ class SavedRun:
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
-    """Return the run that `resume=` or `rerun=` names; None without these, or if the folder to resume has no record.
+    """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder to resume has none.
 
     Args:
         arguments: the arguments as typed.
@@ -82,11 +89,14 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     Raises:
         ValueError: there is no such run, it cannot be resumed or rerun, or its record names untrusted classes.
     """
-    found = {key: value for key in ("resume", "rerun") if (value := typed_value(arguments, key)) is not None}
+    found = {key: value for key in NAMING if (value := typed_value(arguments, key)) is not None}
     if not found:
         return None
-    if len(found) == 2:
-        raise ValueError("resume= and rerun=: one continues a run, the other starts it over; give one of them")
+    if len(found) > 1:
+        raise ValueError(
+            f"{' and '.join(f'{key}=' for key in found)}: resume= continues a run, rerun= starts it over, and run= "
+            "trains a part of it again; give one of them"
+        )
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     ((key, given),) = found.items()
@@ -95,26 +105,30 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
             return _find_by_id(key, given, arguments)
         if "," in given:
             raise ValueError(f"{key}={given}: takes one run at a time")
+    file = _file_of(given, arguments) if key == "run" else None
+    if file is not None:
+        folder = unpacked(file)
+        return _read(key, given, str(folder), folder, arguments)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
     folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
     if folder is not None:
         return _read(key, given, str(path), folder, arguments)
-    if key == "rerun":
+    if key != "resume":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
-        raise ValueError(f"rerun={given!r}: {reason}; give a run's folder or its MLflow id")
+        raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
         check_links(run_dir)
     return None
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `latest` in `resume=` or `rerun=` replaced by a run's folder, and print that folder.
+    """Return arguments with `latest` in a key that names a run replaced by that run's folder, and print the folder.
 
     Raises:
         ValueError: no run has written a checkpoint.
     """
-    keys = [key for key in ("resume", "rerun") if typed_value(arguments, key) == "latest"]
+    keys = [key for key in NAMING if typed_value(arguments, key) == "latest"]
     if not keys:
         return list(arguments)
     run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
@@ -172,12 +186,18 @@ def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
 def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str]) -> SavedRun:
     """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
     check_links(folder)
+    run_dir = folder
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    if key == "run" and mode is not None:
+        folder = record_of(run_dir, first_batch(mode, arguments))
+    elif key == "resume" and (batch := fork_batch(arguments)) is not None:
+        folder = record_of(run_dir, batch)
     config = _read_yaml(folder / "config.yaml")
     overrides = _read_yaml(folder / "overrides.yaml") or []
     environment = _read_yaml(folder / "environment.json") or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is not the record of a run")
-    if config.get("mode", "train") not in TRAINING and typed_value(arguments, "mode") not in ACCEPTING_ANY_RUN:
+    if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
             f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
@@ -204,12 +224,14 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     changes = changes_since(config, base, options) if has_all else []
     for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
-    code = code_to_import(folder, key == "rerun", is_trusted)
+    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
+    may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
+    code = code_to_import(folder, uses_its_code, may_run)
     import_from(code)
     return SavedRun(
         given=given,
         path=path,
-        run_dir=None if path is None else str(folder),
+        run_dir=None if path is None else str(run_dir),
         config=config,
         overrides=kept,
         base=base,
@@ -221,6 +243,21 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_own=is_trusted,
         code=code,
     )
+
+
+def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
+    """Return the file that holds a run: the one that was named, or its crash if a replay names no batch."""
+    if Path(given).is_file():
+        return Path(given)
+    crash = Path(given) / BUNDLE
+    asks_for_crash = typed_value(arguments, "mode") == "replay" and typed_value(arguments, "replay.batch") is None
+    return crash if asks_for_crash and crash.is_file() else None
+
+
+def first_batch(mode: Mode, arguments: Sequence[str]) -> int:
+    """Return the first of the batches, from 1, that a mode is to train again; what is no number is refused later."""
+    typed = typed_value(arguments, f"{mode.name}.batch") or ""
+    return int(typed) if typed.isdecimal() else 1
 
 
 def _is_plain(override: str) -> bool:

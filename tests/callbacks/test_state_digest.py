@@ -15,7 +15,7 @@ from torch import nn
 from runner import Callback, ClassificationModel, Trainer, first_difference, save_checkpoint
 from runner.algorithms import EMA, BatchAugment, MixUp
 from runner.callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
-from runner.checkpoints.digest import FILE, read_digests
+from runner.checkpoints.digest import FILE, PARTS, read_digests
 from runner.data import TensorLoader
 
 BATCHES = 5  # of an epoch: 38 samples in batches of 8
@@ -76,7 +76,7 @@ def test_two_equal_runs_write_the_same(tmp_path: Path):
     assert fit(tmp_path / "b") == written
     lines = read_digests(tmp_path / "a")
     assert [(line["epoch"], line["batch"]) for line in lines] == [(n // BATCHES, n + 1) for n in range(2 * BATCHES)]
-    for part in ("samples", "content", "randomness", "weights", "optimizer", "algorithms"):
+    for part in PARTS:
         assert len({line[part] for line in lines}) == len(lines), part  # each changes with each batch
 
 
@@ -92,11 +92,11 @@ def test_where_and_in_what_runs_part_is_named(tmp_path: Path):
     fit(tmp_path / "seed", seed=1)
     fit(tmp_path / "order", train_dataloader=make_data(seed=2))
     fit(tmp_path / "nudge", Nudge())
-    everything = ("samples", "content", "randomness", "weights", "optimizer", "algorithms")
+    everything = PARTS
     assert first_difference(tmp_path / "a", tmp_path / "seed") == (0, 1, everything[1:])  # the data has its own seed
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "order")
     assert (agreed, batch) == (0, 1)
-    assert set(parts) == {"samples", "content", "weights", "optimizer", "algorithms"}  # as many draws of dropout
+    assert set(parts) == {*PARTS} - {"randomness"}  # as many draws of dropout
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "nudge")
     assert (agreed, batch) == (4, 5)
     assert "weights" in parts and not {"samples", "content", "randomness"} & set(parts)

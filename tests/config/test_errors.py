@@ -58,7 +58,7 @@ def explained(*overrides: str) -> str:
             ),
             (
                 ["optimizer.lrr=1"],
-                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: lr, momentum, ",
+                "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'? Allowed: fused, lr, momentum, ",
             ),
             # The allowed keys are those of the chosen optimizer.
             (

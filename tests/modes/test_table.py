@@ -60,7 +60,8 @@ def test_a_mode_that_leaves_a_run_runs_where_one_is_recorded():
     for mode in MODES.values():
         assert not (mode.trains and mode.uses_weights)
         assert mode.keeps_folder or not (mode.trains or mode.uses_weights)
-        assert mode.on_all_ranks == (mode.keeps_folder or mode.name == "lr_range")  # which trains, and keeps nothing
+        trains_here = mode.keeps_folder or mode.name in ("lr_range", "replay", "verify")  # three that keep nothing
+        assert mode.on_all_ranks == trains_here
 
 
 def test_a_mode_runs_its_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -78,7 +79,7 @@ def test_a_mode_runs_its_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["chek", "", None, 3, ["check"], {"ch": 1}])
 def test_an_unknown_mode_is_one_error_with_the_nearest_name(name: object):
-    with pytest.raises(ValueError, match="no such mode; .*llowed: check, compare, completion, eval, ") as raised:
+    with pytest.raises(ValueError, match="no such mode; .*llowed: bisect, check, compare, completion, ") as raised:
         find_mode(name)
     assert str(raised.value).startswith(f"mode={name!r}: ")
     assert ("did you mean 'check'" in str(raised.value)) == (name in ("chek", ["check"]))

@@ -1,0 +1,32 @@
+"""What a failure in training is known by: its type, its line and its batch. `crash.zip` carries them elsewhere."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+from runner.addresses import without_credentials
+from runner.failures.facts import RankFailed
+
+BUNDLE = "crash.zip"
+"""In a run's folder: all that is needed to let it fail again."""
+FACTS = "crash.json"
+"""In the bundle: what `describe_crash` returned, and the batch."""
+BATCH = "batch.safetensors"
+"""In the bundle: the tensors of the batch, as they were when it failed."""
+_LONGEST = 500  # characters of a message
+
+
+def describe_crash(error: BaseException) -> dict[str, Any]:
+    """Return the type and the message of an exception, and the file, line and function that raised it.
+
+    Folders are left out, so that the same failure has the same description on another machine. Of a failure on another
+    rank, the rank stands for the line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+    if isinstance(error, RankFailed):
+        place = f"rank {error.rank}"
+    message = without_credentials(str(error)).strip().rpartition("\n")[2]
+    return {"type": type(error).__name__, "at": place, "message": message[:_LONGEST]}

@@ -1,0 +1,269 @@
+"""`mode=replay`: trains one batch of a run again, exactly as the run did, and shows all that happened in it.
+
+It begins at the run's last checkpoint before that batch, trains the batches in between again, and leaves the run as it
+is. Where the run kept digests, they say whether all is equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.failures.crash import FACTS, describe_crash
+from runner.failures.facts import WrongKey
+from runner.files.whole import read_object, write_whole
+from runner.runs.past import given_run
+from runner.terminal.answer import give
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.modes.replayed import ReplayedBatch
+    from runner.trainer import Trainer
+
+FORMATS = (".png", ".svg", ".pdf")
+SHOWN = 6  # layers whose norms are printed
+_MORE = 8  # samples in a line
+
+
+def check_replay(config: Mapping[str, Any]) -> None:
+    """Check what is asked of a replay.
+
+    Raises:
+        WrongKey: a key of `replay` is out of range.
+    """
+    asked = config["replay"]
+    if asked["batch"] < 0 or (asked["batch"] == 0 and not _read_crash(Path(config["run"]))):
+        reason = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
+        raise WrongKey("replay.batch", reason, repr(asked["batch"]))
+    if asked["worst"] < 0:
+        raise WrongKey("replay.worst", "must be a number of samples, at least 0", repr(asked["worst"]))
+    if asked["picture"] and Path(asked["picture"]).suffix not in FORMATS:
+        raise WrongKey("replay.picture", f"must end in {', '.join(FORMATS)}, or be ''", repr(asked["picture"]))
+    if asked["to"] and Path(asked["to"]).suffix != ".safetensors":
+        raise WrongKey("replay.to", "must end in .safetensors, or be ''", repr(asked["to"]))
+
+
+def replay(job: Job) -> None:
+    """Train a batch of a run again, and print what happened in it. All ranks; rank 0 notes and prints.
+
+    Raises:
+        WrongConfig: the run has no such batch, or cannot be trained any more.
+    """
+    from runner.distributed.collectives import get_world_size
+    from runner.modes.diagnosis import noting_faults
+    from runner.modes.replayed import ReplayedBatch
+    from runner.modes.standing import check_reached, standing_before
+
+    asked = job.config["replay"]
+    run = Path(job.config["run"])
+    crash = {} if asked["batch"] else _read_crash(run)
+    batch = asked["batch"] or crash["batch"]
+    noted = ReplayedBatch(batch, asked["debug"])
+    with config_errors():
+        if asked["debug"] and get_world_size() > 1:
+            raise WrongKey("replay.debug", "stops one process; add launch.nproc_per_node=1", "True")
+    kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in asked["without"]}
+    config = {**job.config, "callbacks": kept}
+    key = "" if crash else "replay.batch"  # a run may fail after its last batch
+    with ExitStack() as stack:
+        with config_errors():
+            standing = standing_before(config, run, batch, {"replay": noted}, key=key, until=batch)
+            trainer = stack.enter_context(standing)
+        stack.enter_context(_failing_as(crash))
+        stack.enter_context(noting_faults(config, job.choices))
+        begun = trainer.state.timestamp.batch
+        if is_rank_zero():
+            start = trainer.state.resumed_from
+            where = "the beginning of the run" if start is None else show_path(start)
+            print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
+        trainer.fit(may_be_over=bool(crash))
+        with config_errors():
+            check_reached(trainer.state, 0 if crash else batch, "replay.batch")
+        if is_rank_zero() and noted.is_done:
+            _report(job, trainer, noted, begun)
+        if is_rank_zero() and crash:
+            was = f"{crash['type']} at {crash['at']}: {crash['message']}"
+            print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
+
+
+def _read_crash(run: Path) -> dict[str, Any]:
+    """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
+    found = read_object(run / FACTS)
+    texts = {key: str(found.get(key, "")) for key in ("type", "at", "message")}
+    batch = found.get("batch")
+    return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
+
+
+@contextmanager
+def _failing_as(crash: Mapping[str, Any]) -> Iterator[None]:
+    """Say of a failure whether it is the one that the run had."""
+    try:
+        yield
+    except Exception as error:
+        if crash:
+            now = describe_crash(error)
+            is_same = (now["type"], now["at"]) == (crash["type"], crash["at"])
+            same = f"the failure of the run: {crash['type']} at {crash['at']}, in batch {crash['batch']}"
+            other = f"not the failure of the run, which was {crash['type']} at {crash['at']}"
+            error.add_note(same if is_same else other)
+        raise
+
+
+def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
+    from runner.modes.worst_samples import describe_target, inputs_and_targets, show_text
+
+    asked = job.config["replay"]
+    run = Path(job.config["run"])
+    batch = noted.batch
+    equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
+    inputs, targets = inputs_and_targets(_joined(noted.microbatches))
+    outputs = _joined(noted.outputs)
+    worst = sorted(noted.samples, key=lambda one: -one.loss)[: asked["worst"]]
+    described = [
+        {
+            "index": one.index,
+            "loss": one.loss,
+            "is": describe_target(targets, outputs, one.place),
+            "text": show_text(inputs, one.place),
+        }
+        for one in worst
+    ]
+    picture = _draw(inputs, [one.place for one in worst], described, asked["picture"], f"batch {batch} of {run.name}")
+    if asked["to"]:
+        _write(Path(asked["to"]), noted)
+    give(
+        result={
+            "run": str(run),
+            "batch": batch,
+            "epoch": noted.epoch,
+            "from_batch": begun,
+            "equal": equal,
+            "loss": noted.loss,
+            "samples": [one._asdict() for one in noted.samples],
+            "worst": described,
+            "gradients": noted.gradients,
+            "activations": noted.activations,
+            "algorithms": [one._asdict() for one in noted.acts],
+            "picture": picture,
+            "tensors": asked["to"] or None,
+        }
+    )
+    files = [("picture", show_path(Path(picture)))] if picture else []
+    files += [("tensors", show_path(Path(asked["to"])))] if asked["to"] else []
+    print_block("", [digests, *_rows(noted, described), *files])
+
+
+def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
+    """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
+
+    Args:
+        run: the folder of the run.
+        again: the folder with the digests of now.
+        begun: the batch after which training began again.
+        batch: the last batch trained again.
+
+    Returns:
+        The answer, and a label and a text for people.
+    """
+    from runner.checkpoints.digest import PARTS, first_difference
+    from runner.distributed.collectives import get_world_size
+    from runner.modes.standing import ranks_of
+
+    ranks = ranks_of(run, batch)
+    alike = ranks == get_world_size()
+    try:
+        found = first_difference(again, run, PARTS if alike else ["samples"])
+    except (FileNotFoundError, ValueError):
+        text = f"the run kept none of batches {begun + 1} to {batch}; +callbacks=state_digest keeps them"
+        return None, ("digests", text)
+    what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
+    if found.batch is None:
+        return True, ("ok digests", f"{what}equal to the bit up to batch {found.agreed}")
+    return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")
+
+
+def _rows(noted: ReplayedBatch, worst: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about a batch, as labels and texts."""
+    rates = ", ".join(dict.fromkeys(f"{one:.6g}" for one in noted.rates))
+    yield "loss", f"{noted.loss:.6g}, in epoch {noted.epoch + 1}, at the learning rate {rates}"
+    known = [one.index for one in noted.samples if one.index is not None] or [
+        one for one in noted.indices if one is not None
+    ]
+    if known:
+        more = f" and {len(known) - _MORE} more" if len(known) > _MORE else ""
+        yield "samples", f"{', '.join(map(str, known[:_MORE]))}{more}"
+    if noted.no_losses:
+        yield "worst", f"the loss of a sample is not known: {noted.no_losses}"
+    for place, one in enumerate(worst):
+        index = "?" if one["index"] is None else one["index"]
+        about = "; ".join(text for text in (one["is"], one["text"]) if text)
+        yield "worst" if place == 0 else "", f"sample {index}: loss {one['loss']:.4g}{about and f', {about}'}"
+    if noted.gradients:
+        total = sum(one * one for one in noted.gradients.values()) ** 0.5
+        yield "gradients", f"norm {total:.4g}; {_largest(noted.gradients)}"
+    if noted.activations:
+        yield "activations", f"norms {_largest(noted.activations)}"
+    for place, act in enumerate(noted.acts):
+        yield "algorithms" if place == 0 else "", f"{act.algorithm} at {act.event}: {'; '.join(act.changed)}"
+
+
+def _largest(norms: Mapping[str, float]) -> str:
+    largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
+    more = f", and {len(norms) - SHOWN} smaller ones" if len(norms) > SHOWN else ""
+    return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return microbatches, or their outputs, as one; None if they cannot be joined."""
+    from torch import Tensor, cat
+
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return cat(parts) if first.ndim and len({one.shape[1:] for one in parts}) == 1 else None
+    if isinstance(first, Mapping):
+        return {key: _joined([one[key] for one in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return [_joined([one[place] for one in parts]) for place in range(len(first))]
+    return None
+
+
+def _draw(inputs: Any, places: list[int], worst: list[dict[str, Any]], path: str, title: str) -> str | None:
+    """Write a picture of the worst samples if they are images, and return its path."""
+    from runner.modes.worst_samples import draw_images, is_image
+
+    if not (path and places and is_image(inputs)):
+        return None
+    captions = [f"sample {one['index']}, loss {one['loss']:.3g}\n{one['is']}" for one in worst]
+    write_whole(Path(path), draw_images(inputs[places], captions, title, Path(path).suffix[1:]))
+    return path
+
+
+def _write(path: Path, noted: ReplayedBatch) -> None:
+    """Write the batch as the model saw it, its outputs, gradients and losses into a file."""
+    import torch
+    from safetensors.torch import save
+
+    found = {**dict(_named("batch", _joined(noted.microbatches))), **dict(_named("outputs", _joined(noted.outputs)))}
+    found |= {f"gradients.{name}": one for name, one in noted.gradient_values.items()}
+    if noted.losses:
+        found["losses"] = torch.tensor(noted.losses)
+    if noted.indices and None not in noted.indices:
+        found["indices"] = torch.tensor(noted.indices)
+    write_whole(path, save({name: one.clone().contiguous() for name, one in found.items()}))
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | tuple | list):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _named(f"{name}.{key}", one)

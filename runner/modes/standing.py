@@ -1,0 +1,154 @@
+"""A Trainer that stands right before a batch of a run that was trained earlier: from a checkpoint, and what is missing.
+
+Everything in training is a function of the seed and the batch, so training from a checkpoint to that batch gives the
+run's own weights, samples and random numbers, bit for bit. The run's folder is only read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.distributed.threads import with_threads
+from runner.failures.facts import WrongKey
+from runner.files.whole import read_object
+from runner.hooks import Callback
+from runner.logger import Logger
+from runner.modes.trial import make_trial, trial
+from runner.runs.optimizer_changes import change_optimizers
+from runner.runs.past import ENVIRONMENT, checkpoint_before, last_saved, record_of
+from runner.runs.result import read_result
+from runner.state import State
+from runner.time import TimeUnit, convert
+from runner.trainer import Trainer
+
+
+class Stop(Callback):
+    """Ends training after a given batch; where that is trained already, after the next one."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self.batch = max(self.batch, state.timestamp.batch + 1)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch >= self.batch:
+            state.stop_training()
+            for one in state.evaluators:
+                one.evaluated_at = state.timestamp.batch  # none is owed at the end
+
+
+@contextmanager
+def standing_before(
+    config: Mapping[str, Any],
+    run: Path,
+    batch: int,
+    watchers: Mapping[str, Callback],
+    *,
+    key: str,
+    until: int,
+    watched: bool = True,
+) -> Iterator[Trainer]:
+    """Yield a Trainer at the last checkpoint before a batch, whose `fit` trains from there on. All ranks.
+
+    Args:
+        config: the config that the batch was trained with.
+        run: the folder of the run.
+        batch: number of the batch, from 1.
+        watchers: callbacks to add, by key.
+        key: the config key that names the batch, for errors; empty to allow one after the end of the run.
+        until: the batch after which `fit` ends.
+        watched: whether the config's own callbacks run too.
+
+    Raises:
+        WrongKey: the run has no such batch.
+    """
+    stop = {"stop": Stop(until)}
+    with (
+        with_threads(_threads_of(run, batch)),
+        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch)) as trainer,
+    ):
+        change_optimizers(trainer.state, config)
+        if key:
+            check_batch(trainer.state, run, batch, key)
+        yield trainer
+
+
+def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
+    """Return a Trainer that stands before a batch; each call of its `fit()` trains one more. All ranks.
+
+    From now on torch computes with as many CPU threads as in the run.
+
+    Args:
+        config: the config that the batch was trained with.
+        run: the folder of the run.
+        batch: number of the batch, from 1.
+
+    Raises:
+        WrongKey: the run has no such batch.
+    """
+    if (threads := _threads_of(run, batch)) is not None:
+        torch.set_num_threads(threads)
+    folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
+    trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch))
+    weakref.finalize(trainer, folder.cleanup)
+    try:
+        change_optimizers(trainer.state, config)
+        check_batch(trainer.state, run, batch, "batch")
+        if trainer.state.timestamp.batch < batch - 1:
+            trainer.fit()
+        check_reached(trainer.state, batch - 1, "batch")
+    except BaseException:
+        trainer.close()
+        raise
+    return trainer
+
+
+def check_batch(state: State, run: Path, batch: int, key: str) -> None:
+    """Raise WrongKey if a run is known to end before a batch."""
+    last = _planned_end(state)
+    result = read_result(run)
+    if result is not None and result.status in ("FINISHED", "DIVERGED"):
+        last = last_saved(run) or last  # training may have been stopped early
+    if last is not None and batch > last:
+        raise WrongKey(key, f"the last batch of this run is {last}", str(batch))
+
+
+def check_reached(state: State, batch: int, key: str) -> None:
+    """Raise WrongKey if training ended before a batch was trained."""
+    if state.timestamp.batch < batch:
+        raise WrongKey(key, f"the last batch of this run is {state.timestamp.batch}", str(batch))
+
+
+def ranks_of(run: Path, batch: int) -> int:
+    """Return how many ranks trained a batch of a run; 1 if that is not known."""
+    return _environment(run, batch).get("ranks") or 1
+
+
+def _threads_of(run: Path, batch: int) -> int | None:
+    """Return how many CPU threads a rank had for a batch of a run, on which the last bits depend; None if unknown."""
+    return _environment(run, batch).get("threads")
+
+
+def _environment(run: Path, batch: int) -> dict[str, int]:
+    found = read_object(record_of(run, batch) / ENVIRONMENT)
+    return {key: one for key, one in found.items() if type(one) is int and 0 < one < 10_000}
+
+
+def _start(run: Path, batch: int) -> dict[str, Any]:
+    checkpoint = checkpoint_before(run, batch)
+    return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
+
+
+def _planned_end(state: State) -> int | None:
+    try:
+        return int(convert(state.max_duration, TimeUnit.BATCH, None, state.train_dataloader_len))
+    except ValueError:
+        return None

@@ -1,0 +1,245 @@
+"""A run that fails leaves a file from which it fails again: same type, line and batch, wherever the file is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.callbacks import CrashBundle
+from runner.runs.run_files import unpacked
+
+SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "~callbacks.mlflow_logger")  # 18 batches
+PLACES = ("batch_start", "after_forward", "after_train_batch", "batch_end", "epoch_end", "eval_end", "fit_end")
+MORE = (
+    *("epoch_start", "before_dataloader", "after_dataloader", "before_train_batch", "before_forward", "before_loss"),
+    *("after_loss", "before_backward", "after_backward", "batch_checkpoint", "eval_before_all", "eval_batch_start"),
+    *("eval_after_forward", "eval_after_all", "epoch_checkpoint"),
+)
+OWN = '''
+"""What a user wrote."""
+from torch import nn
+
+from runner import Algorithm, Callback, ClassificationModel
+from runner.data.images.digits import load_digits
+
+TIME = None
+
+
+def fail(place, state=None):
+    if place == PLACE and ((TIME or 0) if state is None else state.timestamp.batch) >= 7:
+        raise RuntimeError(f"on purpose, in {place}")
+
+
+class Watcher(Callback):
+    def batch_start(self, state, logger):
+        global TIME
+        TIME = state.timestamp.batch
+        fail("batch_start", state)
+
+
+def _make(event):
+    def hook(self, state, logger):
+        fail(event, state)
+    return hook
+
+
+for _event in EVENTS:
+    setattr(Watcher, _event, _make(_event))
+
+
+class Changer(Algorithm):
+    def before_forward(self, state, logger):
+        fail("algorithm", state)
+
+
+class Model(ClassificationModel):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+
+    def forward(self, batch):
+        fail("model_forward")
+        return super().forward(batch)
+
+    def loss(self, outputs, batch):
+        fail("model_loss")
+        return super().loss(outputs, batch)
+
+
+def schedule(timestamp):
+    fail("schedule")
+    return 1.0
+
+
+def load_data(batch_size, eval_batch_size, seed):
+    train, evaluation, *_ = load_digits(batch_size, eval_batch_size, seed=seed)
+
+    def transform(batch):
+        fail("data")
+        return batch
+
+    train.transform = transform
+    return train, evaluation
+'''
+PARTS = (
+    *("model._target_=own.Model", "~model.module", "~model.num_classes", "data._target_=own.load_data"),
+    *("~data.test_samples", "+callbacks.own._target_=own.Watcher", "+algorithms.own._target_=own.Changer"),
+    *("scheduler=none", "+scheduler._target_=own.schedule", "+scheduler._partial_=true", "hydra.run.dir=run"),
+)
+
+
+def fails_twice(place: str, folder: Path, run_app: Any) -> None:
+    """Let a run fail at a place, open its bundle in another folder, and compare."""
+    events = [one for one in (*PLACES, *MORE) if one != "batch_start"]
+    (folder / "own.py").write_text(f"PLACE = {place!r}\nEVENTS = {events!r}\n{OWN}")
+    first = run_app(*SMALL, *PARTS, exit_code=1)
+    assert "python -m runner replay " in first.stderr and first.stderr.rstrip().endswith("run/crash.zip"), first.stderr
+    other = folder / "other"
+    other.mkdir()
+    shutil.move(folder / "run" / "crash.zip", other)
+    shutil.rmtree(folder / "run")
+    (folder / "own.py").unlink()
+    again = run_app("replay", "crash.zip", folder=other, exit_code=1)
+    assert f"RuntimeError: on purpose, in {place}" in again.stderr, again.stderr
+    facts = json.loads(zipfile.ZipFile(other / "crash.zip").read("crash.json"))
+    assert f"the failure of the run: RuntimeError at {facts['at']}, in batch {facts['batch']}" in again.stderr
+    assert facts["type"] == "RuntimeError" and facts["message"].startswith("on purpose")
+    assert os.listdir(other) == ["crash.zip"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, "model_loss", "algorithm", "data"])
+def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: Any):
+    fails_twice(place, tmp_path, run_app)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [*MORE, "model_forward", "schedule"])
+def test_a_failure_anywhere_fails_again(place: str, tmp_path: Path, run_app: Any):
+    fails_twice(place, tmp_path, run_app)
+
+
+@pytest.fixture
+def crashed(tmp_path: Path, run_here: Any) -> Path:
+    """The bundle of a run that failed in its eighth batch."""
+    (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
+    run_here(*SMALL, *PARTS, code=1)
+    return tmp_path / "run" / "crash.zip"
+
+
+def test_someone_elses_bundle_needs_permission_for_each_thing(
+    crashed: Path, tmp_path: Path, run_app: Any, monkeypatch: pytest.MonkeyPatch
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(crashed, other)
+    stranger = {"XDG_CONFIG_HOME": str(tmp_path / "stranger")}
+    (tmp_path / "own.py").unlink()
+    refused = run_app("replay", "crash.zip", folder=other, env=stranger, exit_code=2).stderr
+    assert "uses code that is not part of this project: own.Changer, own.Model" in refused
+    allowed = "allow_targets=['own.*']"
+    unread = run_app("replay", "crash.zip", allowed, folder=other, env=stranger, exit_code=2).stderr
+    assert "add allow_code=true if you trust it" in unread and "there is no module 'own'" in unread
+    again = run_app("replay", "crash.zip", allowed, "allow_code=true", folder=other, env=stranger, exit_code=1).stderr
+    assert "the failure of the run: RuntimeError" in again
+
+
+def test_a_run_whose_bug_is_fixed_does_not_fail(crashed: Path, tmp_path: Path, run_here: Any):
+    done = run_here("replay", "run", "~callbacks.own", code=0)  # the crash of a run is in its folder
+    assert "warning crash  it did not fail this time; then it was RuntimeError at own.py" in done.out
+    with zipfile.ZipFile(crashed) as file:
+        names = file.namelist()
+        secrets = [name for name in names if name.startswith("/") or ".." in name]
+    assert {"config.yaml", "crash.json", "code/own.py", "batch.safetensors", "signature"} <= {*names} and not secrets
+
+
+def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(
+        f"PLACE = 'after_forward'\nEVENTS = []\n{OWN}\n"
+        "class OnlyRank1(Callback):\n"
+        "    def after_forward(self, state, logger):\n"
+        "        from runner import get_global_rank\n"
+        "        if get_global_rank() == 1:\n"
+        "            fail('after_forward', state)\n"
+    )
+    arguments = [one.replace("own.Watcher", "own.OnlyRank1") for one in PARTS]
+    first = run_app(*SMALL, *arguments, "launch.nproc_per_node=2", "scheduler=none", exit_code=1)
+    assert "on purpose, in after_forward" in first.stderr and "replay" in first.stderr
+    again = run_app("replay", "run/crash.zip", exit_code=1)
+    assert "on purpose, in after_forward" in again.stderr
+
+
+def test_what_does_not_fit_is_left_out(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
+    done = run_here(*SMALL, *PARTS, "callbacks.crash_bundle.max_size=0.02", code=1)
+    assert "do not fit into max_size" in done.err
+    bundle = tmp_path / "run" / "crash.zip"
+    assert bundle.stat().st_size < 20_000
+    again = run_here("replay", str(bundle), code=1)
+    assert "after batch 0" in again.out and "the failure of the run: RuntimeError" in again.err
+
+
+@pytest.mark.parametrize("max_size", [0, -1.0])
+def test_a_wrong_size_is_refused(max_size: float):
+    with pytest.raises(ValueError, match=f"max_size={max_size}: must be a number of megabytes above 0"):
+        CrashBundle(max_size)
+
+
+def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([entry("../evil")], "holds '../evil', which has no place"),
+        ([entry("/etc/evil")], "holds '/etc/evil'"),
+        ([entry("code/../../evil.py")], "holds 'code/../../evil.py'"),
+        ([entry("code/.hidden/evil.py")], "has no place"),
+        ([entry("code\\..\\evil.py")], "has no place"),
+        ([entry("checkpoints/x/evil.pkl")], "has no place"),
+        ([entry("runner/__init__.py")], "has no place"),
+        ([entry("git.patch", stat.S_IFLNK | 0o777)], "holds 'git.patch', which has no place"),
+        ([entry("git.patch", stat.S_IFIFO | 0o777)], "has no place"),
+        ([entry("overrides.yaml"), entry("overrides.yaml")], "has no place"),
+        ([], "holds no run; a run that fails leaves a crash.zip"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_hostile_file_writes_nothing(tmp_path: Path, entries: list[zipfile.ZipInfo], message: str):
+    path = tmp_path / "crash.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for one in entries:
+            file.writestr(one, "x")
+        if entries:
+            file.writestr("config.yaml", "{}")
+        file.writestr("signature", "x")
+    with pytest.raises(ValueError, match="has no place|holds no run") as raised:
+        unpacked(path)
+    assert message in str(raised.value)
+    assert os.listdir(tmp_path) == ["crash.zip"]
+
+
+def test_a_bomb_and_a_torn_file_are_refused(tmp_path: Path):
+    path = tmp_path / "crash.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("config.yaml", "{}")
+        file.writestr("code/bomb.py", b"\0" * 50_000_000)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ValueError, match="would unpack to more than"):
+        unpacked(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("config.yaml", "a: 1\n" * 5_000)
+    content = bytearray(path.read_bytes())
+    content[60:70] = b"\xff" * 10
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is no whole crash\.zip"):
+        unpacked(path)

@@ -1,0 +1,109 @@
+"""The commit that changed the bits of a run is found in a real repository, whatever else was committed around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.modes.bisect import check_bisect, find_first
+
+SMALL = ("model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=none", "algorithms=none")
+OWN = """
+from torch import nn
+
+from runner import ClassificationModel
+
+
+class Model(ClassificationModel):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+
+    def forward(self, batch):
+        return super().forward(batch)
+"""
+BAD = OWN.replace("super().forward(batch)", "super().forward(batch) * 1.001")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, subject: str, content: str) -> str:
+    (folder / "own.py").write_text(content)
+    git(folder, "add", "own.py")
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", subject)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, run_app: Any) -> Path:
+    """A run of the first commit, and commits after it: comments, one that is broken, the change, and more comments."""
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / ".gitignore").write_text("run\noutputs\n")
+    git(tmp_path, "add", ".gitignore")
+    commit(tmp_path, "start", OWN)
+    model = ("model._target_=own.Model", "~model.module", "~model.num_classes")
+    run_app(*SMALL, *model, "hydra.run.dir=run")
+    for number in range(3):
+        commit(tmp_path, f"comment {number}", f"# {number}\n{OWN}")
+    commit(tmp_path, "broken", "this is no Python\n")
+    commit(tmp_path, "the change", f"# the change\n{BAD}")
+    for number in range(3, 6):
+        commit(tmp_path, f"comment {number}", f"# {number}\n{BAD}")
+    return tmp_path
+
+
+def test_the_first_commit_that_changes_the_bits(repository: Path, run_app: Any):
+    head = git(repository, "rev-parse", "HEAD")
+    done = run_app("bisect", "run", "good=HEAD~8", "bad=HEAD", "batches=2")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    change, broken = (git(repository, "rev-parse", "--short=10", one) for one in ("HEAD~3", "HEAD~4"))
+    assert f"skipped {broken} broken: does not run" in lines
+    assert f"first {change} the change" in lines
+    assert f"or one of 1 before it that do not run: {broken} broken" in lines
+    assert any(line.startswith("different at batch 1, in loss, gradients") for line in lines)
+    assert sum(line.startswith(("ok equal", f"different {change[:2]}", "different", "skipped")) for line in lines) <= 6
+    assert git(repository, "worktree", "list").count("\n") == 0  # only the user's own
+    assert git(repository, "status", "--short") == "" and git(repository, "rev-parse", "HEAD") == head
+
+
+def test_what_cannot_be_bisected_is_one_message(repository: Path, run_app: Any):
+    for arguments, message in (
+        (("good=HEAD",), "bisect.good='HEAD': is no ancestor of bisect.bad=HEAD"),
+        (("good=nowhere",), "bisect.good='nowhere': no such commit"),
+        ((), "bisect.good='': must be a commit"),
+        (("good=HEAD~4", "bad=HEAD~3", "batches=2"), "bisect.good='HEAD~4': the run cannot be trained there"),
+    ):
+        error = run_app("bisect", "run", *arguments, exit_code=2).stderr
+        assert message in error and 'Traceback (most recent call last):\n  File "/tmp' not in error
+    same = run_app("bisect", "run", "good=HEAD~8", "bad=HEAD~6", "batches=2", "output=json", exit_code=1)
+    assert json.loads(same.stdout)["result"]["batch"] is None
+
+
+@pytest.mark.parametrize("changed", [0, 1, 13, 30, 31])
+@pytest.mark.parametrize("broken", [(), (7, 8, 15), (29,)])
+def test_thirty_two_commits_take_few_probes(changed: int, broken: tuple[int, ...]):
+    asked = []
+
+    def differs(place: int) -> bool | None:
+        asked.append(place)
+        return None if place in broken else place >= changed
+
+    first, unknown = find_first(32, differs)
+    assert {first, *unknown} >= {changed} and first - changed <= len(broken)
+    assert len(asked) == len({*asked}) <= 5 + len(broken)
+    assert broken or (first, unknown) == (changed, [])
+
+
+def test_the_keys_are_checked():
+    asked = {"good": "a", "bad": "b", "batches": 1, "patience": 1}
+    check_bisect({"bisect": asked})
+    for key, value in (("good", ""), ("bad", "--upload-pack=x"), ("batches", 0), ("patience", 0)):
+        with pytest.raises(ValueError, match=rf"bisect\.{key}={value!r}: must be"):
+            check_bisect({"bisect": asked | {key: value}})

@@ -41,7 +41,7 @@ docs: $(VENV)/.installed-docs ## build the site of docs/ into build/site; a wron
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # Continues when one misses its limit, and fails at the end.
-bench: $(VENV)/.installed-run ## measure what we claim; an hour, most of it for algorithms.py
+bench: $(VENV)/.installed-run ## measure what we claim; hours, most of them for algorithms.py
 	@missed=; for benchmark in benchmarks/[a-z]*.py; do \
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark" || missed="$$missed $$benchmark"; done; \
 		test -z "$$missed" || { echo "missed:$$missed"; exit 1; }

@@ -10,8 +10,12 @@ seeds for half of a budget B, for B, and for 2 B, each time with the whole sched
 parallel-line assay, the ratio is the horizontal distance of two parallel lines: the difference of their mean log errors
 over the three budgets, divided by the slope of the plain recipe's line. 0.5 means: the error that the plain recipe
 reaches with B is reached with half of it. The ratio of CPU time is that ratio times the one of CPU seconds for the same
-budget: the median of runs, so leave the machine alone meanwhile. Behind ± is the standard error, by the jackknife over
-seeds; with few seeds it is rough itself. Ratios beyond 4 either way are outside of what was trained, and shown as such.
+budget: the median of runs, so leave the machine alone meanwhile. Ratios beyond 4 either way are outside of what was
+trained, and shown as such.
+
+Each seed is a pair of runs, and the rest is what `runner verdict` does with pairs: brackets hold the 95 % interval of
+the difference at the slope that was found, and a ratio is bold where the sign-flip test tells it from 1, corrected by
+Holm's method for all changes at that budget.
 
 What a ratio is not: settings other than those shown were not tried, and both networks are small.
 """
@@ -25,9 +29,12 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from _runs import ROOT, Result, Run, results, seeds_from
+
+from runner.runs.decision import LEVEL, Samples, count_needed, decide
 
 RANGE = 4.0  # ratios that half to twice a budget can show, either way
 FACTORS = (0.5, 1.0, 2.0)
@@ -135,72 +142,85 @@ class Task:
 
 
 TASKS = {
-    "digits": Task("digits_plain", "ep", "{} epochs", (8, 16), 10, tuple(DIGITS.strip().splitlines())),
+    "digits": Task("digits_plain", "ep", "{} epochs", (8, 16), 11, tuple(DIGITS.strip().splitlines())),
     "language": Task(
-        "stdlib_lm_plain", "tok", "{:,} bytes", (100_000, 200_000), 3, tuple(LANGUAGE.strip().splitlines())
+        "stdlib_lm_plain", "tok", "{:,} bytes", (100_000, 200_000), 11, tuple(LANGUAGE.strip().splitlines())
     ),
 }
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of cost to the target, and the standard error of it."""
+    """A ratio of cost to the target, the bounds of its 95 % interval, and whether it is known not to be 1."""
 
     value: float
-    error: float
+    low: float
+    high: float
+    is_decided: bool = False
+
+    def times(self, factor: float) -> Ratio:
+        """Return the ratio of another cost, which is so many times this one; nothing is known of its noise."""
+        return Ratio(self.value * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
         if self.value > RANGE:
             return f"> {RANGE:g}"
         if self.value < 1 / RANGE:
             return f"< {1 / RANGE:g}"
-        return f"{self.value:.2f} ± {self.error:.2f}"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def log_ratio(plain: Sequence[Sequence[float]], changed: Sequence[Sequence[float]]) -> float:
-    """Return the natural logarithm of changed's cost to plain's cost, for the same error.
+Errors = Sequence[Sequence[float]]
+"""One list for each of `FACTORS`, with an error for each seed."""
+
+
+def ratios(plain: Errors, changed: Sequence[Errors]) -> list[Ratio]:
+    """Return the cost of each of several changes, as a ratio to the plain recipe's for the same error.
 
     Args:
-        plain: errors of the plain recipe, one list of seeds for each of `FACTORS`.
-        changed: those with a change.
+        plain: errors of the plain recipe, of at least two seeds.
+        changed: those with each change.
+
+    Raises:
+        ValueError: the plain recipe is no better with a larger budget, so that there is no cost of an error.
     """
-    before, after = ([math.log(statistics.fmean(one)) for one in errors] for errors in (plain, changed))
-    slope = statistics.linear_regression([math.log(factor) for factor in FACTORS], before).slope
+    usual = [math.log(statistics.fmean(one)) for one in plain]
+    slope = statistics.linear_regression([math.log(factor) for factor in FACTORS], usual).slope
     if slope >= 0:
         raise ValueError("the plain recipe is no better with a larger budget: train more seeds")
-    return (statistics.fmean(after) - statistics.fmean(before)) / -slope
+    seeds = [str(seed) for seed in range(len(plain[0]))]
+    found = decide([Samples(_by_seed(plain), _by_seed(one), seeds) for one in changed])
+    costs = [[math.exp(one / -slope) for one in (each.difference, *(each.interval or ()))] for each in found]
+    return [Ratio(*cost, is_decided=each.is_decided) for cost, each in zip(costs, found, strict=True)]
 
 
-def ratio(plain: Sequence[Sequence[float]], changed: Sequence[Sequence[float]]) -> Ratio:
-    """Return what `log_ratio` does as a ratio, with its standard error; at least two seeds."""
-    count = len(plain[0])
-    value = math.exp(log_ratio(plain, changed))
-    without = [
-        log_ratio(*([[*one[:seed], *one[seed + 1 :]] for one in errors] for errors in (plain, changed)))
-        for seed in range(count)
-    ]
-    return Ratio(value, value * math.sqrt((count - 1) * statistics.pvariance(without)))
+def _by_seed(errors: Errors) -> list[float]:
+    """Return the mean log error over the budgets, of each seed."""
+    return [statistics.fmean(map(math.log, same)) for same in zip(*errors, strict=True)]
 
 
-def row(task: Task, change: str, done: Mapping[Run, Result], seeds: Sequence[int]) -> list[Ratio]:
-    """Return the cells of a change: the ratio of budgets and of CPU time, at each B."""
-    cells = []
+def rows(
+    task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]
+) -> dict[str, list[Ratio]]:
+    """Return the cells of each change: the ratio of budgets and of CPU time, at each B."""
+    cells: dict[str, list[Ratio]] = {change: [] for change in changes}
     for budget in task.budgets:
-        plain, changed = (
-            [[done[task.run(one, budget * factor, seed)] for seed in seeds] for factor in FACTORS]
-            for one in ("", change)
-        )
-        cost = ratio(*([[one.error for one in each] for each in found] for found in (plain, changed)))
-        usual, spent = ([one.seconds for each in found for one in each] for found in (plain, changed))
-        # The median, because now and then a run shares its core.
-        time = statistics.median(after / before for before, after in zip(usual, spent, strict=True))
-        cells += [cost, Ratio(cost.value * time, cost.error * time)]
+        trained = {
+            change: [[done[task.run(change, budget * factor, seed)] for seed in seeds] for factor in FACTORS]
+            for change in ("", *changes)
+        }
+        errors = {change: [[one.error for one in each] for each in found] for change, found in trained.items()}
+        costs = ratios(errors[""], [errors[change] for change in changes])
+        for change, cost in zip(changes, costs, strict=True):
+            pairs = zip(chain(*trained[""]), chain(*trained[change]), strict=True)
+            # The median, because now and then a run shares its core.
+            time = statistics.median(after.seconds / before.seconds for before, after in pairs)
+            cells[change] += [cost, cost.times(time)]
     return cells
 
 
 def table(task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]) -> str:
     """Return the table in Markdown, the cheapest at the larger budget first."""
-    rows = {change: row(task, change, done, seeds) for change in changes}
     labels = [task.label.format(budget) for budget in task.budgets]
     what = "epochs" if task.unit == "ep" else "bytes"
     lines = [
@@ -209,10 +229,8 @@ def table(task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds:
         + " |",
         "|---|" + "---|---|" * len(labels),
     ]
-    for change, cells in sorted(rows.items(), key=lambda one: one[1][2].value):
-        # Only what is counted is bold: how far timing can be trusted, the standard error does not know.
-        bold = [place % 2 == 0 and abs(cell.value - 1) > 2 * cell.error for place, cell in enumerate(cells)]
-        shown = [f"**{cell}**" if is_bold else f"{cell}" for cell, is_bold in zip(cells, bold, strict=True)]
+    for change, cells in sorted(rows(task, changes, done, seeds).items(), key=lambda one: one[1][2].value):
+        shown = [f"**{cell}**" if cell.is_decided else f"{cell}" for cell in cells]
         lines.append(f"| `{change}` | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
@@ -229,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, help="one of them; default: both")
     parser.add_argument("--only", help="changes that contain this word; default: all")
-    parser.add_argument("--seeds", type=int, help="for each budget, at least 2; default: 10 and 3")
+    parser.add_argument("--seeds", type=int, help="for each budget, at least 2; default: 11")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each (default 2)")
     parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "algorithms.jsonl", help="what was trained")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/algorithms.md")
@@ -239,6 +257,9 @@ def main() -> int:
             continue
         seeds = seeds_from(FIRST_SEED, arguments.seeds or task.seeds)
         changes = [change for change in task.changes if (arguments.only or "") in change]
+        least = count_needed(math.inf, LEVEL / max(len(changes), 1))
+        if least is not None and len(seeds) < least:
+            print(f"{len(seeds)} seeds cannot tell any of {len(changes)} changes from the recipe; {least} can")
         # Seed by seed, so that plain and changed runs meet the same moments of a busy machine.
         runs = [
             task.run(change, budget, seed) for seed in seeds for change in ("", *changes) for budget in task.trained()

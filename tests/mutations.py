@@ -48,6 +48,20 @@ PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # commands and sweeps
     Fault(
+        "programs: a killed data worker is no failure of the machine",
+        "runner/failures/facts.py",
+        "|DataLoader worker .* signal: Killed",
+        "",
+        "test_programs.py",
+    ),
+    Fault(
+        "honesty board: marks know nothing of the other rows",
+        "benchmarks/algorithms.py",
+        "found = decide([Samples(_by_seed(plain), _by_seed(one), seeds) for one in changed])",
+        "found = [decide([Samples(_by_seed(plain), _by_seed(one), seeds)])[0] for one in changed]",
+        "benchmarks/test_algorithms.py",
+    ),
+    Fault(
         "one job: a config file of the user's own cannot make it a sweep",
         "runner/config/one_job.py",
         "(mode|searchpath|callbacks)",

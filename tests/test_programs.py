@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import sys
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from jsonschema import Draft202012Validator
 from main_runs import SHORT
 from test_main_wrong_commands import WRONG
 from tiers import one_in
 
 from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
 from runner.failures.facts import Facts, RankFailed
-from runner.terminal.answer import SCHEMA, answered
+from runner.runs.result import Result
+from runner.terminal.answer import SCHEMA, answered, error_object
 
-FIELDS = {"schema", "mode", "command", "exit_code", "result", "error"}
+FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output-1.json").read_text())
 QUIET = (*SHORT, "callbacks=none")
 LOUD = """
 import atexit, os
@@ -36,15 +40,34 @@ def read(ended: Any) -> dict[str, Any]:
     """The object of a command: all of stdout, and of the documented form."""
     (line,) = ended.out.splitlines()
     found = json.loads(line, parse_constant=pytest.fail)
-    assert set(found) == FIELDS and found["schema"] == SCHEMA and found["exit_code"] == ended.code
-    error = found["error"]
-    assert (error is None) == (ended.code == 0)
-    if error is not None:
-        assert set(error) == {"code", "key", "message", "allowed", "fix"}
-        assert error["code"] == NAMES[ended.code] and error["message"]
-        assert error["allowed"] is None or all(isinstance(one, str) for one in error["allowed"])
-        assert all(error[name] is None or isinstance(error[name], str) for name in ("key", "fix"))
+    Draft202012Validator(FORM).validate(found)
+    assert set(found) == {*FORM["properties"]} and found["exit_code"] == ended.code
+    assert found["error"] is None or found["error"]["code"] == NAMES[ended.code]
     return found
+
+
+def test_the_schema_is_one_and_has_every_field_of_a_result():
+    Draft202012Validator.check_schema(FORM)
+    assert FORM["properties"]["schema"]["const"] == SCHEMA
+    fields = {one.name for one in dataclasses.fields(Result)}
+    assert {*FORM["$defs"]["result"]["properties"]} == fields | {"schema", "folder"}
+    assert {*FORM["$defs"]["error"]["properties"]["code"]["enum"]} == {*NAMES.values()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exit_code": 2, "error": None},
+        {"exit_code": 0, "error": error_object(2, "no")},
+        {"error": error_object(2, "no") | {"code": "unknown"}, "exit_code": 2},
+        {"mode": "train", "result": {"status": "FINISHED"}},
+        {"schema": 2},
+    ],
+)
+def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
+    right = {"schema": 1, "mode": "list", "command": [], "exit_code": 0, "result": None, "error": None}
+    form = Draft202012Validator(FORM)
+    assert form.is_valid(right) and not form.is_valid(right | wrong)
 
 
 @pytest.mark.parametrize("command", one_in(40, WRONG))
@@ -81,7 +104,9 @@ def test_a_run_answers_with_its_result(run_here: Any, tmp_path: Path):
     lines = ("callbacks=progress_lines", f"callbacks.progress_lines.path={file}")
     found = read(run_here(*SHORT, *lines, "output=json", code=0))
     folder = Path(found["result"].pop("folder"))
-    assert found["result"] == json.loads((folder / "result.json").read_text())
+    written = json.loads((folder / "result.json").read_text())
+    assert found["result"] == written
+    Draft202012Validator({**FORM["$defs"]["result"], "$defs": FORM["$defs"]}).validate(written)
     events = [json.loads(line) for line in file.read_text().splitlines()]
     assert [one["event"] for one in events] == ["fit_start", *["epoch_end", "eval_end"] * 2, "fit_end"]
     assert events[-1]["batch"] == 6 and "eval/loss" in events[-1]["metrics"]
@@ -124,12 +149,22 @@ def raised(error: BaseException) -> RuntimeError:
     return outer
 
 
+def no_memory_for_a_tensor() -> RuntimeError:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(10**15)
+    return raised.value
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT),
         (OSError(errno.ENOENT, "No such file"), FAILED),
         (MemoryError(), ENVIRONMENT),
+        (no_memory_for_a_tensor(), ENVIRONMENT),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Segmentation fault. "), FAILED),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FAILED),
         (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),
         (RankFailed(1, "ValueError: no"), FAILED),
         (ValueError("no"), FAILED),

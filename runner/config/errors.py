@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from hydra.errors import HydraException
@@ -46,6 +46,10 @@ class WrongConfig(Exception):
         self.at = at or key
         self.allowed = tuple(allowed)
         self.fix = fix
+
+    def __reduce__(self) -> Any:
+        """Keep the facts where the jobs of a sweep are checked in another process."""
+        return type(self), (str(self), self.key, self.at, self.allowed, self.fix)
 
 
 class ConstructorFailed(ValueError):

@@ -8,14 +8,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 from runner.distributed.session import end
 from runner.distributed.signals import asking_to_end
 
 SECOND_CTRL_C = 5.0  # seconds
+last_words: list[Callable[[int, str], None]] = []
+"""Functions of an exit code and a reason that are called before this process ends abruptly."""
 
 # A forked process inherits the wakeup descriptor, and would report its own signals as ours.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
@@ -76,8 +79,16 @@ def _watch_deadline(reader: int, grace: float) -> None:
                 seconds = SECOND_CTRL_C if number == signal.SIGINT else grace
                 deadline = min(deadline, time.monotonic() + seconds)
     reason = "the job did not stop in time; progress since its last checkpoint is lost"
-    print(f"ended by {signal.Signals(last).name}: {reason}", file=sys.stderr, flush=True)
-    os._exit(128 + last)
+    end_abruptly(128 + last, f"ended by {signal.Signals(last).name}: {reason}")
+
+
+def end_abruptly(code: int, reason: str) -> NoReturn:
+    """End this process at once, from any thread, after saying why. Nothing is closed."""
+    print(reason, file=sys.stderr, flush=True)
+    for say in last_words:
+        with suppress(Exception):
+            say(code, reason)
+    os._exit(code)
 
 
 RETRY = 0.1  # seconds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
+from runner.distributed.endings import end_abruptly
 from runner.distributed.signals import HANDLED
 from runner.distributed.store import agreed_to_end, connect, find_failure, report_failure, stopping
 from runner.failures.exit_codes import FAILED, code_of_failure
@@ -67,8 +66,7 @@ class Watch:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
         # Reading back from a GPU may wait for an all-reduce, which in turn waits for the failed rank.
         if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
-            print(self._failure, file=sys.stderr, flush=True)
-            os._exit(FAILED if self._failure is None else code_of_failure(self._failure))
+            end_abruptly(FAILED if self._failure is None else code_of_failure(self._failure), str(self._failure))
 
     def _look(self) -> RankFailed | None:
         """Return what failed first, None while nothing has."""

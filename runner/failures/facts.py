@@ -16,6 +16,7 @@ with the exception; `to_data` and `from_data` convert them where pickle is not u
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -211,6 +212,8 @@ class UnsupportedType(TypeError):
         self.type_name = type_name
 
 
+# Torch raises a plain RuntimeError where a CPU has no memory left, or the system killed a process that reads data.
+_OF_TORCH = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed")
 _SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 
@@ -225,6 +228,8 @@ def is_of_environment(error: BaseException) -> bool:
         if isinstance(link, RankFailed) and link.facts.of_environment:
             return True
         if isinstance(link, OSError) and link.errno in _SHORTAGES:
+            return True
+        if isinstance(link, RuntimeError) and _OF_TORCH.search(str(link)):
             return True
         link = link.__cause__ or link.__context__
     return False

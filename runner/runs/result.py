@@ -172,7 +172,7 @@ def error_of_failure(error: BaseException) -> dict[str, Any]:
     facts = error.facts if is_of_other_rank else facts_of(error)
     first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     message = str(error) if is_of_other_rank else first
-    return error_object(code_of_failure(error), message, facts.key or facts.raised_by)
+    return error_object(code_of_failure(error), message, facts.key or facts.section or facts.raised_by)
 
 
 def _write_over(path: Path, content: bytes) -> None:

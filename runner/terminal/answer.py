@@ -12,6 +12,7 @@ from contextlib import redirect_stdout, suppress
 from typing import Any
 
 from runner.addresses import without_credentials
+from runner.distributed.endings import last_words
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
 
@@ -65,6 +66,13 @@ def answered(run: Callable[[], int]) -> int:
     kept: Any = _Kept()
     stdout = os.dup(1)
     os.dup2(2, 1)  # for processes that this one starts, and for code that is not Python
+
+    def end(code: int, reason: str) -> None:
+        if is_rank_zero():
+            give(reason=reason)
+            os.write(stdout, f"{_as_text(typed, code, '')}\n".encode())
+
+    last_words.append(end)
     try:
         with redirect_stdout(kept):
             try:
@@ -72,6 +80,7 @@ def answered(run: Callable[[], int]) -> int:
             except KeyboardInterrupt:  # while the runner was imported
                 code = INTERRUPTED
     finally:
+        last_words.remove(end)
         os.dup2(stdout, 1)
         os.close(stdout)
     if is_rank_zero():

@@ -22,33 +22,46 @@ def power_law(cost: float, spread: tuple[float, ...] = (1.0, 1.0), power: float 
 
 @pytest.mark.parametrize("cost", [0.3, 1.0, 2.5])
 def test_the_ratio_of_power_laws_is_exact(board: ModuleType, cost: float):
-    found = board.ratio(power_law(1.0), power_law(cost))
-    assert found.value == pytest.approx(cost)
-    assert found.error == pytest.approx(0.0, abs=1e-9)
+    (found,) = board.ratios(power_law(1.0), [power_law(cost)])
+    assert (found.value, found.low, found.high) == (pytest.approx(cost),) * 3
 
 
-def test_the_standard_error_is_that_of_a_mean(board: ModuleType):
-    """For small deviations of a method's seeds, against the formula for the mean of n numbers."""
+def test_the_interval_is_that_of_a_mean(board: ModuleType):
+    """For small deviations of a method's seeds, against Student's interval for the mean of n numbers."""
     deviations = (0.004, -0.002, -0.005, 0.001, 0.002)
-    found = board.ratio(power_law(1.0, (1.0,) * 5), power_law(0.5, tuple(1 + one for one in deviations)))
-    standard_error = math.sqrt(sum(one**2 for one in deviations) / 4 / 5)
-    assert found.error == pytest.approx(0.5 * standard_error / 0.4, rel=0.02)
+    (found,) = board.ratios(power_law(1.0, (1.0,) * 5), [power_law(0.5, tuple(1 + one for one in deviations))])
+    half = 2.776 * math.sqrt(sum(one**2 for one in deviations) / 4 / 5)
+    assert (found.high - found.low) / 2 == pytest.approx(0.5 * half / 0.4, rel=0.2)
+    assert found.low < 0.5 < found.high
 
 
 def test_what_seeds_do_to_both_alike_is_no_error(board: ModuleType):
     spread = (1.0, 1.3, 0.8)
-    found = board.ratio(power_law(1.0, spread), power_law(0.5, spread))
-    assert (found.value, found.error) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-9))
+    (found,) = board.ratios(power_law(1.0, spread), [power_law(0.5, spread)])
+    assert (found.low, found.high) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changes", "is_decided"), [(6, 1, True), (5, 1, False), (6, 2, False), (11, 30, True)]
+)
+def test_a_mark_is_a_verdict_corrected_for_the_number_of_changes(
+    board: ModuleType, seeds: int, changes: int, is_decided: bool
+):
+    """A difference far above its noise is told by six pairs, 2 / 2^6 < 0.05, but not if it is one of two."""
+    spread = tuple(1 + 0.01 * (-1) ** seed for seed in range(seeds))
+    same = [power_law(1.0, spread)] * (changes - 1)
+    found = board.ratios(power_law(1.0, spread), [power_law(0.5, spread), *same])
+    assert [one.is_decided for one in found] == [is_decided] + [False] * (changes - 1)
 
 
 def test_a_plain_recipe_that_more_budget_does_not_help_is_refused(board: ModuleType):
     with pytest.raises(ValueError, match="train more seeds"):
-        board.ratio(power_law(1.0, power=-0.1), power_law(1.0))
+        board.ratios(power_law(1.0, power=-0.1), [power_law(1.0)])
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.1, "< 0.25"), (0.251, "0.25 ± 0.10"), (5.0, "> 4")])
+@pytest.mark.parametrize(("value", "shown"), [(0.1, "< 0.25"), (0.251, "0.25 [0.20, 0.30]"), (5.0, "> 4")])
 def test_ratios_outside_of_what_was_trained_are_shown_as_such(board: ModuleType, value: float, shown: str):
-    assert str(board.Ratio(value, 0.1)) == shown
+    assert str(board.Ratio(value, 0.2, 0.3)) == shown
 
 
 def test_each_algorithm_has_a_row_or_a_reason(board: ModuleType):
@@ -67,19 +80,19 @@ def test_each_change_composes_and_binds(board: ModuleType, runs: ModuleType):
 
 
 def test_a_table_sorts_by_the_larger_budget_and_counts_time(board: ModuleType, runs: ModuleType):
-    task = board.Task("plain", "ep", "{} epochs", (8, 64), 2, ("late", "slow"))
+    task = board.Task("plain", "ep", "{} epochs", (8, 64), 7, ("late", "slow"))
     done = {}
     for change, costs, seconds in (("", (1.0, 1.0), 1.0), ("late", (2.0, 0.5), 1.0), ("slow", (1.0, 2.0), 3.0)):
         for budget in task.trained():
-            for seed in (0, 1):
+            for seed in range(7):
                 error = 0.02 * (budget / costs[budget > 16]) ** -0.4
                 done[task.run(change, budget, seed)] = runs.Result(error, seconds * budget)
-    lines = board.table(task, task.changes, done, (0, 1)).splitlines()
-    assert lines[0] == "| change to `plain`, n=2 | 8 epochs: epochs | CPU time | 64 epochs: epochs | CPU time |"
-    half, twice = "0.50 ± 0.00", "2.00 ± 0.00"
+    lines = board.table(task, task.changes, done, range(7)).splitlines()
+    assert lines[0] == "| change to `plain`, n=7 | 8 epochs: epochs | CPU time | 64 epochs: epochs | CPU time |"
+    half, twice = "0.50 [0.50, 0.50]", "2.00 [2.00, 2.00]"
     assert lines[2:] == [
         f"| `late` | **{twice}** | {twice} | **{half}** | {half} |",
-        f"| `slow` | 1.00 ± 0.00 | 3.00 ± 0.00 | **{twice}** | > 4 |",
+        f"| `slow` | 1.00 [1.00, 1.00] | 3.00 [3.00, 3.00] | **{twice}** | > 4 |",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,9 @@ def test_what_config_yaml_lists_is_what_composing_gives(group: str):
     assert _usual(group, [f"{group}=none"], CONF) == composed and len(composed) >= 2
     of_recipe = ["experiment=digits_fast", f"{group}=none"]
     assert _usual(group, of_recipe, CONF) == list(_compose_without(group, of_recipe, CONF)[group])
+
+
+def test_what_is_known_of_an_error_crosses_to_another_process():
+    error = WrongConfig("a=1: no", "a", "a", ("2", "3"), "a=2")
+    same = pickle.loads(pickle.dumps(error))
+    assert (str(same), same.key, same.at, same.allowed, same.fix) == ("a=1: no", "a", "a", ("2", "3"), "a=2")

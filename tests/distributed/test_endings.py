@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,25 @@ def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: 
             time.sleep(0.1)  # the system merges two that are pending at once
         assert process.wait(PATIENCE) == 128 + numbers[-1]
         assert process.stderr.read().startswith(f"ended by {numbers[-1].name}: ".encode())
+
+
+def test_a_command_for_programs_that_ends_abruptly_still_answers(tmp_path: Path):
+    body = "".join(f"    {line}\n" for line in STUCK.splitlines())
+    program = f"from runner.terminal.answer import answered\ndef run():\n{body}answered(run)\n".replace(
+        'print("waiting", flush=True)', 'print("waiting", file=sys.stderr, flush=True)'
+    )
+    arguments = ["-c", program, "0.3", "output=json"]
+    process = start_python(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.readline() == b"waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+        (line,) = process.stdout.read().splitlines()
+    error = json.loads(line)["error"]
+    assert error["code"] == "terminated" and error["message"].startswith(
+        "ended by SIGTERM: the job did not stop in time"
+    )
 
 
 def test_a_signal_is_an_exception_and_one_like_it_does_not_cut_off_what_follows():

@@ -564,8 +564,8 @@ FAULTS = (
     Fault(
         "signal ignored",
         "runner/run.py",
-        "        if self.clock.signal:\n",
-        "        if False:\n",
+        "ending(self.clock.signal) if self.clock.signal else self.state.interruption",
+        "self.state.interruption",
         "distributed/test_signals.py",
     ),
     Fault(

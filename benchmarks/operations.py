@@ -264,6 +264,8 @@ LEFT_OUT = {
     "MLPerfCallback": "needs mlperf_logging",
     "TensorBoardLogger": "needs tensorboard",
     "Compile": "changes what an operation is",
+    "CudnnBenchmark": "needs a GPU",
+    "DDP": "does nothing in a single process",
     "ReduceOnPlateau": "acts after evaluations",
     "NoOpModel": "trains nothing",
 }

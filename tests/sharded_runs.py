@@ -31,7 +31,12 @@ OPTIMIZERS: dict[str, Any] = {
     "muon": lambda model: Muon(model),
 }
 make_trainer = tasks.make_trainer
-REFUSED = {"channels_last": "is not contiguous", "sam": "SAM cannot climb", "spike_guard": "SpikeGuard looks rarely"}
+REFUSED = {
+    "channels_last": "is not contiguous",
+    "ddp": "DDP: each rank has a part",
+    "sam": "SAM cannot climb",
+    "spike_guard": "SpikeGuard looks rarely",
+}
 """Algorithms that are refused for sharded models, and what the message says."""
 
 

@@ -777,13 +777,6 @@ FAULTS = (
         "callbacks/test_sweep_pruner.py",
     ),
     Fault(
-        "search: a study in a storage begins again with the same values",
-        "runner/sweeps/search.py",
-        "sweeper.sampler.seed += len(study.trials)",
-        "sweeper.sampler.seed += 0",
-        "sweeps/test_search.py",
-    ),
-    Fault(
         "verdict: the leader of a sweep has ties as if it had been chosen beforehand",
         "runner/runs/decision.py",
         "> LEVEL / len(samples)",

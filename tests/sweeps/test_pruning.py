@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
     )
     early = result_of(pruned, "0.001")
     assert early.told == [early.objective] and early.objective != result_of(full, "0.001").objective
+    manifest = json.loads((pruned / "lr0.001-mlp-digits/checkpoints/latest/manifest.json").read_text())
+    assert manifest["timestamp"]["batch"] == 3  # of the first epoch, whose evaluation decided
     assert "lr0.001-mlp-digits,0.001," in (pruned / "jobs.csv").read_text()
 
     again = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)  # trains nothing

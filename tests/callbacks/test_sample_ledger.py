@@ -58,7 +58,9 @@ class Watch(Callback):
         self.predictions[-1][mine] = logits.argmax(dim=1)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"grad_accum": 3}, {"algorithms": LabelSmoothing(0.2)}], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"grad_accum": 3}, {"algorithms": LabelSmoothing(0.2)}], ids=["plain", "microbatches", "smoothed"]
+)
 def test_every_epoch_has_the_loss_of_every_sample_before_its_step(tmp_path: Path, arguments: dict[str, Any]):
     watch = Watch()
     memory = InMemoryLogger()

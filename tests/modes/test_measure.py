@@ -87,7 +87,8 @@ def test_operations_are_what_the_model_says():
     config = composed("model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop")
     with build.build({**config, "budget": None}, Path("unused"), "run") as trainer:
         model = trainer.state.unwrapped_model
-        each = model.flops_per_batch(next(iter(trainer.state.train_dataloader)))
+        loader: Any = trainer.state.train_dataloader
+        each = model.flops_per_batch(next(iter(loader)))
     assert each is not None and settle_budget(config)["budget"] == f"1e+09flop = {int(1e9 / each)}ba"
 
 

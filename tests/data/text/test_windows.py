@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,9 +27,9 @@ def test_windows_for_evaluation_are_spread_evenly():
 
 def test_what_stays_on_the_host_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch):
     tokens = torch.arange(500, dtype=torch.int16)
-    resident = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
+    resident: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     monkeypatch.setattr(windows, "RESIDENT_BYTES", 0)
-    staying = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
+    staying: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     assert [one.resident for one in (*resident, *staying)] == [True, True, False, False]
     assert staying[0].to("meta").tensors[0].device.type == "cpu"
     for one, other in zip(resident, staying, strict=True):

@@ -34,7 +34,8 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]
     """Sets the environment of a job, in place of that of an earlier one."""
 
     def change(variables: dict[str, str]) -> None:
-        for name in [one for one in os.environ if one.startswith(("SLURM_", "SUBMITIT_")) or one in RANK]:
+        for name in [*RANK, *(one for one in os.environ if one.startswith(("SLURM_", "SUBMITIT_")))]:
+            monkeypatch.setenv(name, "")  # so that what the product sets is gone after the test
             monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

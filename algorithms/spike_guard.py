@@ -77,7 +77,7 @@ class SpikeGuard(Algorithm):
 
     # At BATCH_END the others have changed their averages; AFTER_TRAIN_BATCH runs in reverse order, so gradients are
     # those before clipping.
-    runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "SAM", "GradientClipping")
+    runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "GradientClipping")
     runs_before = ("NaNGuard",)  # whose batches without gradients are no spikes
 
     def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:

@@ -49,6 +49,7 @@ NOT_MEASURED = {
     "low_precision_group_norm": "does nothing in 32 bits",
     "low_precision_layer_norm": "does nothing in 32 bits",
     "no_op_model": "trains nothing",
+    "spike_guard": "does nothing in runs without spikes, as these are",
     "reduce_on_plateau": "takes the place of the schedule, which both recipes have",
 }
 

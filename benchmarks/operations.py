@@ -263,6 +263,7 @@ LEFT_OUT = {
     "WandBLogger": "needs an account",
     "MLPerfCallback": "needs mlperf_logging",
     "TensorBoardLogger": "needs tensorboard",
+    "SweepPruner": "needs a sweep",
     "Compile": "changes what an operation is",
     "CudnnBenchmark": "needs a GPU",
     "DDP": "does nothing in a single process",

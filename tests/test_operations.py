@@ -184,6 +184,7 @@ LIMITS = {
     "ScheduleFree": ("mlp", 5, 0),
     "SelectiveBackprop": ("mlp", 11, 1),
     "SeqLengthWarmup": ("gpt", 1, 0),
+    "SpikeGuard": ("mlp", 5, 0),
     "SqueezeExcite": ("resnet8", 136, 0),
     "StochasticDepth": ("resnet8", 2, 1),
     "TrivialAugment": ("resnet8", 76, 3),
@@ -224,9 +225,16 @@ def test_adaptive_clipping_takes_three_operations_a_parameter(tmp_path: Path):
     assert counts.row()[0] - without("gpt")[0] <= 3 * parameters + 6
 
 
+def test_the_losses_of_all_samples_are_kept_without_a_read(tmp_path: Path):
+    counts = operations.with_trainer(TASKS["mlp"], tmp_path, callbacks=[callbacks.SampleLedger()])
+    more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]
+    assert more[0] <= 21 and more[3] == 0
+
+
 def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    names = [name for name in callbacks.__all__ if name not in operations.LEFT_OUT]
+    alone = {"SampleLedger"}  # keeps a loss for every sample, and has a limit of its own
+    names = [name for name in callbacks.__all__ if name not in {*operations.LEFT_OUT, *alone}]
     made = [getattr(callbacks, name)(**GIVEN.get(name, {})) for name in names]
     counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=made)
     more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]

@@ -120,10 +120,10 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
     groups = _groups_by_choice(overrides)
-    if name in groups and group not in groups[name]:
-        return f"{typed}: no such choice; did you mean {_typed(name, groups[name])}?"
     if (foreign := about_foreign(typed)) is not None:
         return f"{typed}: no such choice; {foreign}"
+    if name in groups and group not in groups[name]:
+        return f"{typed}: no such choice; did you mean {_typed(name, groups[name])}?"
     own = listed or [one for one, having in groups.items() if group in having]
     return f"{typed}: no such choice; " + nearest(name, own)
 

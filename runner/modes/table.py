@@ -180,7 +180,7 @@ _ROWS = (
     ),
     Mode(
         "verify",
-        says="trains batches of a run again with today's code, and compares digests",
+        says="trains batches of a run again, and compares digests",
         example="runner verify RUN",
         runs="runner.modes.verify:verify",
         check="runner.modes.verify:check_verify",

@@ -36,9 +36,9 @@ TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
             ),
         ),
         (
-            ("model=mlp", "algorithms=label_smoothing", *DIGITS, "model.num_classes=9"),
+            ("model=mlp", "algorithms=mixup", *DIGITS, "model.num_classes=9"),
             (
-                "error: algorithms.label_smoothing: RuntimeError: index 9 is out of bounds for dimension 1 with size 9",
+                "error: algorithms.mixup: RuntimeError: index 9 is out of bounds for dimension 1 with size 9",
                 "  at BEFORE_LOSS, with model=mlp and data=digits",
             ),
         ),

@@ -92,7 +92,7 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
 
     whole, killed = (read_digests(proof / run) for run in ("uninterrupted", "killed"))
     assert whole == killed and [one["batch"] for one in whole] == [*range(1, BATCHES + 1)]
-    assert set(whole[0]) == {"epoch", "batch", *PARTS} and len({one["weights"] for one in whole}) == BATCHES
+    assert set(whole[0]) == {"epoch", "batch", "values", *PARTS} and len({one["weights"] for one in whole}) == BATCHES
     assert {path.name for path in tmp_path.iterdir()} == {"proof"}  # no MLflow
 
 

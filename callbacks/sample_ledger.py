@@ -148,6 +148,8 @@ class SampleLedger(Callback):
         return {"history": self._history, "losses": losses, "classes": classes, "predicts": self._predicts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        import torch
+
         from runner import get_global_rank
 
         self._history = state["history"]
@@ -155,7 +157,8 @@ class SampleLedger(Callback):
         self._classes = state["classes"]
         self._predicts = state["predicts"]
         if get_global_rank() != 0:  # rank 0 has those of all, and they are added up
-            self._losses, self._classes = self._losses * 0, self._classes * 0
+            self._losses = torch.zeros_like(self._losses)
+            self._classes = torch.zeros_like(self._classes)
 
     def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
         """Return the losses and classes of this epoch on all ranks; each sample was seen on one. All ranks."""
@@ -173,7 +176,8 @@ class SampleLedger(Callback):
         found = self._sum_over_ranks()
         losses, classes = (one.cpu() for one in found)  # the intended host-device sync, once per epoch
         positions = self._order.permutation(epoch).argsort()
-        losses, classes = losses[positions], classes[:, positions]
+        losses = losses[positions]
+        classes = classes[:, positions]
         seen = classes[0] > 0
         classes[0] -= 1
         self._history = add_epoch(self._history, losses, classes if self._predicts else None, seen, epoch + 1)

@@ -70,7 +70,8 @@ class SampleOrder:
     def of(cls, samples: Tensor) -> SampleOrder:
         """Return the order of a single batch, on one rank, of given samples `(n,)`, int64, n at least 1."""
         order = cls(len(samples), len(samples), rank=0, world_size=1)
-        order._epoch, order._permutation = 0, samples
+        order._epoch = 0
+        order._permutation = samples
         return order
 
     def resize(self, num_samples: int) -> None:

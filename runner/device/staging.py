@@ -40,7 +40,8 @@ class Staging:
         target = copied.permute(order).view(-1).view(torch.uint8)
         while len(source):
             count = self._filling.add(source, target)
-            source, target = source[count:], target[count:]
+            source = source[count:]
+            target = target[count:]
             if len(source):  # the half is full
                 self._turn()
         return copied

@@ -69,7 +69,7 @@ class Layout:
         """Check that so many ranks can share copies of the weights.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: `shard_size` does not divide that number of ranks.
         """
         if self.shard_size is not None and ranks > 1 and ranks % self.shard_size:
             raise ValueError(f"shard_size={self.shard_size!r}: must divide the {ranks} ranks, or be None for all")
@@ -78,7 +78,7 @@ class Layout:
         """Check that a model can be laid out like this, on as many ranks as there are.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the ranks cannot share it, or something needs each rank to have all weights.
         """
         self.check_ranks(get_world_size())
         if self.parallel != "fsdp" or get_world_size() == 1:
@@ -163,7 +163,8 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
     units: dict[int, tuple[str, nn.Module]] = {}
     for name, module in find_repeated(model).items():
         while (outer := name.rpartition(".")[0]) and wraps_one(model.get_submodule(outer)):
-            name, module = outer, model.get_submodule(outer)
+            name = outer
+            module = model.get_submodule(outer)
         inside = Counter(id(parameter) for one in module.modules() for parameter in one.parameters(recurse=False))
         if inside and all(owners[key] == count for key, count in inside.items()):
             units[id(module)] = name, module

@@ -78,5 +78,6 @@ def _class(name: str, values: Tensor, place: int) -> list[str]:
 def _stretched(images: Tensor) -> Tensor:
     """Return images (N, C, H, W) as (N, H, W, C) with values in [0, 1]."""
     values = torch.nan_to_num(images.float(), posinf=0.0, neginf=0.0)
-    low, high = values.amin(dim=(1, 2, 3), keepdim=True), values.amax(dim=(1, 2, 3), keepdim=True)
+    low = values.amin(dim=(1, 2, 3), keepdim=True)
+    high = values.amax(dim=(1, 2, 3), keepdim=True)
     return ((values - low) / (high - low).clamp_min(1e-12)).permute(0, 2, 3, 1)

@@ -22,7 +22,8 @@ def draw_ladder(ladder: Ladder) -> Any:
         for place, size in enumerate(ladder.sizes):
             found = [(rung.flop, one) for rung in ladder.rungs for one in rung.settings if size_of(one) == size]
             flops, settings = zip(*found, strict=True)
-            means, spreads = [one.mean for one in settings], [one.spread or 0.0 for one in settings]
+            means = [one.mean for one in settings]
+            spreads = [one.spread or 0.0 for one in settings]
             legend[shorten(size)] = axes.errorbar(
                 flops, means, spreads, fmt="o-", color=color_of(place), markersize=4, capsize=3, linewidth=0.9
             )

@@ -222,12 +222,21 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Iterator[Callable[..., Ended]]:
+def own_logging() -> Iterator[None]:
+    """Puts the root logger back: Hydra sets it up for the process that it takes for its own."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, own_logging: None
+) -> Iterator[Callable[..., Ended]]:
     """Runs `python -m runner ARGUMENTS` in this very process, in `tmp_path`; `code` is the exit code it must have."""
     from runner.__main__ import main  # here, so that collecting other tests does not wait for it
 
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
 
@@ -238,7 +247,6 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Ite
         return ended
 
     yield run
-    root.handlers[:], root.level = before  # Hydra sets up logging for the process that it takes for its own
     if "joblib" in sys.modules:  # whose processes wait for the next sweep
         from joblib.externals.loky import get_reusable_executor
 

@@ -15,6 +15,7 @@ from runner.config.catalogue import CONF
 from runner.config.hydra_versions import BASE, any_target, initialized
 from runner.config.one_job import is_one_job, run_one_job
 
+pytestmark = pytest.mark.usefixtures("own_logging")
 CHECK = ("mode=check", "model=mlp", "callbacks=none")
 
 

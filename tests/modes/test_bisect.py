@@ -45,7 +45,7 @@ def commit(folder: Path, subject: str, content: str) -> str:
 def repository(tmp_path: Path, run_app: Any) -> Path:
     """A run of the first commit, and commits after it: comments, one that is broken, the change, and more comments."""
     git(tmp_path, "init", "--quiet")
-    (tmp_path / ".gitignore").write_text("run\noutputs\n")
+    (tmp_path / ".gitignore").write_text("run\noutputs\n__pycache__\n")
     git(tmp_path, "add", ".gitignore")
     commit(tmp_path, "start", OWN)
     model = ("model._target_=own.Model", "~model.module", "~model.num_classes")

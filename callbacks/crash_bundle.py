@@ -31,8 +31,9 @@ class CrashBundle(Callback):
     It holds the run's record with the modules that were kept, the newest checkpoint, and the tensors of the batch on
     rank 0, as far as they fit into `max_size`; never a file from outside of the run's folder, nor an environment
     variable. The record has no passwords. A run that fails before its first batch is trained leaves none, as `rerun=`
-    shows the same. Rank 0 writes it when the run closes, and logs it as an artifact. Place it after the callback that
-    saves checkpoints.
+    shows the same. A hook that fails at EPOCH_CHECKPOINT, after the checkpoint of that moment was written, is not
+    called again by a replay. Rank 0 writes the file when the run closes, and logs it as an artifact. Place the callback
+    after the one that saves checkpoints.
 
     Args:
         max_size: megabytes that the file may have, above 0; a checkpoint that does not fit is left out, and the replay
@@ -52,7 +53,8 @@ class CrashBundle(Callback):
 
         error = state.error
         has_record = (state.run_dir / "config.yaml").is_file()
-        if not isinstance(error, Exception) or state.timestamp.batch == 0 or not has_record or get_global_rank() != 0:
+        has_begun = self.has_trained and state.timestamp.batch > 0
+        if not isinstance(error, Exception) or not has_begun or not has_record or get_global_rank() != 0:
             return
         path = state.run_dir / BUNDLE
         with disk_errors_reported(self.config_key):

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "trainer.load_strict=perhaps": ("trainer.load_strict='perhaps'", "takes true or false"),
     "trainer.precision=fp64": ("trainer.precision='fp64'", "did you mean 'fp32'"),
     "trainer.device=gpu": ("trainer.device='gpu'", "'cuda'"),
-    "trainer.device=cuda:99": ("trainer.device='cuda:99'", "'cpu'"),
+    "trainer.device=cuda:99": ("trainer.device='cuda:99'", "give auto or cpu"),
     "trainer.grad_accum=0": ("trainer.grad_accum=0", "at least 1"),
     "trainer.microbatch_size=-3": ("trainer.microbatch_size=-3", "'auto'"),
     "trainer.scale_schedule_ratio=-1": ("trainer.scale_schedule_ratio=-1", "above 0"),

@@ -20,7 +20,7 @@ PLACES = ("batch_start", "after_forward", "after_train_batch", "batch_end", "epo
 MORE = (
     *("epoch_start", "before_dataloader", "after_dataloader", "before_train_batch", "before_forward", "before_loss"),
     *("after_loss", "before_backward", "after_backward", "batch_checkpoint", "eval_before_all", "eval_batch_start"),
-    *("eval_after_forward", "eval_after_all", "epoch_checkpoint"),
+    *("eval_after_forward", "eval_after_all"),
 )
 OWN = '''
 """What a user wrote."""

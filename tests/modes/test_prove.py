@@ -100,11 +100,15 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
     ("algorithm", "outcome", "reasons"),
     [
         pytest.param(
-            *("forgetful", "different", ("in weights, optimizer; equal to the bit up to batch", "after kill 1")),
+            *(
+                "forgetful",
+                "different",
+                ("in gradients, weights, optimizer; equal to the bit up to batch", "after kill 1"),
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("chance", "not deterministic", ("at batch 7, in weights, optimizer", "nobody killed")),
+            *("chance", "not deterministic", ("at batch 7, in gradients, weights, optimizer", "nobody killed")),
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -122,7 +126,9 @@ def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, out
     ((kill,)) = found["kills"]
     assert kill["moment"] == IN_SAVE and kill["resumed_from"] > 0
     if outcome == "different":
-        assert f"at batch {kill['resumed_from'] + 1}, in weights" in found["reason"]  # the first after the resume
+        assert (
+            f"at batch {kill['resumed_from'] + 1}, in gradients, weights" in found["reason"]
+        )  # the first after the resume
     assert found["command"].startswith("python") and "+algorithms=" in found["command"]
     assert "kept: proof" in done.stdout and done.stderr == ""
 

@@ -24,7 +24,7 @@ import signal
 import time
 from pathlib import Path
 
-from runner.distributed.signals import end
+from runner.distributed.session import end
 
 if signal.getsignal(signal.SIGTERM) is end:  # in a job that has no folder yet
     Path(f"late-{os.getpid()}").touch()

@@ -52,8 +52,11 @@ LIMITS = {
 BUILT_INS = ("MLflowLogger", "CheckpointSaver", "LearningCurves", "ProgressBar", "ConsoleSummary", "SpeedMonitor")
 LEFT_OUT = {
     "LoadCheckpoint": "acts before training, and needs a checkpoint",
+    "SampleLedger": "needs a loader whose order is known",
+    "SweepPruner": "needs a sweep",
     "ExportForInference": "acts after training",
     "WandBLogger": "has wandb do its work in a thread that no clock here waits for",
+    "CallbackBudget": "measures the others",
     "EventTrace": "measures the others, and so takes half a microsecond for each call of each",
     "TorchProfiler": "measures the others too, in a few batches",
 }

@@ -42,12 +42,12 @@ from runner.data.loaders import TensorLoader
 
 BATCH, FEATURES, CLASSES, BATCHES = 32, 64, 10, 400
 LIMITS = {
-    "no callbacks": 1.18,
-    "ten callbacks": 1.20,
-    "loss and throughput": 1.30,
-    "all built-ins": 1.45,
-    "every callback": 1.65,
-    "our loader": 1.08,
+    "no callbacks": 1.05,
+    "ten callbacks": 1.08,
+    "loss and throughput": 1.10,
+    "all built-ins": 1.20,
+    "every callback": 1.35,
+    "our loader": 1.05,
 }
 BUILT_INS = ("MLflowLogger", "CheckpointSaver", "LearningCurves", "ProgressBar", "ConsoleSummary", "SpeedMonitor")
 LEFT_OUT = {

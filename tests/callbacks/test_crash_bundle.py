@@ -20,8 +20,9 @@ PLACES = ("batch_start", "after_forward", "after_train_batch", "batch_end", "epo
 MORE = (
     *("epoch_start", "before_dataloader", "after_dataloader", "before_train_batch", "before_forward", "before_loss"),
     *("after_loss", "before_backward", "after_backward", "batch_checkpoint", "eval_before_all", "eval_batch_start"),
-    *("eval_after_forward", "eval_after_all"),
+    *("eval_after_forward", "eval_after_all", "epoch_checkpoint"),
 )
+AFTER_ITS_CHECKPOINT = pytest.mark.xfail(reason="the newest checkpoint is of that very moment")
 OWN = '''
 """What a user wrote."""
 from torch import nn
@@ -122,7 +123,10 @@ def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [*MORE, "model_forward", "schedule"])
+@pytest.mark.parametrize(
+    "place",
+    [*MORE[:-1], pytest.param("epoch_checkpoint", marks=AFTER_ITS_CHECKPOINT), "model_forward", "schedule"],
+)
 def test_a_failure_anywhere_fails_again(place: str, tmp_path: Path, run_app: Any):
     fails_twice(place, tmp_path, run_app)
 

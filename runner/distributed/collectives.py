@@ -35,6 +35,40 @@ def get_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+_group_size = 1  # ranks in a row that see the same samples
+_data_group: dist.ProcessGroup | None = None  # one rank of each such row; None: all ranks
+
+
+def get_data_parallel_rank() -> int:
+    """Return this rank's number among those that see different samples; ranks with the same number see the same."""
+    return get_global_rank() // _group_size
+
+
+def get_data_parallel_size() -> int:
+    """Return the number of ranks that see different samples: all, but for tensor parallelism."""
+    return get_world_size() // _group_size
+
+
+def get_data_parallel_group() -> dist.ProcessGroup | None:
+    """Return the group of ranks, one for each share of the samples, that this rank adds up with; None: all ranks."""
+    return _data_group
+
+
+def share_samples(ranks: int) -> None:
+    """Say how many ranks in a row see the same samples; 1: each sees its own. All ranks.
+
+    Args:
+        ranks: divides the number of ranks.
+    """
+    global _group_size, _data_group
+    _group_size = ranks
+    _data_group = None
+    if ranks > 1:
+        size = get_world_size()
+        groups = [dist.new_group([*range(first, size, ranks)], timeout=TIMEOUT) for first in range(ranks)]
+        _data_group = groups[get_global_rank() % ranks]
+
+
 def init_process_group(device: torch.device) -> bool:
     """Make a process group with the other ranks, if there are any: gloo on the CPU, plus NCCL on CUDA. All ranks.
 
@@ -64,6 +98,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
             the device while destroying it.
     """
     gc.collect()
+    share_samples(1)
     if dist.is_initialized() and not isinstance(error, torch.AcceleratorError):
         dist.destroy_process_group()
 
@@ -129,9 +164,9 @@ def broadcast_object(value: T) -> T:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all ranks, in place, and return it. All ranks."""
-    if get_world_size() > 1:
-        dist.all_reduce(tensor)
+    """Sum a tensor over all ranks that see different samples, in place, and return it. All ranks."""
+    if get_data_parallel_size() > 1:
+        dist.all_reduce(tensor, group=_data_group)
     return tensor
 
 
@@ -140,18 +175,22 @@ BUCKET_BYTES = 1 << 25
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average gradients over all ranks, as DDP does in backward. All ranks must have the same gradients present.
+    """Average gradients over the ranks, as DDP does in backward. All ranks must have the same gradients present.
 
-    They travel in buckets, one collective each; while one is on its way, the next is filled.
+    Where ranks see the same samples, each averages its part of the gradients with those that have the same part. They travel in buckets, one collective each; while one is on its way, the next is filled.
     """
     started: deque[tuple[list[Tensor], Tensor, dist.Work | None]] = deque()
-    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+    for bucket in _buckets([_local(parameter.grad) for parameter in parameters if parameter.grad is not None]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
-        started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+        started.append((bucket, flat, dist.all_reduce(flat, group=_data_group, async_op=True)))
         if len(started) > 1:
             _take_average(*started.popleft())
     for last in started:
         _take_average(*last)
+
+
+def _local(gradient: Any) -> Tensor:
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -168,11 +207,14 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def _take_average(bucket: list[Tensor], flat: Tensor, work: dist.Work | None) -> None:
     if work is not None:
         work.wait()
-    parts = flat.div_(get_world_size()).split([gradient.numel() for gradient in bucket])
+    parts = flat.div_(get_data_parallel_size()).split([gradient.numel() for gradient in bucket])
     averages = [part.view(gradient.shape) for part, gradient in zip(parts, bucket, strict=True)]
     torch._foreach_copy_(bucket, averages)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks, on the host: waits for no device."""
-    return all_reduce_sum(torch.tensor(int(condition))).item() > 0
+    found = torch.tensor(int(condition))
+    if get_world_size() > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)

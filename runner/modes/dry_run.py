@@ -303,9 +303,11 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     section = {**section, "_target_": f"{target}.fake"} if fake else section
     train, evaluation = build.make_data({**config, "data": section})
     evaluators = ensure_evaluators(evaluation)
+    ranks = build.make_launch(config).processes()
+    group = config["trainer"].get("tensor_parallel", 1) if ranks > 1 else 1
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in loaders:
-        refuse_unsharded(loader, label, build.make_launch(config).processes())
+        refuse_unsharded(loader, label, ranks // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:

@@ -31,9 +31,9 @@ from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
+from runner.optim.steps import Steps, make_steps
 from runner.ordering import name_hooks
 from runner.run import Run
-from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
 from runner.time import Time
 

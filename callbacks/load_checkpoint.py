@@ -98,13 +98,9 @@ class LoadCheckpoint(Callback):
 
 
 def _has_weights(state: State) -> bool:
-    """Return whether the weights are already decided: by the run that is resumed, or because they are what is tested.
-
-    A run without training data whose config names weights evaluates those, or predicts with them.
-    """
     config = state.config
     resumed = state.timestamp.batch > 0 or config.get("resume") is not None
-    return resumed or (state.train_dataloader is None and config.get("trainer", {}).get("load_path") is not None)
+    return resumed or config.get("mode") in ("eval", "predict")
 
 
 def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:

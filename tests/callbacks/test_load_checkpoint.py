@@ -151,22 +151,11 @@ def test_a_resumed_run_keeps_its_own(event: str, other, tmp_path):
         assert equal(second.state.unwrapped_model.state_dict(), expected)
 
 
-def test_a_resumed_run_needs_no_checkpoint(tmp_path):
+@pytest.mark.parametrize("config", [{"mode": "eval"}, {"mode": "predict"}, {"resume": "outputs/one"}])
+def test_a_run_with_weights_of_its_own_needs_no_checkpoint(config: dict, tmp_path):
     watch = Watch()
-    loading = LoadCheckpoint(tmp_path / "gone", event="after_load")
-    trainer = make_trainer(2, loading, watch, config={"resume": "outputs/one"})
+    trainer = make_trainer(2, LoadCheckpoint(tmp_path / "gone", event="after_load"), watch, config=config)
     assert equal(started(trainer, watch), fresh(2))
-
-
-def test_weights_that_are_evaluated_stay_and_those_of_training_may_be_replaced(other, tmp_path):
-    with make_trainer(1) as trainer:
-        save_checkpoint(trainer.state, tmp_path / "evaluated")
-        evaluated = {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
-    named: dict[str, Any] = {"load_path": tmp_path / "evaluated", "config": {"trainer": {"load_path": "evaluated"}}}
-    with make_trainer(2, LoadCheckpoint(other[0], event="after_load"), train_dataloader=None, **named) as trainer:
-        assert equal(trainer.state.unwrapped_model.state_dict(), evaluated)
-    with make_trainer(2, LoadCheckpoint(other[0], event="after_load"), **named) as trainer:
-        assert equal(trainer.state.unwrapped_model.state_dict(), other[1])
 
 
 def test_an_average_is_what_is_loaded_and_a_new_one_begins_with_it(other, tmp_path):

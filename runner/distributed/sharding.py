@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.blocks import find_repeated, wraps_one
+from runner.distributed.blocks import find_repeated, wraps_one
 from runner.distributed.collectives import get_data_parallel_size, get_world_size, replicate, share_samples
 from runner.model import Model
 

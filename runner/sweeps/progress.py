@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.addresses import without_credentials
+from runner.files.addresses import without_credentials
 from runner.files.names import RESULT
 from runner.runs.folder import LOG
 from runner.runs.result import Result, read_result

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed.sharding import is_sharded
+
 METHODS = ("block", "sample")
 DISTRIBUTIONS = ("linear", "uniform")
 

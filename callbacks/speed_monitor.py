@@ -68,7 +68,7 @@ class SpeedMonitor(Callback):
         self._logged: int | None = None  # batch
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from runner.distributed.collectives import get_data_parallel_size, get_world_size
+        from runner.distributed.ranks import get_data_parallel_size, get_world_size
 
         self._ranks = get_world_size()
         self._shares = get_data_parallel_size()

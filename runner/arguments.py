@@ -67,7 +67,9 @@ def check_arguments(
     layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
     if get_world_size() > 1:
         layout.check_ranks(get_world_size())
-    elif isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks:  # other machines may make up a multiple
+    elif (
+        isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks
+    ):  # other machines may make up a multiple
         layout.check_ranks(ranks)
 
 

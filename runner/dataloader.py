@@ -11,7 +11,7 @@ import torch
 from runner.batch import count_samples
 from runner.checks import name_of_loader, told_if_endless
 from runner.device.prefetch import open_loader
-from runner.distributed.collectives import get_data_parallel_size, get_world_size
+from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
 from runner.model import Model
 from runner.precision import Precision
@@ -180,8 +180,9 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
         tensor_parallel: the number of ranks that see the same ones.
 
     Raises:
-        ValueError: the loader cannot give several ranks the same samples; or the loader is a torch DataLoader without a sharding sampler, and does not say that it is meant; its
-            DistributedSampler would repeat samples in an evaluation; or it would train all ranks on the same samples.
+        ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
+            sharding sampler, and does not say that it is meant; its DistributedSampler would repeat samples in an
+            evaluation; or it would train all ranks on the same samples.
     """
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.distributed.collectives import all_reduce_sum, get_data_parallel_group
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_group
 from runner.hooks import Callback
 from runner.logger import Logger
 from runner.model import Model

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from runner.distributed.collectives import all_reduce_sum, get_data_parallel_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.loss import Weight, check_loss
 from runner.model import Model

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_data_parallel_rank
+from runner.distributed.ranks import get_data_parallel_rank
 from runner.hooks import Algorithm, Callback
 from runner.time import Interval, Progress, Time, Timestamp, TimeUnit
 

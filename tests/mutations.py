@@ -106,7 +106,7 @@ FAULTS = (
     ),
     Fault(
         "gradients over ranks: a collective for each",
-        "runner/distributed/collectives.py",
+        "runner/distributed/gradients.py",
         ">= BUCKET_BYTES",
         ">= 0",
         "distributed/test_collectives.py",

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.collectives import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType

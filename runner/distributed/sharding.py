@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.distributed.blocks import find_repeated, wraps_one
-from runner.distributed.collectives import get_data_parallel_size, get_world_size, replicate, share_samples
+from runner.distributed.collectives import replicate
+from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.model import Model
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ class Layout:
             reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
             raise ValueError(f"microbatch_size='auto': not with {self._said}: {reason}; give a number of samples")
         if getattr(model, "training_step", None) is not None:
+            name = type(model).__name__
             remedy = "set parallel='ddp'" if self.parallel == "fsdp" else "set 1"
-            raise ValueError(f"{self._said}: {type(model).__name__}.training_step would see weights in shards; {remedy}")
+            raise ValueError(f"{self._said}: {name}.training_step would see weights in shards; {remedy}")
 
     def reduces_in_backward(self, model: Model, microbatch_size: int | str | None) -> bool:
         """Return whether backward averages gradients over the ranks; otherwise the steps have to."""
@@ -211,7 +213,9 @@ def _dimension(parameter: Any, shards: int) -> Any:
     if not resolve_name("runner.distributed.tensor_parallel:is_joined")(parameter):
         return None
     if (columns := parameter.shape[1]) % shards:
-        raise ValueError(f"parallel='fsdp': {shards} ranks must divide the {columns} columns of queries, keys and values")
+        raise ValueError(
+            f"parallel='fsdp': {shards} ranks must divide the {columns} columns of queries, keys and values"
+        )
     return Shard(1)
 
 

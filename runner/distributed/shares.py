@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from runner.distributed.collectives import all_reduce_sum, get_data_parallel_rank, get_data_parallel_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 
 Reading = Literal["shares", "everything"]
 """What a loader yields on each rank: 'shares' are samples of that rank alone, 'everything' is the same on all ranks."""

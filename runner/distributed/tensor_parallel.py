@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
-
-from runner.randomness import stream_seed
 
 GPT = {
     "token_embedding": "tokens",
@@ -144,17 +142,17 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
             draw_apart(module, mesh.get_local_rank())
 
 
-def split_parameters(model: nn.Module, ranks: int) -> set[int]:
-    """Return the ids of the parameters of which each rank would hold a part; the others are whole on each.
+def split_parameters(model: nn.Module, ranks: int) -> list[nn.Parameter]:
+    """Return the parameters of which each of so many ranks would hold a part; the others are whole on each.
 
     Raises:
         ValueError: there is no plan for the model.
     """
-    found: set[int] = set()
+    found: list[nn.Parameter] = []
     for name, style in find_plan(model, ranks).items():
         for key, one in model.get_submodule(name).named_parameters(recurse=False):
             if style != "whole" and not (key == "bias" and style in ("rows", "joined columns")):
-                found.add(id(one))
+                found.append(one)
     return found
 
 
@@ -218,10 +216,7 @@ def draw_apart(module: nn.Module, rank: int) -> None:
             return forward(*args, **kwargs)
         seed = int(torch.randint(2**62, ()))  # on the CPU: waits for no device
         with torch.random.fork_rng():
-            torch.manual_seed(stream_seed(seed, "tensor_parallel", rank))
+            torch.manual_seed(seed + rank)
             return forward(*args, **kwargs)
 
     module.forward = apart
-
-
-__all__ = ["find_plan", "is_joined", "split_layers", "split_parameters"]

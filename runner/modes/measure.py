@@ -18,7 +18,8 @@ import torch
 
 from runner.budget import Budget, fitted
 from runner.checkpoints.files import find_checkpoint, read_config
-from runner.distributed.collectives import broadcast_object, get_data_parallel_size, get_global_rank
+from runner.distributed.collectives import broadcast_object
+from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.evaluator import Evaluator
 from runner.failures.facts import WrongKey
 from runner.hooks import Callback

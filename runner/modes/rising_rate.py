@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from runner.distributed.collectives import all_reduce_sum, get_data_parallel_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_size
 from runner.hooks import Callback
 from runner.logger import Logger
 from runner.state import State

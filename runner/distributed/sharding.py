@@ -283,6 +283,15 @@ def whole(tensor: Any) -> Tensor:
     return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
 
 
+def added_up(reduced: Any) -> Tensor:
+    """Return a norm or sum over dimensions of a sharded tensor, with the ranks' parts of it added up. All ranks."""
+    if not is_sharded(reduced) or not any(one.is_partial() for one in reduced.placements):
+        return reduced
+    from torch.distributed.tensor import Replicate
+
+    return reduced.redistribute(placements=[Replicate() if one.is_partial() else one for one in reduced.placements])
+
+
 def count_copies(model: nn.Module) -> int:
     """Return how many copies of the weights the ranks hold; ranks r, r + n / copies, ... of n hold the same part."""
     parameters: Iterator[Any] = model.parameters()

@@ -275,12 +275,15 @@ def local(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
-    """Return a sharded tensor gathered from all ranks, another tensor as it is. All ranks."""
+    """Return a sharded tensor gathered from all ranks, in memory of its own, another tensor as it is. All ranks."""
     if not is_sharded(tensor):
         return tensor.detach()
     gathered = tensor.full_tensor()
-    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it.
-    return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
+    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it. What each
+    # rank holds whole, beside layers that are split, it is itself.
+    storage = gathered.untyped_storage()
+    is_new = storage.data_ptr() != tensor.to_local().untyped_storage().data_ptr()
+    return gathered if is_new and storage.nbytes() == gathered.nbytes else gathered.clone()
 
 
 def added_up(reduced: Any) -> Tensor:

@@ -279,8 +279,8 @@ def whole(tensor: Any) -> Tensor:
     if not is_sharded(tensor):
         return tensor.detach()
     gathered = tensor.full_tensor()
-    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it. What each
-    # rank holds whole, beside layers that are split, it is itself.
+    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it. Of what
+    # each rank holds whole, beside layers that are split, it is the rank's own memory.
     storage = gathered.untyped_storage()
     is_new = storage.data_ptr() != tensor.to_local().untyped_storage().data_ptr()
     return gathered if is_new and storage.nbytes() == gathered.nbytes else gathered.clone()

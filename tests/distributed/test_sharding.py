@@ -18,7 +18,8 @@ from torch import nn
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
 from runner.algorithms import StochasticDepth
 from runner.checkpoints.digest import digest, read_digests
-from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
+from runner.distributed.blocks import find_units
+from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8
 from runner.modes.sizes import measure, size_of
 

@@ -140,9 +140,10 @@ class Layout:
         """Move a model to this rank's device; weights without values get these first, unless they will be sharded."""
         if self.shards and get_world_size() > 1:
             free(model, device, dtype)
-        else:
+            return
+        if device.type != "meta":
             fill(model)
-            model.to(device, dtype)
+        model.to(device, dtype)
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         """Split and shard a model in place, after all ranks got the weights of rank 0; no replica changes. All ranks.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import Timestamp
-from runner.addresses import without_credentials
+from runner.files.addresses import without_credentials
 
 
 class CheckpointFolder:

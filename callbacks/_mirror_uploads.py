@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from runner.addresses import without_credentials, without_those_of
 from runner.checkpoints.mirror import Mirror, stage
+from runner.files.addresses import without_credentials, without_those_of
 
 if TYPE_CHECKING:
     from runner import State

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, Timestamp
-from runner.addresses import without_credentials
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._soundness import find_fault
+from runner.files.addresses import without_credentials
 from runner.libraries.remote_files import check_address
 from runner.metric_choice import MetricChoice, choose_metric
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.addresses import without_credentials
 from runner.failures.facts import wrong_argument
+from runner.files.addresses import without_credentials
 
 
 def check_address(name: str, address: str) -> None:

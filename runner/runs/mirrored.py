@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from runner.addresses import without_credentials, without_those_of
 from runner.checkpoints.mirror import Index, Mirror
 from runner.failures.facts import WrongKey
+from runner.files.addresses import without_credentials, without_those_of
 from runner.libraries.remote_files import check_address
 from runner.runs.folder import make_run_folder, remove_unused
 from runner.runs.listing import OUTPUTS

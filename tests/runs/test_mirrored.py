@@ -58,6 +58,11 @@ def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     assert [step for (step,) in steps] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_a_trial_uploads_nothing(tmp_path: Path, run_app: Any):
+    run_app("mode=check", *SHORT, *QUIET, mirror_to(tmp_path), "trainer.device=cpu", "model=resnet8")
+    assert not (tmp_path / "mirror").exists()
+
+
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The mirror of a run with three checkpoints, which is only read."""

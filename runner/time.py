@@ -93,7 +93,11 @@ class Time:
         if isinstance(time, Time) and 0 <= time.value <= (1 if time.unit is TimeUnit.DURATION else math.inf):
             return time
         error, shown = (ValueError, str(value)) if isinstance(value, str | Time) else (TypeError, value)
-        raise error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{_suggestion(str(value))}")
+        guesses = _guesses(str(value))
+        suggestion = f" Did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
+        problem = error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{suggestion}")
+        vars(problem)["meant"] = guesses[0] if guesses else ""
+        raise problem
 
     @classmethod
     def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
@@ -160,19 +164,18 @@ def _read(text: str) -> Time | None:
     return None
 
 
-def _suggestion(text: str) -> str:
-    """Return a sentence that suggests the times nearest to what was typed; empty if there are none."""
+def _guesses(text: str) -> list[str]:
+    """Return the times nearest to what was typed, if there are any."""
     match = _TYPED.fullmatch(text.strip().lower())
     words = get_close_matches(match[2] or "ep", _UNIT_OF_WORD, n=1) if match else []
     if not match or not words:
-        return ""
+        return []
     unit = _UNIT_OF_WORD[words[0]]
     number = Decimal(match[1]) / (100 if match[2] == "%" else 1)
     if unit == "dur" or (number < 1 and not match[2]):
         number, unit = min(number, Decimal(1)), "dur"
     numbers = (number,) if unit in ("dur", "sec", "h", "m", "s") else (math.floor(number), math.ceil(number))
-    guesses = dict.fromkeys(f"'{Decimal(number).normalize():f}{unit}'" for number in numbers if number)
-    return f" Did you mean {' or '.join(guesses)}?" if guesses else ""
+    return [*dict.fromkeys(f"{Decimal(number).normalize():f}{unit}" for number in numbers if number)]
 
 
 _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}

@@ -22,6 +22,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.runs.forks import FORKED_AT, PARENT
@@ -85,7 +86,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
     for asked in objectives_of(objective):
         if not any(asked in (one, one.partition("/")[2]) for one in names):
-            raise ValueError(f"objective={asked!r}: this run has no such metric; {nearest(asked, names)}")
+            raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
 
 
 def identify(config: Mapping[str, Any]) -> str:

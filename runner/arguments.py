@@ -19,7 +19,6 @@ from runner.distributed.sharding import Layout
 from runner.engine import overrides
 from runner.evaluator import Evaluator, interval_or_rule
 from runner.event import Event
-from runner.failures.facts import annotate
 from runner.hook_checks import check_call, check_hooks
 from runner.hooks import Algorithm, Callback, Hooks
 from runner.model import Model
@@ -133,9 +132,7 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
     duration = f"max_duration={str(state.max_duration)!r}"
     model = type(state.unwrapped_model)
     if state.max_duration.unit is TimeUnit.TOKEN and model.num_tokens is Model.num_tokens:
-        error = ValueError(f"{duration}: {model.__name__} counts no tokens; override num_tokens, or give ep, ba or sp")
-        annotate(error, argument="max_duration", key="trainer.max_duration")
-        raise error
+        raise ValueError(f"{duration}: {model.__name__} counts no tokens; override num_tokens, or give ep, ba or sp")
     if state.timestamp >= state.max_duration and not may_be_over:
         raise ValueError(
             f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from runner.batch import map_tensors
-from runner.failures.facts import wrong_argument
 
 
 class Precision(StrEnum):
@@ -33,9 +32,7 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Precision:
         near = difflib.get_close_matches(str(value), list(cls), n=1, cutoff=0.0)[0]
-        names = [*map(str, cls)]
-        reason = f"must be one of {names}; did you mean {str(near)!r}?"
-        raise wrong_argument("precision", value, reason, allowed=tuple(names), meant=str(near))
+        raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
 
     def check(self, device: torch.device) -> None:
         """Check that a device supports this precision, and warn if it is slow there.

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.distributed.store import TIMEOUT, group_store
-from runner.failures.facts import wrong_argument
 
 T = TypeVar("T")
 
@@ -80,9 +79,7 @@ def pick_device(device: str | torch.device) -> torch.device:
     try:
         picked = torch.device(device)
     except RuntimeError:
-        kinds = ("auto", "cpu", "mps", "cuda")
-        reason = "must be 'auto', 'cpu', 'mps', 'cuda' or 'cuda:0' and so on"
-        raise wrong_argument("device", device, reason, allowed=kinds, meant="cuda" * (device == "gpu")) from None
+        raise ValueError(f"device={device!r}: must be 'auto', 'cpu', 'mps', 'cuda' or 'cuda:0' and so on") from None
     if picked.type == "cuda":
         count = torch.cuda.device_count()
         index = get_local_rank() if picked.index is None else picked.index

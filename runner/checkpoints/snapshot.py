@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from runner.batch import map_tensors
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
@@ -322,7 +322,7 @@ def _metric_states(state: State) -> dict[str, Any]:
 
 
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to rank 0; the other ranks start from empty ones."""
+    """Give the merged accumulators to the first rank of those that are merged; the others start from empty ones."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue
@@ -332,6 +332,6 @@ def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
             for key, value in getattr(part, "metric_state", {}).items():
                 if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
                     setattr(part, key, [value])  # merging ranks joined the list
-        if get_global_rank() != 0:
+        if get_data_parallel_rank() != 0:
             empty(metric)
         metric._update_count = 1  # otherwise compute() warns that the metric was never updated

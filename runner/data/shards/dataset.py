@@ -125,8 +125,9 @@ class ShardedDataset(Dataset[Any]):
             if self._form.is_prepared:
                 self._form.prepare(raw, target)
 
+        size = about["bytes"] + (file.size if self._form.is_prepared and not file.is_local else 0)
         with _naming(file, self._key):
-            return self._cache.get(name, about["bytes"], make, [self._names[one] for one in keep])
+            return self._cache.get(name, size, make, [self._names[one] for one in keep])
 
     def _describe(self, shard: int) -> Description:
         file, form = self._files[shard], self._form

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tarfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,11 +102,10 @@ class Tables(Format):
                 metadata = import_hf("pyarrow.parquet").ParquetFile(file).metadata
                 schema = metadata.schema.to_arrow_schema()
                 rows, in_place = metadata.num_rows, False
-                size += sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+                size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             else:
                 table, in_place = _map_arrow(file)
-                schema, rows = table.schema, len(table)
-                size += table.nbytes
+                schema, rows, size = table.schema, len(table), table.nbytes
         columns = {field.name: str(field.type) for field in schema}
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 
@@ -142,14 +142,13 @@ class _OpenTable(OpenShard):
 
 def _map_arrow(path: Any) -> tuple[Any, bool]:
     """Return the table in an arrow file or stream, mapped into memory, and whether nothing had to be decoded."""
-    pyarrow = import_hf("pyarrow")
     ipc = import_hf("pyarrow.ipc")
-    pool = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())
-    source = pyarrow.memory_map(str(path))
-    is_file = source.read(6) == b"ARROW1"
-    source.seek(0)
-    table = (ipc.open_file if is_file else ipc.open_stream)(source, memory_pool=pool).read_all()
-    return table, pool.bytes_allocated() == 0
+    whole = import_hf("pyarrow").memory_map(str(path)).read_buffer()
+    is_file = whole[:6].to_pybytes() == b"ARROW1"
+    table = (ipc.open_file if is_file else ipc.open_stream)(whole).read_all()
+    chunks = (chunk for column in table.columns for chunk in column.chunks[:1])
+    buffers = (buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size)
+    return table, all(whole.address <= buffer.address < whole.address + whole.size for buffer in buffers)
 
 
 class Tars(Format):
@@ -195,7 +194,8 @@ class Tars(Format):
 
 class _OpenTar(OpenShard):
     def __init__(self, path: Path, fields: list[str], spans: list[Any], names: list[str]) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
         self._fields = fields
         self._spans = spans
         self._names = names
@@ -208,7 +208,7 @@ class _OpenTar(OpenShard):
         ]
 
     def _content(self, span: tuple[int, int]) -> bytes:
-        content = os.pread(self._file.fileno(), span[1], span[0])
+        content = os.pread(self._file, span[1], span[0])
         if len(content) < span[1]:
             raise ValueError("the file has become shorter since this run began")
         return content
@@ -218,9 +218,8 @@ def _split(member: tarfile.TarInfo) -> tuple[str, str]:
     """Return the name of the sample that a member belongs to, and its field."""
     name = posixpath.normpath(member.name)
     if name.startswith(("/", "..")) or not member.isreg() or member.issparse():
-        raise ValueError(
-            f"member {member.name!r}: must be a plain file whose name stays within the archive; make it anew"
-        )
+        reason = "must be a plain file, with a name that stays within the archive; make it anew"
+        raise ValueError(f"member {member.name!r}: {reason}")
     folder, base = posixpath.split(name)
     stem, _, field = base.partition(".")
     if not stem or not field:
@@ -269,6 +268,7 @@ def _refused(reason: str) -> Iterator[None]:
     except (tarfile.TarError, EOFError, StopIteration) as error:
         raise ValueError(f"{reason} ({error}); fetch or make it again") from error
     except Exception as error:
-        if not type(error).__module__.startswith("pyarrow"):
+        is_of_pyarrow = type(error).__module__.startswith("pyarrow") or (type(error) is OSError and error.errno is None)
+        if not is_of_pyarrow:
             raise
         raise ValueError(f"{reason} ({' '.join(str(error).split())[:200]}); fetch or make it again") from error

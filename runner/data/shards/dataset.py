@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.addresses import without_credentials
 from runner.data.loaders import DatasetLoader
 from runner.data.order import SampleOrder
 from runner.data.shards.cache import ShardCache
@@ -26,6 +25,7 @@ from runner.data.shards.formats import Description, Format, OpenShard
 from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
 from runner.failures.facts import wrong_argument
+from runner.files.addresses import without_credentials
 from runner.files.whole import read_object, write_whole
 
 log = logging.getLogger("runner")

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from runner.addresses import without_credentials, without_those_of
 from runner.failures.facts import wrong_argument
+from runner.files.addresses import without_credentials, without_those_of
 
 log = logging.getLogger("runner")
 

@@ -47,19 +47,18 @@ def load_parquet_shards(
 ) -> tuple[ShardLoader, ...]:
     """Return a training, an evaluation and perhaps a test loader over files of parquet or arrow, here or at addresses.
 
-    Batches are `(inputs, targets)`. Whole numbers and truth values become int64, other numbers float32, both `(N,)`;
+    Batches are `(inputs, targets)`: whole numbers and truth values become int64, other numbers float32, both `(N,)`;
     lists of equal length have further dimensions. Images, as bytes or as the library `datasets` stores them, become
     float32 `(N, 3, H, W)` as in `load_hf_dataset`.
-
-    A shard is fetched when it is first needed, decoded once into an uncompressed file in the cache, and mapped into
-    memory. The order of samples is a `BlockOrder` of the shards: shards should hold samples of all kinds.
+    A shard is fetched when it is first needed, and decoded once into an uncompressed file in the cache, which is mapped
+    into memory. The order is a `BlockOrder`: shards should hold samples of all kinds.
 
     Args:
         path: a file, a folder, a pattern with `*`, numbers as in `train-{000..127}.parquet`, or a list of these, here
             or at an address with a protocol of fsspec, such as s3://, gs:// and https://.
         eval_path: shards to evaluate on; None: the last of `path`.
         eval_shards: how many of `path` are for evaluation without an `eval_path`, at least 1.
-        test_path: shards to test on; None: there is no test loader.
+        test_path: shards to test on; None: no test loader.
         inputs: a column of numbers, of lists of equal length, or of images.
         targets: a column of the same kinds, or of names of classes.
         classes: of targets that are names: all of them, in order.
@@ -73,7 +72,7 @@ def load_parquet_shards(
         seed: seed of the order.
 
     Raises:
-        OSError, ModuleNotFoundError, ValueError: see `open_shards`; or an argument does not fit the columns.
+        OSError, ModuleNotFoundError, ValueError: see `open_shards`; or a column does not become tensors.
     """
     options = ShardOptions(
         path,

@@ -245,7 +245,7 @@ def _order(state: State) -> dict[str, Any]:
     """Return the settings that decide which samples are in a batch; none for a loader without order, or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
-    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
+    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
 

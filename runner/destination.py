@@ -70,6 +70,13 @@ class LoggerDestination(Callback):
         for record in records:
             self.log_metrics(record.metrics, record.step)
 
+    def log_past(self, records: Sequence[Record]) -> None:
+        """Record what another run logged before this one was forked from it.
+
+        Called after FIT_START, and again if the run is resumed from where it began. Default: nothing, as for a
+        destination whose state in the checkpoint holds it.
+        """
+
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Record a table of plain values."""
 

@@ -52,6 +52,10 @@ class LoggerDestination(Callback):
 
     Metrics arrive on a background thread, in order, as Python floats. Everything else arrives on the thread that logs
     it. Destinations are active on rank 0 only, unless `all_ranks` is true.
+
+    A job of a sweep may begin where another one stood (`share=true`). A method `log_past(records)` is then told after
+    FIT_START what that one had logged, and again if the job is resumed from there; a destination whose own state in
+    the checkpoint has it needs none.
     """
 
     all_ranks: bool = False
@@ -69,13 +73,6 @@ class LoggerDestination(Callback):
         """Record many records at once; override this instead of `log_metrics` to get timestamps or write in bulk."""
         for record in records:
             self.log_metrics(record.metrics, record.step)
-
-    def log_past(self, records: Sequence[Record]) -> None:
-        """Record what another run logged before this one was forked from it.
-
-        Called after FIT_START, and again if the run is resumed from where it began. Default: nothing, as for a
-        destination whose state in the checkpoint holds it.
-        """
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         """Record a table of plain values."""

@@ -91,7 +91,7 @@ class SharedPast(LoggerDestination):
             return
         records = [*_records(lines)]
         for one in logger.destinations:
-            one.log_past(records)
+            getattr(one, "log_past", lambda records: None)(records)
             for line in lines:
                 if "table" in line:
                     one.log_table(line["columns"], line["rows"], line["table"], line["step"])

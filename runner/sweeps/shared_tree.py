@@ -16,6 +16,9 @@ from runner.sweeps.foresight import START, Foreseen, next_moment
 from runner.sweeps.plan import PlannedJob
 from runner.time import Timestamp
 
+LEAST = 0.05
+"""Part of a run below which another checkpoint would cost more than it saves."""
+
 
 @dataclass
 class Branch:
@@ -128,8 +131,11 @@ def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node |
         previous, now = now, next_moment(now, length)
     # What is done at the end of a batch belongs to it; the next rate, and the end of an epoch, come after it.
     batch = now.batch if not is_over and (not acts or now.batch_in_epoch == 0) else max(0, now.batch - 1)
+    begun = 0 if above is None else above.batch
+    if batch - begun < LEAST * min(one.end or 0 for one in group):
+        batch = begun
     node = above
-    if batch and (above is None or above.batch != batch):
+    if batch > begun:
         lengths = {one.identity: str(one.moment.max_duration) for one in group}
         epoch = (batch - 1) // length
         node = Node(batch, group[0].number, lengths, epoch, batch - epoch * length, length)
@@ -138,7 +144,7 @@ def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node |
     differing = [
         name for place, name in enumerate(varying) if any(done[place] != seen[0][0][place] for done, _ in seen)
     ]
-    for part in parts[1:]:
+    for part in parts[node is not None :]:
         branch = tree.branches[part[0].number]
         branch.why = ", ".join(differing) or ("nothing that trains" if is_over else "scheduler")
         if node is not None:

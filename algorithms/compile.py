@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from runner import Algorithm, Logger, Model, State
 from runner.algorithms._surgery import report
-from runner.blocks import find_repeated
+from runner.distributed.blocks import find_repeated
 from runner.distributed.sharding import is_sharded
 from runner.engine import overrides
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from runner import Algorithm, Logger, Model, State
+from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
+from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
 from runner.distributed.blocks import find_repeated
-from runner.distributed.sharding import is_sharded
-from runner.engine import overrides
 
 SCOPES = ("block", "model", "step")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -27,31 +26,6 @@ RECOMPILES = 8
 """Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
 TINY = torch.finfo(torch.float32).tiny
 """In place of a rate of 0, by which Adam divides where rates are tensors."""
-BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
-"""What an algorithm overrides that may act between the forward pass and the loss."""
-
-
-def join_loss(model: Model) -> None:
-    """Let the forward pass of a model compute its loss too, in training; its method `loss` then returns that."""
-    base: Any = type(model)
-
-    class WithLoss(base):
-        _joined: Any = None  # outputs and their loss
-
-        def forward(self, batch: Any) -> Any:
-            outputs = super().forward(batch)
-            if self.training:
-                self._joined = outputs, super().loss(outputs, batch)
-            return outputs
-
-        def loss(self, outputs: Any, batch: Any) -> Any:
-            joined, self._joined = self._joined, None
-            if joined is not None and joined[0] is outputs:
-                return joined[1]
-            return super().loss(outputs, batch)  # of an evaluation, or where DDP has wrapped the outputs
-
-    WithLoss.__name__, WithLoss.__qualname__ = base.__name__, base.__qualname__
-    model.__class__ = WithLoss
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
@@ -153,20 +127,8 @@ class Compile(Algorithm):
 
     def _join(self, state: State) -> None:
         """Have loss and optimizers compiled too."""
-        model = state.unwrapped_model
-        others = [type(one).__name__ for one in state.algorithms if any(overrides(one, name) for name in BETWEEN)]
-        why = (
-            f"{others[0]} acts between the forward pass and the loss"
-            if others
-            else "each rank has a part of the weights"
-            if is_sharded(model)
-            else f"{type(model).__name__} has a training_step of its own"
-            if model.training_step is not None
-            else ""
-        )
-        if why:
-            raise ValueError(f"scope='step': {why}; use scope='model' or 'block'")
-        join_loss(model)
+        refuse_what_needs_parts(state, "scope='step'", "use scope='model' or 'block'")
+        join_loss(state.unwrapped_model)
         for optimizer in state.optimizers:
             # Gradients are not where a graph of CUDA's would look for them.
             compile_optimizer(optimizer, "default" if self._replays else self.mode)

@@ -112,6 +112,20 @@ FAULTS = (
         "distributed/test_collectives.py",
     ),
     Fault(
+        "compile: each learning rate is a number of its own to the compiled step",
+        "algorithms/compile.py",
+        'group["lr"] = tensors[index].fill_(rate or TINY)',
+        "pass",
+        "algorithms/test_compile.py",
+    ),
+    Fault(
+        "compile: a rate of 0 as a tensor makes Adam divide by zero",
+        "algorithms/compile.py",
+        "fill_(rate or TINY)",
+        "fill_(rate)",
+        "algorithms/test_compile.py",
+    ),
+    Fault(
         "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
         "algorithms/compile.py",
         "RECOMPILES * len(found)",

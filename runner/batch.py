@@ -104,8 +104,9 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     """
     if not strict:  # the fast path: this runs for every batch, and most batches start with a tensor
         first = batch[0] if type(batch) in (tuple, list) and batch else batch
-        if not isinstance(first, Tensor) or not first.ndim:
-            first = next((one for one in _columns(batch) if isinstance(one, Tensor)), None)
+        if isinstance(first, Tensor) and first.ndim:
+            return first.size(0)
+        first = next((one for one in _columns(batch) if isinstance(one, Tensor)), None)
         if first is not None:
             return first.size(0)
     columns = [*_columns(batch)]
@@ -201,8 +202,12 @@ def _readings(items: Sequence[Any]) -> set[int]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; pinned tensors are copied asynchronously, objects by their own method `to`."""
-    if type(batch) in (tuple, list) and all(type(one) is Tensor and one.device == device for one in batch):
-        return type(batch)(batch)  # the fast path: tensors that are there already need no look into what they nest in
+    if (kind := type(batch)) in (tuple, list):  # the fast path: what is there needs no look into what it nests in
+        for one in batch:
+            if type(one) is not Tensor or one.device != device:
+                break
+        else:
+            return kind(batch)
 
     def move(one: Any) -> Any:
         moved = one.to(device)

@@ -160,9 +160,8 @@ class State:
 
     def drop_outputs(self) -> None:
         """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
-        for name in ("outputs", "loss"):
-            if hasattr(self, name):
-                delattr(self, name)
+        self.outputs = self.loss = None  # type: ignore[assignment]
+        del self.outputs, self.loss  # works whether they were set or not
 
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
@@ -206,6 +205,8 @@ class State:
 
     def is_due(self, interval: Interval) -> bool:
         """Return whether the last advance of time reached a multiple of an interval."""
+        if interval.ends_epochs and self.timestamp.batch_in_epoch:
+            return False  # the answer to most questions, at little cost: time has advanced by a batch
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
 
     @property

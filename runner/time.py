@@ -318,10 +318,14 @@ class Interval:
     """
 
     time: Time
+    ends_epochs: bool = field(compare=False, repr=False)
+    """Whether it is never due in the middle of an epoch, as it counts epochs or iterations, or is never due at all."""
     _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
-        object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
+        time = Time.parse_or_epochs(value, name)
+        object.__setattr__(self, "time", time)
+        object.__setattr__(self, "ends_epochs", time.unit in ("ep", "iter") or not time.value)
         object.__setattr__(self, "_bound", None)
 
     def is_due(

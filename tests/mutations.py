@@ -362,8 +362,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/batch.py",
-        "type(one) is Tensor and one.device == device",
-        "type(one) is Tensor",
+        "type(one) is not Tensor or one.device != device",
+        "type(one) is not Tensor",
         "test_batch.py",
     ),
     Fault(
@@ -426,8 +426,8 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "            parameter.grad = None\n        run.accumulate",
-        "            pass\n        run.accumulate",
+        "        parameter.grad = None\n    run.accumulate",
+        "        pass\n    run.accumulate",
         "test_loop_batch.py test_loss.py",
     ),
     Fault(

@@ -95,6 +95,7 @@ class SAM(Algorithm):
                 )
         self._buffers = KeptBuffers(state.unwrapped_model)
         self._stream = ForwardStream(state.seed, state.device)
+        self._roots: dict[float, Tensor] = {}
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch % self.interval:
@@ -133,7 +134,7 @@ class SAM(Algorithm):
             _fire(Event.AFTER_LOSS, state, logger)
             # Not backward(), which would make DDP average the gradients over ranks.
             loss = total_of(state.loss)
-            root = root_gradient(loss, parts[index])
+            root = root_gradient(loss, parts[index], self._roots)
             gradients = torch.autograd.grad(loss, parameters, root, allow_unused=True)
             total = [_sum(old, new) for old, new in zip(total, gradients, strict=True)]
         return total

@@ -135,21 +135,17 @@ class Engine:
                 self._note(error, event, handlers, handler)
                 raise
 
-        return fire if handlers else _nobody
+        return fire if handlers else lambda: None
 
-    def _note(self, error: BaseException, event: Event, handlers: Sequence[Handler], handler: Handler | None) -> None:
+    def _note(self, error: BaseException, event: Event, handlers: Sequence[Handler], at: Handler | None) -> None:
         """Add to an exception the hook that raised it, the event and the time, both as facts and as a note."""
-        name = "?" if handler is None else _owner(handler).config_key or type(_owner(handler)).__name__
+        name = "?" if at is None else _owner(at).config_key or type(_owner(at)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)
         error.add_note(f"raised by {name!r} at {event.name}, {describe_time(now)}")
-        if event in _TOLD_LATER and handler is not None and not isinstance(_owner(handler), Algorithm):
-            rest = handlers[handlers.index(handler) :]
+        if event in _TOLD_LATER and at is not None and not isinstance(_owner(at), Algorithm):
+            rest = handlers[handlers.index(at) :]
             self.state.unheard = {str(event): [_owner(one).config_key for one in rest]}
-
-
-def _nobody() -> None:
-    """Fire an event that has no listeners: do nothing."""
 
 
 class _ClosedTable(dict[str, tuple[Handler, ...]]):

@@ -65,12 +65,6 @@ class Evaluator:
         interval = self.eval_interval
         return callable(interval) or (interval is not None and interval.time.value > 0)
 
-    @property
-    def comes_between_batches(self) -> bool:
-        """Whether it may be due in the middle of an epoch."""
-        interval = self.eval_interval
-        return callable(interval) or (interval is not None and not interval.ends_epochs)
-
     def is_due(self, state: State) -> bool:
         """Return whether the last advance of time reached a multiple of the interval, or the function says so."""
         if callable(rule := self.eval_interval):

@@ -44,7 +44,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
     on = run.on
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
-    evaluators = [one for one in state.evaluators if one.comes_between_batches]
+    evaluators = [one for one in state.evaluators if not getattr(one.eval_interval, "ends_epochs", False)]
     while True:
         on.before_dataloader()
         try:
@@ -84,8 +84,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     share = 1.0
     if run.world_size > 1:
         share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
-    if run.has_buffers:
-        state.is_consistent = False  # until the batch is trained, as a forward pass may change them
+    state.is_consistent &= not run.has_buffers  # a forward pass may change them, and the batch is not trained yet
     for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
         parameter.grad = None
     run.accumulate(run, share)

@@ -48,12 +48,21 @@ def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
     return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
 
 
-def root_gradient(total: Tensor, scale: Weight) -> Tensor:
+def root_gradient(total: Tensor, scale: Weight, kept: dict[float, Tensor]) -> Tensor:
     """Return the gradient from which the backward pass of `scale * total` starts at `total`: the scale itself.
 
-    Given to `total.backward`, it spares the device the product, its own backward pass, and a tensor of 1.
+    Given to `total.backward`, it spares the device the product and its own backward pass.
+
+    Args:
+        total: the tensor to minimize.
+        scale: a number, or a zero-dimensional tensor.
+        kept: the gradients made so far, by number; it spares the device a new one for each batch.
     """
-    return scale.to(total.dtype) if isinstance(scale, Tensor) else torch.full_like(total, scale)
+    if isinstance(scale, Tensor):
+        return scale.to(total.dtype)
+    if scale not in kept:
+        kept[scale] = torch.full_like(total, scale)
+    return kept[scale]
 
 
 def weighted_sum(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runner.distributed.collectives import all_reduce_sum, get_world_size
 from runner.distributed.session import ending
-from runner.loss import Weight, check_loss, root_gradient
+from runner.loss import Weight, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream
 
@@ -65,7 +65,7 @@ class Run:
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
         picks = any(one.picks_samples for one in self.state.algorithms)
-        self._roots: dict[float, Tensor] = {}
+        self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
         self.bind(self.state.model)
 
@@ -105,14 +105,6 @@ class Run:
         source = f"{type(self.state.unwrapped_model).__name__}.{name}"
         check_loss(loss, source, trains and name == "loss")
         self.loss_is_checked = trains
-
-    def root_gradient(self, total: Tensor, scale: Weight) -> Tensor:
-        """Return what `loss.root_gradient` returns; for a plain number the same tensor each time."""
-        if isinstance(scale, Tensor):
-            return root_gradient(total, scale)
-        if (root := self._roots.get(scale)) is None:
-            root = self._roots[scale] = root_gradient(total, scale)
-        return root
 
     def count_tokens(self, samples: int, all_samples: int) -> int:
         """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.

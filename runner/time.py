@@ -323,9 +323,8 @@ class Interval:
     _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
-        time = Time.parse_or_epochs(value, name)
-        object.__setattr__(self, "time", time)
-        object.__setattr__(self, "ends_epochs", time.unit in ("ep", "iter") or not time.value)
+        object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
+        object.__setattr__(self, "ends_epochs", self.time.unit in ("ep", "iter") or not self.time.value)
         object.__setattr__(self, "_bound", None)
 
     def is_due(

@@ -431,6 +431,13 @@ FAULTS = (
         "test_loop_batch.py test_loss.py",
     ),
     Fault(
+        "the hooks of an optimizer are left out",
+        "runner/optim/unwrapped_step.py",
+        "        or optimizer._optimizer_step_pre_hooks\n",
+        "",
+        "optim/test_unwrapped_step.py",
+    ),
+    Fault(
         "fp16: gradients are clipped before they are unscaled",
         "runner/steps.py",
         "            self.scaler.unscale_(optimizer)",

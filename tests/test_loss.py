@@ -286,7 +286,7 @@ def test_total_of():
 def test_the_first_gradient_has_the_type_of_the_loss():
     loss = torch.tensor(3.0, dtype=torch.float16)
     for scale in (0.5, torch.tensor(0.5, dtype=torch.float64)):
-        root = root_gradient(loss, scale)
+        root = root_gradient(loss, scale, {})
         assert root.dtype is torch.float16 and float(root) == 0.5
 
 

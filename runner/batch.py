@@ -104,9 +104,8 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     """
     if not strict:  # the fast path: this runs for every batch, and most batches start with a tensor
         first = batch[0] if type(batch) in (tuple, list) and batch else batch
-        if isinstance(first, Tensor) and first.ndim:
-            return first.size(0)
-        first = next((one for one in _columns(batch) if isinstance(one, Tensor)), None)
+        if not isinstance(first, Tensor) or not first.ndim:
+            first = next((one for one in _columns(batch) if isinstance(one, Tensor)), None)
         if first is not None:
             return first.size(0)
     columns = [*_columns(batch)]

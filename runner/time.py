@@ -245,10 +245,7 @@ class Timestamp(NamedTuple):
         time = _read(other) if isinstance(other, str) else other
         return self.count(time.unit) == time.value if isinstance(time, Time) else tuple.__eq__(self, other)  # type: ignore[arg-type]
 
-    def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
-
+    __ne__ = object.__ne__  # the opposite of the above, and not tuple's own
     __hash__ = tuple.__hash__
 
     def __lt__(self, other: object) -> bool:

@@ -439,8 +439,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/batch.py",
-        "type(one) is Tensor and one.device == device",
-        "type(one) is Tensor",
+        "type(one) is not Tensor or one.device != device",
+        "type(one) is not Tensor",
         "test_batch.py",
     ),
     Fault(
@@ -503,9 +503,16 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "            parameter.grad = None\n        run.accumulate",
-        "            pass\n        run.accumulate",
+        "        parameter.grad = None\n    run.accumulate",
+        "        pass\n    run.accumulate",
         "test_loop_batch.py test_loss.py",
+    ),
+    Fault(
+        "the hooks of an optimizer are left out",
+        "runner/optim/unwrapped_step.py",
+        "        or optimizer._optimizer_step_pre_hooks\n",
+        "",
+        "optim/test_unwrapped_step.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",

@@ -46,6 +46,35 @@ LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # mirrors of checkpoints
+    Fault(
+        "mirror: what was uploaded is not read back",
+        "runner/checkpoints/mirror.py",
+        'if _copy(source, facts["size"]) != facts:',
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a file may lead out of the folder",
+        "runner/checkpoints/mirror.py",
+        "if not _is_inside(one):",
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
+    Fault(
+        "mirror: another run's checkpoints are replaced",
+        "callbacks/_mirror_uploads.py",
+        "if not self._may_begin and self._mirror.saved():",
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a trial uploads",
+        "runner/config/build.py",
+        'if not uploads and hasattr(one, "mirror"):',
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
     # commands and sweeps
     Fault(
         "programs: a killed data worker is no failure of the machine",

@@ -848,6 +848,20 @@ FAULTS = (
         "runs/test_forks.py",
     ),
     Fault(
+        "forks: the parent's last batches are trained with the fork's config",
+        "runner/modes/trunk.py",
+        "        **job.parent,\n",
+        "",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork between checkpoints has no curves of its parent",
+        "runner/modes/trunk.py",
+        """if one.get("_target_") == CURVES""",
+        "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
         "forks: a resumed fork forgets its parent",
         "runner/runs/recording.py",
         'job.tags.get(PARENT, before.parent if before is not None else "")',

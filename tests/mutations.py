@@ -821,7 +821,7 @@ FAULTS = (
     ),
     Fault(
         "replay: it begins at the newest checkpoint of all",
-        "runner/runs/past.py",
+        "runner/checkpoints/history.py",
         "if trained < batch]",
         "]",
         "modes/test_replay.py",
@@ -867,6 +867,13 @@ FAULTS = (
         'job.tags.get(PARENT, before.parent if before is not None else "")',
         'job.tags.get(PARENT, "")',
         "runs/test_forks.py",
+    ),
+    Fault(
+        "crash: a bundle holds the checkpoint of the moment that failed",
+        "callbacks/crash_bundle.py",
+        "trained if facts_of(error).event in SAVING else trained + 1",
+        "trained + 1",
+        "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "crash: names in a bundle are not checked",

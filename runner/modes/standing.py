@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from runner.checkpoints.history import checkpoint_before, last_saved
 from runner.distributed.threads import with_threads
 from runner.failures.facts import WrongKey
 from runner.files.whole import read_object
@@ -22,7 +23,7 @@ from runner.hooks import Callback
 from runner.logger import Logger
 from runner.modes.trial import make_trial, trial
 from runner.runs.optimizer_changes import change_optimizers
-from runner.runs.past import ENVIRONMENT, checkpoint_before, last_saved, record_of
+from runner.runs.past import ENVIRONMENT, record_of
 from runner.runs.result import read_result
 from runner.state import State
 from runner.time import TimeUnit, convert

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.checkpoints.history import checkpoint_before, read_time
 from runner.config.command_line import typed_value
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.whole import read_object
-from runner.runs.past import checkpoint_before, read_time
 
 PARENT = "runner.parent"
 """The tag with the folder of the parent."""

@@ -24,11 +24,12 @@ from typing import Any
 import yaml
 
 from runner.addresses import hidden_everywhere
+from runner.checkpoints.history import read_time
 from runner.distributed.job import Job
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
-from runner.runs.past import ENVIRONMENT, FROM_BATCH, read_time
+from runner.runs.past import ENVIRONMENT, FROM_BATCH
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 import runner
 from runner.checkpoints.digest import read_digests
+from runner.checkpoints.history import checkpoint_before
 from runner.modes.replay import check_replay
 from runner.modes.worst_samples import describe_target, draw_images, is_image, show_text
-from runner.runs.past import checkpoint_before, record_of
+from runner.runs.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18

@@ -890,6 +890,20 @@ FAULTS = (
         "callbacks/test_crash_bundle.py",
     ),
     Fault(
+        "bisect: whatever has a larger loss is worse",
+        "runner/modes/bisect.py",
+        "decision.is_decided and ",
+        "",
+        "modes/test_bisect.py",
+    ),
+    Fault(
+        "verify: versions of a user's own dependencies are not recorded",
+        "runner/runs/record.py",
+        'sorted(own - {"runner"})',
+        "()",
+        "modes/test_verify.py",
+    ),
+    Fault(
         "verify: what the run kept is compared with itself",
         "runner/modes/verify.py",
         'now = {one["batch"]: one for one in again}',

@@ -892,8 +892,8 @@ FAULTS = (
     Fault(
         "bisect: whatever has a larger loss is worse",
         "runner/modes/bisect.py",
-        "decision.is_decided and ",
-        "",
+        "worse = decision.is_decided and ",
+        "worse = ",
         "modes/test_bisect.py",
     ),
     Fault(

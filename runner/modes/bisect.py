@@ -159,14 +159,8 @@ class ByMetric:
         values = self._values(self.probes.measure(commit))
         if len(values) < len(self._reference):
             return None, ": does not run"
-        diverged = sum(not math.isfinite(one) for one in values)
-        if diverged:
-            self.judged[commit] = all(map(math.isfinite, self._reference))
-            return self.judged[commit], f": diverges with {diverged} of {len(values)} seeds"
-        (decision,) = decide([Samples(self._reference, values, [*map(str, range(len(values)))])])
-        self.judged[commit] = decision.is_decided and (decision.difference > 0) == self._is_lower_better
-        before, now = decision.means
-        return self.judged[commit], f": {self._name} {before:.4g} -> {now:.4g}, p = {decision.p:.2g}"
+        self.judged[commit], text = is_worse(self._reference, values, self._is_lower_better)
+        return self.judged[commit], f": {self._name} {text}"
 
     def find_part(self, commit: Commit, before: Commit) -> Finding:
         """Return where the first batches of a commit part from those of the one before."""
@@ -174,6 +168,18 @@ class ByMetric:
 
     def _values(self, found: Sequence[Mapping[str, Any]]) -> list[float]:
         return [float(one["metrics"][self._name]) for one in found if self._name in one["metrics"]]
+
+
+def is_worse(before: Sequence[float], now: Sequence[float], is_lower_better: bool) -> tuple[bool, str]:
+    """Return whether values are worse than others with the same seeds, beyond chance, and what to say of them.
+
+    Values that are not finite are worse than any that are.
+    """
+    if diverged := sum(not math.isfinite(one) for one in now):
+        return all(map(math.isfinite, before)), f"is not finite with {diverged} of {len(now)} seeds"
+    (decision,) = decide([Samples(before, now, [*map(str, range(len(now)))])])
+    worse = decision.is_decided and (decision.difference > 0) == is_lower_better
+    return worse, f"{decision.means[0]:.4g} -> {decision.means[1]:.4g}, p = {decision.p:.2g}"
 
 
 JUDGES = {"digests": ByDigests, "metric": ByMetric}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.modes.bisect import check_bisect, find_first
+from runner.modes.bisect import check_bisect, find_first, is_worse
 
 SMALL = ("model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=none", "algorithms=none")
 OWN = """
@@ -138,6 +138,18 @@ def test_thirty_two_commits_take_few_probes(changed: int, broken: tuple[int, ...
     assert {first, *unknown} >= {changed} and first - changed <= len(broken)
     assert len(asked) == len({*asked}) <= 5 + len(broken)
     assert broken or (first, unknown) == (changed, [])
+
+
+def test_worse_is_what_chance_does_not_explain():
+    before = [0.10, 0.11, 0.12, 0.10, 0.13, 0.11]
+    higher = [one + 0.02 for one in before]
+    assert is_worse(before, higher, is_lower_better=True) == (True, "0.1117 -> 0.1317, p = 0.031")
+    assert is_worse(before, higher, is_lower_better=False)[0] is False
+    assert is_worse(before, [0.09, *higher[1:]], is_lower_better=True)[0] is False  # with a larger mean
+    assert is_worse(before, before, is_lower_better=True)[0] is False
+    lost = [*higher[1:], float("nan")]
+    assert is_worse(before, lost, is_lower_better=True) == (True, "is not finite with 1 of 6 seeds")
+    assert is_worse(lost, lost, is_lower_better=True)[0] is False
 
 
 def test_the_keys_are_checked():

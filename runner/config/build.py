@@ -24,6 +24,7 @@ from runner.files.addresses import hidden_everywhere
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
     from runner.distributed.launch import Launch
+    from runner.hooks import Callback
     from runner.trainer import Trainer
 
 # Arguments of the Trainer that this file supplies; they may not be set under `trainer`.
@@ -92,13 +93,16 @@ def check(config: Mapping[str, Any]) -> None:
             checkpoint_of(key, path)
 
 
-def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
+def build(
+    config: Mapping[str, Any], run_dir: Path, run_name: str, watchers: Mapping[str, Callback] = MappingProxyType({})
+) -> Trainer:
     """Return the Trainer that a resolved config describes. Call it on all ranks.
 
     Args:
         config: a config that `check` has accepted.
         run_dir: the run's folder.
         run_name: the run's name.
+        watchers: callbacks besides the config's own, by key.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -115,7 +119,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
         train_dataloader=train_dataloader,
         eval_dataloader=eval_dataloader,
         resume_path=config.get("resume"),
-        **parts,
+        **{**parts, "callbacks": {**parts["callbacks"], **watchers}},
     )
 
 

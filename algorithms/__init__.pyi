@@ -7,6 +7,7 @@ from runner.algorithms.blurpool import BlurPool
 from runner.algorithms.channels_last import ChannelsLast
 from runner.algorithms.colout import ColOut
 from runner.algorithms.compile import Compile
+from runner.algorithms.cuda_graph import CUDAGraph
 from runner.algorithms.cudnn_benchmark import CudnnBenchmark
 from runner.algorithms.cutmix import CutMix
 from runner.algorithms.cutout import CutOut
@@ -57,6 +58,7 @@ __all__ = [
     "BatchAugment",
     "BatchSizeWarmup",
     "BlurPool",
+    "CUDAGraph",
     "ChannelsLast",
     "ColOut",
     "Compile",

@@ -14,6 +14,7 @@ from runner.algorithms.cutout import CutOut
 from runner.algorithms.ddp import DDP
 from runner.algorithms.ema import EMA
 from runner.algorithms.factorize import Factorize
+from runner.algorithms.float8 import Float8
 from runner.algorithms.gated_linear_units import GatedLinearUnits
 from runner.algorithms.ghost_batch_norm import GhostBatchNorm
 from runner.algorithms.gradient_clipping import GradientClipping
@@ -66,6 +67,7 @@ __all__ = [
     "CutMix",
     "CutOut",
     "Factorize",
+    "Float8",
     "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",

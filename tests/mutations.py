@@ -112,6 +112,13 @@ FAULTS = (
         "distributed/test_collectives.py",
     ),
     Fault(
+        "hf_dataset: images cross to the GPU as floating point",
+        "runner/data/hf/columns.py",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()",
+        "data/hf/test_dataset.py",
+    ),
+    Fault(
         "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
         "algorithms/_recording.py",
         "cache_enabled=False",

@@ -101,10 +101,14 @@ def load_imagefolder(
     )
 
 
-def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    images, labels = batch
+def normalize(images: Tensor) -> Tensor:
+    """Return images, uint8 ``(..., 3, H, W)``, as float32, normalized by ImageNet's mean and deviation."""
     mean, std = _mean_and_std(images.device)
-    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std), labels
+    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
+
+
+def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return normalize(batch[0]), batch[1]
 
 
 @functools.cache  # once a device: a copy for each batch would wait for the device

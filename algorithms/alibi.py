@@ -66,7 +66,8 @@ class _FadingAttention(nn.Module):
         """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape."""
         refuse_longer(q.shape[2], self.max_length)
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.biases.of(q), dropout_p=dropout)
+        bias = self.biases.of(q)[None]  # torch has no fused attention for masks of three dimensions
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 
 class ALiBi(Algorithm):

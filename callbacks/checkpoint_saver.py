@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
+from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._soundness import find_fault
+from runner.files.addresses import without_credentials
+from runner.libraries.remote_files import check_address
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
@@ -44,10 +47,16 @@ class CheckpointSaver(Callback):
         overwrite: whether a new run may start in a folder that holds another run's checkpoints; a resumed run always
             replaces its own.
         asynchronous: whether to copy to CPU memory and write on a background thread while training goes on.
+        mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
+            with the run's record, so that `resume=s3://bucket/runs/<run_name>` goes on with them on another machine.
+            Rank 0 uploads, and reads back what it has uploaded. There, too, the newest and the best are kept. Training
+            does not wait for it, and an error is only a warning. None: no mirror.
+        mirror_timeout: maximum seconds that the end of the run waits for the mirror.
 
     Raises:
-        ValueError: an argument is out of range, another saver has this folder, or, at FIT_START, the run has no metric
-            named `monitor`.
+        ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
+            no metric named `monitor`.
+        ImportError: the package that knows the protocol of `mirror` is not installed.
         OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
             written.
     """
@@ -64,6 +73,8 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         overwrite: bool = False,
         asynchronous: bool = False,
+        mirror: str | None = None,
+        mirror_timeout: float = 300.0,
     ) -> None:
         if keep < 1 and keep != -1:
             raise ValueError(f"keep={keep!r}: must be at least 1, or -1 for all")
@@ -72,6 +83,10 @@ class CheckpointSaver(Callback):
         if keep_best < 1:
             raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
         check_names(folder, filename)
+        if mirror is not None:
+            check_address("mirror", mirror)
+        if mirror_timeout < 0:
+            raise ValueError(f"mirror_timeout={mirror_timeout!r}: must be a number of seconds, 0 or more")
         self.interval = Interval(save_interval, "save_interval")
         self.folder = folder
         self.filename = filename
@@ -80,6 +95,9 @@ class CheckpointSaver(Callback):
         self.weights_only = weights_only
         self.overwrite = overwrite
         self.asynchronous = asynchronous
+        self.mirror = mirror
+        self.mirror_timeout = mirror_timeout
+        self._uploads: MirrorUploads | None = None
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = Timestamp(batch=-1)
@@ -99,12 +117,21 @@ class CheckpointSaver(Callback):
         best = self._checkpoints.best
         return self._checkpoints.path / best[0][1] if best else None
 
+    @property
+    def mirrored_at(self) -> str | None:
+        """Address from which the run can be resumed elsewhere, without credentials; None before the first upload."""
+        is_there = self._uploads is not None and self._uploads.newest
+        return without_credentials(self._uploads.address) if self._uploads is not None and is_there else None
+
     def after_load(self, state: State, logger: Logger) -> None:
         check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
         self._checkpoints.path = state.run_dir / self.folder
         if state.resumed_from is None and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
+        if self.mirror is not None:
+            may_begin = self.overwrite or state.resumed_from is not None
+            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, may_begin)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self.monitor is not None:
@@ -138,6 +165,8 @@ class CheckpointSaver(Callback):
                 self._save(state, logger)
         finally:
             self._wait()
+            if self._uploads is not None:
+                self._uploads.finish(self.mirror_timeout)
 
     def state_dict(self) -> dict[str, Any]:
         return self._checkpoints.state_dict()
@@ -186,6 +215,9 @@ class CheckpointSaver(Callback):
             self._failure = error
             if before is None or error.errno != before.errno:
                 log.warning("checkpoint %s was not written: %s", self._checkpoints.path / name, error)
+            return
+        if self._uploads is not None:
+            self._uploads.add(name, self.folder, self._checkpoints.saved, [one for _, one in self._checkpoints.best])
 
     def _wait(self) -> None:
         if self._writing is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.data.images.imagefolder import normalize
+from runner.data.images.imagefolder import normalized
 from runner.libraries.hugging_face import import_hf
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -75,7 +75,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return a batch with its images as float32 ``(N, 3, H, W)``, normalized by ImageNet's mean and deviation."""
         dtypes = [self._dtypes[column] for column in self.columns.values()]
-        return tuple(normalize(one) if dtype is None else one for one, dtype in zip(batch, dtypes, strict=True))
+        return tuple(normalized(one) if dtype is None else one for one, dtype in zip(batch, dtypes, strict=True))
 
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
@@ -203,7 +203,7 @@ def fake_batches(
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
         is_image = dtype is None
         pixels = torch.randint(256, tuple(shape)) if is_image else torch.full(tuple(shape), largest, dtype=dtype)
-        likenesses.append(normalize(pixels) if is_image else pixels)
+        likenesses.append(normalized(pixels) if is_image else pixels)
 
     def make(samples: int) -> tuple[Tensor, ...]:
         return tuple(one.expand(samples, *one.shape).clone() for one in likenesses)

@@ -6,9 +6,12 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class CheckpointFolder:
@@ -51,17 +54,22 @@ class CheckpointFolder:
         if score is not None:
             self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
 
-    def write(self, snapshot: dict[str, Any], name: str) -> None:
+    def write(self, snapshot: dict[str, Any], name: str, group: ProcessGroup | None = None) -> None:
         """Write a registered checkpoint, move the links to it and delete the checkpoints that are no longer kept.
+
+        Rank 0, and of a sharded snapshot all ranks, which agree in `group`.
 
         Raises:
             OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
         """
-        from runner import write_checkpoint
+        from runner import get_global_rank, write_checkpoint
 
         try:
+            if get_global_rank() != 0:
+                write_checkpoint(snapshot, self.path / name, group)
+                return
             self._remove_leftovers()
-            write_checkpoint(snapshot, self.path / name)
+            write_checkpoint(snapshot, self.path / name, group)
             self._link("latest", name)
             if self.best:
                 self._link("best", self.best[0][1])

@@ -571,7 +571,7 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoints/files.py",
+        "runner/checkpoints/writing.py",
         "            sync_file(raw)\n",
         "",
         "checkpoints/test_files.py",
@@ -579,8 +579,8 @@ FAULTS = (
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
-        '.hexdigest() != facts["sha256"]',
-        '.hexdigest() == ""',
+        '_hash(path / name) != facts["sha256"]',
+        '_hash(path / name) == ""',
         "checkpoints/test_files.py",
     ),
     Fault(

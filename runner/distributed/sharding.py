@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from runner.blocks import find_repeated, wraps_one
 from runner.distributed.collectives import get_world_size, replicate
+from runner.distributed.saved_tensor import SavedTensor, unsaved
 from runner.model import Model
 
 log = logging.getLogger("runner")
@@ -217,6 +218,25 @@ def whole(tensor: Any) -> Tensor:
     return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
 
 
+class Place(NamedTuple):
+    """Where a rank's part of a sharded tensor lies."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    start: tuple[int, ...]
+    """Position in the whole tensor at which the part begins."""
+    is_first_copy: bool
+    """Whether this rank is the first of those that hold the same part."""
+
+
+def place_of(tensor: Any) -> Place:
+    """Return where this rank's part of a sharded tensor lies."""
+    (chunk,) = tensor.__create_chunk_list__()
+    at = zip(tensor.placements, tensor.device_mesh.get_coordinate(), strict=True)
+    first = all(coordinate == 0 for placement, coordinate in at if placement.is_replicate())
+    return Place(tuple(tensor.shape), tuple(chunk.offsets), first)
+
+
 def count_copies(model: nn.Module) -> int:
     """Return how many copies of the weights the ranks hold; ranks r, r + n / copies, ... of n hold the same part."""
     parameters: Iterator[Any] = model.parameters()
@@ -258,11 +278,18 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
 
 
 def like(value: Tensor, other: Any) -> Tensor:
-    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards."""
-    if is_sharded(value) or not is_sharded(other):
-        return value.to(other.device)
-    from torch.distributed.tensor import distribute_tensor
+    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards.
 
+    Of a tensor in a sharded checkpoint, a rank reads the part that it keeps.
+    """
+    if is_sharded(value) or not is_sharded(other):
+        return unsaved(value).to(other.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(value, SavedTensor):
+        part = value.read_part(place_of(other).start, local(other).shape).to(other.device)
+        mesh = other.device_mesh, other.placements
+        return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
     placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
     return placed.clone()  # a shard by itself: a view would keep the whole tensor in memory
 
@@ -280,9 +307,9 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
 
     def place(number: int, value: Any) -> Any:
         owner = owners.get(number)
-        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor):
-            return value
-        return like(value, owner) if value.shape == owner.shape else value  # not a count of steps
+        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor) or value.shape != owner.shape:
+            return unsaved(value)  # such as a count of steps
+        return like(value, owner)
 
     state = {
         number: {key: place(number, value) for key, value in entries.items()}

@@ -62,18 +62,16 @@ class CheckpointFolder:
         Raises:
             OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
         """
-        from runner import get_global_rank, write_checkpoint
+        from runner import write_checkpoint
 
-        try:
-            if get_global_rank() != 0:
-                write_checkpoint(snapshot, self.path / name, group)
-                return
-            self._remove_leftovers()
-            write_checkpoint(snapshot, self.path / name, group)
+        def show() -> None:
             self._link("latest", name)
             if self.best:
                 self._link("best", self.best[0][1])
             self._prune()
+
+        try:
+            write_checkpoint(snapshot, self.path / name, group, before=self._remove_leftovers, after=show)
         except OSError:
             if not (self.path / name).exists():
                 self.take_back()

@@ -9,6 +9,7 @@ matter to those who read it, so any number of ranks may, in any layout.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from runner.batch import tensors
 from runner.distributed.collectives import broadcast_object
-from runner.distributed.saved_tensor import Piece, SavedTensor
+from runner.distributed.saved_tensor import Piece, SavedTensor, unsaved
 from runner.distributed.sharding import is_sharded
 
 if TYPE_CHECKING:
     from runner.state import State
 
 SUFFIX = ".safetensors"
+NAME = re.compile(r"(.+)@((?:\d+(?:,\d+)*)?)", re.DOTALL)
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -98,7 +100,7 @@ def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor]
     text += b" " * (-len(text) % 8)
     write(struct.pack("<Q", len(text)) + text)
     for one in content.values():
-        write(one.contiguous().view(-1).view(torch.uint8).numpy())
+        write(unsaved(one).contiguous().view(-1).view(torch.uint8).numpy())
 
 
 # Reading
@@ -146,11 +148,12 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
             if (opened.metadata() or {}).get("save") != manifest.get("save"):
                 raise ValueError(f"{file} belongs to another checkpoint")
             for key in opened.keys():  # noqa: SIM118 - it is no dict
-                owner, _, start = key.rpartition("@")
-                if owner.startswith(prefix):
+                if (named := NAME.fullmatch(key)) is None:
+                    raise ValueError(f"{file} holds {key!r}, which is not the name of a part")
+                if named[1].startswith(prefix):
                     content = opened.get_slice(key)
-                    where = tuple(int(one) for one in start.split(",") if one)
-                    yield owner, Piece(where, tuple(content.get_shape()), content), content.get_dtype()
+                    start = tuple(map(int, named[2].split(","))) if named[2] else ()
+                    yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
             raise ValueError(f"{file} is not a file of safetensors ({error})") from None
 

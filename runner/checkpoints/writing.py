@@ -24,7 +24,13 @@ from runner.distributed.together import do_together
 from runner.files.whole import sync_file, sync_folder
 
 
-def write_checkpoint(snapshot: Snapshot | None, path: str | Path, group: ProcessGroup | None = None) -> None:
+def write_checkpoint(
+    snapshot: Snapshot | None,
+    path: str | Path,
+    group: ProcessGroup | None = None,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> None:
     """Write what `capture` returned. It is None on ranks other than 0, where nothing is written, unless it is sharded.
 
     The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. Of a
@@ -34,6 +40,8 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path, group: Process
         snapshot: what `capture` returned.
         path: the folder of the checkpoint, on a file system that all ranks share if it is sharded.
         group: the group in which ranks agree, if not that of training: see `make_group`.
+        before: what rank 0 does first; its OSError is raised on all ranks, as those of writing are.
+        after: what rank 0 does once the checkpoint is there.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.
@@ -47,12 +55,12 @@ def write_checkpoint(snapshot: Snapshot | None, path: str | Path, group: Process
     parts: dict[str, Tensor] = {}
     if "places" in snapshot:
         snapshot, parts = split(snapshot)
-    begun, save = together(lambda: _begin(path) if is_first else ("", ""))[0]
+    begun, save = together(lambda: _begin(path, before) if is_first else ("", ""))[0]
     hidden = Path(begun)
     try:
         written = together(lambda: _write_parts(hidden, parts, save))
         shards = {name: facts for files in written for name, facts in files.items()}
-        together(lambda: _finish(snapshot, hidden, path, shards, save) if is_first else None)
+        together(lambda: _finish(snapshot, hidden, path, shards, save, after) if is_first else None)
     except BaseException:
         if is_first:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -63,8 +71,9 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
     return [function()]
 
 
-def _begin(path: Path) -> tuple[str, str]:
+def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
     """Make the hidden folder, and return its path and what tells the files of this checkpoint from those of others."""
+    before()
     if path.exists() and not (path / MANIFEST).exists():
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
     hidden = path.parent / f".{path.name}.partial-{os.getpid()}"
@@ -78,10 +87,12 @@ def _write_parts(folder: Path, parts: dict[str, Tensor], save: str) -> dict[str,
     if not parts:
         return {}
     path = folder / f"shard-{get_global_rank():05}-of-{get_world_size():05}{SUFFIX}"
-    return {path.name: _write_file(path, lambda file: write_safetensors(file.write, parts, {"save": save}))}
+    return {path.name: write_file(path, lambda file: write_safetensors(file.write, parts, {"save": save}))}
 
 
-def _finish(snapshot: Snapshot, hidden: Path, path: Path, shards: dict[str, Any], save: str) -> None:
+def _finish(
+    snapshot: Snapshot, hidden: Path, path: Path, shards: dict[str, Any], save: str, after: Callable[[], object]
+) -> None:
     for name, facts in shards.items():
         if (hidden / name).stat().st_size != facts["size"]:
             raise OSError(
@@ -100,6 +111,7 @@ def _finish(snapshot: Snapshot, hidden: Path, path: Path, shards: dict[str, Any]
     sync_folder(hidden)
     _replace(path, hidden)
     sync_folder(path.parent)
+    after()
 
 
 def _replace(path: Path, by: Path) -> None:
@@ -132,11 +144,16 @@ class _HashingFile:
 def _write(path: Path, content: Any) -> dict[str, Any]:
     """Write a `.json` or `.pt` file, and return its facts for the manifest."""
     if path.suffix == ".json":
-        return _write_file(path, lambda file: file.write(json.dumps(content, indent=1, default=str).encode()))
-    return _write_file(path, lambda file: torch.save(content, file))  # type: ignore[arg-type]
+        return write_file(path, lambda file: file.write(json.dumps(content, indent=1, default=str).encode()))
+    return write_file(path, lambda file: torch.save(content, file))  # type: ignore[arg-type]
 
 
-def _write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, Any]:
+def write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, Any]:
+    """Write a file, synced, with a function that gets it open, and return its size and hash for a manifest.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written to.
+    """
     with path.open("wb") as raw:
         file = _HashingFile(raw)
         try:

@@ -59,16 +59,19 @@ class SavedTensor(Tensor):
         return found
 
     def read(self) -> Tensor:
-        """Return it whole, as an ordinary tensor; it is read only once."""
-        if self._whole is None:
-            self._whole = self.read_part([0] * self.ndim, self.shape)
-        return self._whole
+        """Return it whole, as an ordinary tensor."""
+        return self.read_part([0] * self.ndim, self.shape)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute with the whole tensor."""
-        args, kwargs = tree_map_only(SavedTensor, SavedTensor.read, (args, kwargs or {}))
+        """Compute with the whole tensor, which is read only once."""
+        args, kwargs = tree_map_only(SavedTensor, SavedTensor._kept, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    def _kept(self) -> Tensor:
+        if self._whole is None:
+            self._whole = self.read()
+        return self._whole
 
 
 def unsaved(value: Any) -> Any:

@@ -8,6 +8,7 @@ of the local part alone it would be wrong, without an error.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -231,10 +232,16 @@ class Place(NamedTuple):
 
 def place_of(tensor: Any) -> Place:
     """Return where this rank's part of a sharded tensor lies."""
-    (chunk,) = tensor.__create_chunk_list__()
-    at = zip(tensor.placements, tensor.device_mesh.get_coordinate(), strict=True)
-    first = all(coordinate == 0 for placement, coordinate in at if placement.is_replicate())
-    return Place(tuple(tensor.shape), tuple(chunk.offsets), first)
+    return _place_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+@functools.lru_cache  # the layers of a model have few shapes, and training waits for this
+def _place_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(shape, mesh, placements)
+    at = zip(placements, mesh.get_coordinate(), strict=True)
+    return Place(shape, tuple(start), all(number == 0 for one, number in at if one.is_replicate()))
 
 
 def count_copies(model: nn.Module) -> int:

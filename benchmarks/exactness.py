@@ -1,12 +1,14 @@
 """Whether sharded models train like replicas to the bit, and what a rank holds of them.
 
     python benchmarks/exactness.py            # all of it, on the CPU, with up to four ranks: some minutes
-    python benchmarks/exactness.py memory     # one part: cases, layouts, memory or save
+    python benchmarks/exactness.py memory     # one part: cases, split, layouts, memory or save
     python benchmarks/exactness.py save --megabytes 100
 
 - cases: each algorithm and optimizer, on two ranks and two small tasks: the largest difference between parallel=fsdp
   and ddp in weights, buffers and metrics, and between a run resumed in the middle of an epoch and the whole run, with
   the layout that saved it, in shards, and with the other one.
+- split: the same differences of tensor_parallel=2 from ddp, on two ranks, and on four together with fsdp, for each
+  algorithm and optimizer that fits, in 64 bits: only the metric, which has 32, differs in more than the last digits.
 - layouts: a run saved on two ranks, gathered and in shards, and loaded on 1 to 4: its weights and moments, with a
   vocabulary that does not divide, and the rest of training, compared with the whole run.
 - memory: bytes of weights, gradients and optimizer states of a GPT of 50 million weights on each of four ranks.
@@ -90,6 +92,24 @@ def compare_cases() -> Found:
         found[name] = [
             runs.difference(plain, sharded),
             runs.difference(sharded, again),
+            runs.difference(plain, crossed),
+        ]
+    return found
+
+
+def compare_split() -> Found:
+    """Return the differences of each case, in 64 bits: of tensor_parallel=2 from ddp, of resumed runs. All ranks."""
+    found: Found = {}
+    layout = {"tensor_parallel": 2, "parallel": "ddp" if torch.distributed.get_world_size() == 2 else "fsdp"}
+    for name in runs.SPLIT:
+        case, folder = runs.CASES[name], Path(name.replace(" ", "_"))
+        plain = runs.train(case, folder, **EXACT)
+        split = runs.train(case, folder, save=folder / "saved", sharded=True, **layout, **EXACT)
+        again = runs.train(case, folder, resume_path=folder / "saved", **layout, **EXACT)
+        crossed = runs.train(case, folder, resume_path=folder / "saved", **EXACT)
+        found[name] = [
+            runs.difference(plain, split),
+            runs.difference(split, again),
             runs.difference(plain, crossed),
         ]
     return found
@@ -223,6 +243,17 @@ def show_cases(folder: Path) -> bool:
     )
 
 
+def show_split(folder: Path) -> bool:
+    """Print the tables of split layers; return whether all is as it should be."""
+    good = True
+    for ranks, layout in {2: "tensor_parallel=2", 4: "tensor_parallel=2 and fsdp"}.items():
+        print(f"{ranks} ranks: {layout} - ddp, resumed - whole, resumed with ddp - whole")
+        for name, values in start(compare_split, ranks, folder).items():
+            print(f"{name:36} {' '.join(f'{shown(one):>8}' for one in values)}")
+            good = good and values[1] == 0 and max(values) < 1e-6
+    return good
+
+
 def show_layouts(folder: Path) -> bool:
     """Print the table of layouts; return whether all is as it should be."""
     good = True
@@ -262,7 +293,7 @@ def show_save(folder: Path, megabytes: int = 1000) -> bool:
     return ratio <= COPY_LIMIT
 
 
-PARTS = {"cases": show_cases, "layouts": show_layouts, "memory": show_memory, "save": show_save}
+PARTS = {"cases": show_cases, "split": show_split, "layouts": show_layouts, "memory": show_memory, "save": show_save}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
+from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -160,14 +161,16 @@ def check_names(folder: str, filename: str) -> None:
 
 
 def check_alone(savers: Sequence[Any]) -> None:
-    """Check that no two savers share a folder, because each would delete what the other keeps.
+    """Check that no two savers share a folder or a mirror, because each would delete what the other keeps.
 
     Raises:
-        ValueError: two savers write to the same folder.
+        ValueError: two savers write to the same place.
     """
-    owners: dict[Path, str] = {}
+    owners: dict[str, str] = {}
     for one in savers:
-        if (other := owners.setdefault(Path(one.folder), one.config_key)) != one.config_key:
-            raise ValueError(
-                f"folder={one.folder!r}: {other} and {one.config_key} both save there; each needs a folder of its own"
-            )
+        for name, place in (("folder", str(Path(one.folder))), ("mirror", one.mirror)):
+            if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
+                shown = without_credentials(place)
+                raise ValueError(
+                    f"{name}={shown!r}: {other} and {one.config_key} both save there; each needs a {name} of its own"
+                )

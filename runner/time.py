@@ -245,10 +245,7 @@ class Timestamp(NamedTuple):
         time = _read(other) if isinstance(other, str) else other
         return self.count(time.unit) == time.value if isinstance(time, Time) else tuple.__eq__(self, other)  # type: ignore[arg-type]
 
-    def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
-
+    __ne__ = object.__ne__  # the opposite of the above, and not tuple's own
     __hash__ = tuple.__hash__
 
     def __lt__(self, other: object) -> bool:
@@ -321,10 +318,13 @@ class Interval:
     """
 
     time: Time
+    ends_epochs: bool = field(compare=False, repr=False)
+    """Whether it is never due in the middle of an epoch, as it counts epochs or iterations, or is never due at all."""
     _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
         object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
+        object.__setattr__(self, "ends_epochs", self.time.unit in ("ep", "iter") or not self.time.value)
         object.__setattr__(self, "_bound", None)
 
     def is_due(

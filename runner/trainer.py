@@ -78,6 +78,7 @@ class Trainer:
         shard_size: with 'fsdp', the number of ranks that share one copy of the weights; None: all.
         gather_dtype: with 'fsdp', the type in which weights are gathered and used: 'bfloat16', which rounds them, or
             None: their own.
+        tensor_parallel: the number of ranks that split each layer, and see the same samples; 1: none do.
         compile: whether to compile the model with `torch.compile`; with 'fsdp', each of its repeated blocks.
         scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
         scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
@@ -120,6 +121,7 @@ class Trainer:
         parallel: str = "ddp",
         shard_size: int | None = None,
         gather_dtype: str | None = None,
+        tensor_parallel: int = 1,
         compile: bool = False,
         scale_schedule_ratio: float = 1.0,
         scale_warmup: bool = False,
@@ -136,7 +138,7 @@ class Trainer:
         self.state = state = arguments.make_state(
             model, device, precision, seed, run_name, config, max_duration, grad_accum, microbatch_size
         )
-        self._layout = Layout(parallel, shard_size, gather_dtype)
+        self._layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
         self._layout.check(model, microbatch_size)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
@@ -299,6 +301,7 @@ class Trainer:
         with ExitStack() as on_error:
             if self._made_group:
                 on_error.callback(collectives.destroy_process_group)
+            self._layout.join()
             self._name_run(run_dir)
             self._open_data(train_dataloader, evaluators)
             self.logger = Logger(self.state, self.state.loggers)

@@ -46,6 +46,35 @@ LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # mirrors of checkpoints
+    Fault(
+        "mirror: what was uploaded is not read back",
+        "runner/checkpoints/mirror.py",
+        'if _copy(source, facts["size"]) != facts:',
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a file may lead out of the folder",
+        "runner/checkpoints/mirror.py",
+        "if not _is_inside(one):",
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
+    Fault(
+        "mirror: another run's checkpoints are replaced",
+        "callbacks/_mirror_uploads.py",
+        "if not self._may_begin and self._mirror.saved():",
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a trial uploads",
+        "runner/config/build.py",
+        'if not uploads and hasattr(one, "mirror"):',
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
     # commands and sweeps
     Fault(
         "programs: a killed data worker is no failure of the machine",
@@ -106,10 +135,24 @@ FAULTS = (
     ),
     Fault(
         "gradients over ranks: a collective for each",
-        "runner/distributed/collectives.py",
+        "runner/distributed/gradients.py",
         ">= BUCKET_BYTES",
         ">= 0",
         "distributed/test_collectives.py",
+    ),
+    Fault(
+        "compile: each learning rate is a number of its own to the compiled step",
+        "algorithms/compile.py",
+        'group["lr"] = tensors[index].fill_(rate or TINY)',
+        "pass",
+        "algorithms/test_compile.py",
+    ),
+    Fault(
+        "compile: a rate of 0 as a tensor makes Adam divide by zero",
+        "algorithms/compile.py",
+        "fill_(rate or TINY)",
+        "fill_(rate)",
+        "algorithms/test_compile.py",
     ),
     Fault(
         "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
@@ -304,9 +347,72 @@ FAULTS = (
     Fault(
         "shards: the padding of uneven shards is saved",
         "runner/distributed/sharding.py",
-        "return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()",
-        "return gathered",
+        "if is_new and storage.nbytes() == gathered.nbytes else",
+        "if is_new else",
         "distributed/test_sharding.py",
+    ),
+    Fault(
+        "split layers: what each rank holds whole is saved as it will be later",
+        "runner/distributed/sharding.py",
+        "if is_new and storage.nbytes() == gathered.nbytes else",
+        "if storage.nbytes() == gathered.nbytes else",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: each rank sees samples of its own",
+        "runner/dataloader.py",
+        "            order.share_alike(group)\n",
+        "            pass\n",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: metrics count each sample once for each rank that sees it",
+        "runner/metrics.py",
+        "part.process_group = get_data_parallel_group()",
+        "part.process_group = None",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: dropout differs between ranks that hold the same activations",
+        "runner/state.py",
+        "return self.rank_zero_seed + get_data_parallel_rank()",
+        "import torch.distributed as d; return self.rank_zero_seed + (d.get_rank() if d.is_initialized() else 0)",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: all ranks drop the attention weights of their heads alike",
+        "runner/distributed/tensor_parallel.py",
+        "torch.manual_seed(seed + rank)",
+        "torch.manual_seed(seed)",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: queries, keys and values are cut as one",
+        "runner/distributed/tensor_parallel.py",
+        "_StridedShard(0, split_factor=JOINED)",
+        "Shard(0)",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: a tied head trains a weight of its own",
+        "runner/distributed/tensor_parallel.py",
+        "            module.register_parameter(key, getattr(first, name))\n",
+        "            pass\n",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: surgery that a plan does not know trains with wrong gradients",
+        "runner/distributed/tensor_parallel.py",
+        "or type(module).__name__ in PER_HEAD",
+        "or True",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: adaptive clipping takes the norm of a part",
+        "algorithms/gradient_clipping.py",
+        "return added_up(torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True))",
+        "return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True)",
+        "distributed/test_tensor_parallel.py",
     ),
     Fault(
         "shards: loaded ones keep the whole tensor in memory",
@@ -404,8 +510,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/batch.py",
-        "type(one) is Tensor and one.device == device",
-        "type(one) is Tensor",
+        "type(one) is not Tensor or one.device != device",
+        "type(one) is not Tensor",
         "test_batch.py",
     ),
     Fault(
@@ -468,9 +574,16 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "            parameter.grad = None\n        run.accumulate",
-        "            pass\n        run.accumulate",
+        "        parameter.grad = None\n    run.accumulate",
+        "        pass\n    run.accumulate",
         "test_loop_batch.py test_loss.py",
+    ),
+    Fault(
+        "the hooks of an optimizer are left out",
+        "runner/optim/unwrapped_step.py",
+        "        or optimizer._optimizer_step_pre_hooks\n",
+        "",
+        "optim/test_unwrapped_step.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",

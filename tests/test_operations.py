@@ -25,7 +25,7 @@ from runner.models import GPT, ResNet8
 
 operations = load("benchmark_of_operations", "operations.py")
 
-MORE = 3
+MORE = 2
 """Operations of a step beside those by hand, with loss and metrics logged; picking the batches takes two fewer."""
 
 
@@ -36,7 +36,7 @@ def test_the_trainer_adds_few_operations(title: str, tmp_path: Path):
     assert hand.operations.total() > 10 * len(operations.WATCHED)  # those of the backward pass are seen too
     more = [one - other for one, other in zip(ours.row(), hand.row(), strict=True)]
     assert more[0] <= MORE and more[1:4] == [0, 0, 0]
-    assert more[4] <= 75  # calls of Python functions
+    assert more[4] <= 62  # calls of Python functions
 
 
 def test_operations_are_told_apart():

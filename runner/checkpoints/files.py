@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from runner.checkpoints.shards import SUFFIX, join
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import gather_objects
 
 log = logging.getLogger("runner")

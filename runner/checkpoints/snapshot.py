@@ -30,8 +30,9 @@ from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.distributed.sharding import Place, is_sharded, like, local, place_of, whole
+from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.saved_tensor import Place, place_of
+from runner.distributed.sharding import is_sharded, like, local, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
@@ -255,7 +256,7 @@ def _order(state: State) -> dict[str, Any]:
     """Return the settings that decide which samples are in a batch; none for a loader without order, or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
-    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
+    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
 
@@ -341,7 +342,7 @@ def _metric_states(state: State) -> dict[str, Any]:
 
 
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to rank 0; the other ranks start from empty ones."""
+    """Give the merged accumulators to the first rank of those that are merged; the others start from empty ones."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue
@@ -351,6 +352,6 @@ def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
             for key, value in getattr(part, "metric_state", {}).items():
                 if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
                     setattr(part, key, [value])  # merging ranks joined the list
-        if get_global_rank() != 0:
+        if get_data_parallel_rank() != 0:
             empty(metric)
         metric._update_count = 1  # otherwise compute() warns that the metric was never updated

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from runner.checkpoints.files import FORMAT, LATEST, MANIFEST, Snapshot, hide, saved_at
 from runner.checkpoints.shards import SUFFIX, split, write_safetensors
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import do_together
 from runner.files.whole import sync_file, sync_folder
 

@@ -15,7 +15,7 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
     *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
-    *("skip_finished", "revive"),
+    *("skip_finished", "revive", "share"),
     "output",
     "allow_divergence",
     *MODE_KEYS,
@@ -176,7 +176,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         raise WrongKey(
             "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
         )
-    for key in ("skip_finished", "allow_divergence", "allow_code"):
+    for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, "must be true or false", repr(config[key]))
     for key, what in (

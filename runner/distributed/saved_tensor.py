@@ -1,13 +1,40 @@
-"""Tensors of a sharded checkpoint, of which each rank reads the part that it needs."""
+"""Tensors of a sharded checkpoint: where a rank's part of one lies, and how it reads no more than that."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+
+
+class Place(NamedTuple):
+    """Where a rank's part of a sharded tensor lies."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    start: tuple[int, ...]
+    """Position in the whole tensor at which the part begins."""
+    is_first_copy: bool
+    """Whether this rank is the first of those that hold the same part."""
+
+
+def place_of(tensor: Any) -> Place:
+    """Return where this rank's part of a sharded tensor lies."""
+    return _place_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+@functools.lru_cache  # the layers of a model have few shapes, and training waits for this
+def _place_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(shape, mesh, placements)
+    at = zip(placements, mesh.get_coordinate(), strict=True)
+    is_first = 0 in mesh.mesh and all(number == 0 for one, number in at if one.is_replicate())
+    return Place(shape, tuple(start), is_first)
 
 
 class Piece(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.store import TIMEOUT
 
 T = TypeVar("T")

@@ -26,8 +26,8 @@ from runner.checkpoints.digest import digest
 from runner.checkpoints.files import MANIFEST, find_checkpoint, read_file, verify
 from runner.checkpoints.shards import DTYPES, write_safetensors
 from runner.checkpoints.writing import write_checkpoint
-from runner.distributed.saved_tensor import Piece, SavedTensor
-from runner.distributed.sharding import Place, like, local, whole
+from runner.distributed.saved_tensor import Piece, Place, SavedTensor
+from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
 
 

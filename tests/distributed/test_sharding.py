@@ -13,7 +13,7 @@ import pytest
 import torch
 from rank_runs import program_of
 from safetensors.torch import load_file
-from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, difference, make_trainer, on_ranks, train
+from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, Overflow, difference, make_trainer, on_ranks, train
 from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
@@ -196,27 +196,6 @@ def refuse_on_ranks() -> None:
         made = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError, match="are not in the model .*parallel='fsdp'"):
             Trainer(model=model, optimizers=made, device="cpu", parallel="fsdp", run_dir="run")
-
-
-class Overflow(Algorithm):
-    """Makes one element of one rank's shard infinite in the second batch, before the scaler looks for it."""
-
-    def __init__(self):
-        self.scales: list[float] = []
-        self.stays: list[bool] = []  # whether a batch left the weights as they were
-
-    def batch_start(self, state, logger):
-        self.before = [local(one).clone() for one in state.unwrapped_model.parameters()]
-
-    def after_backward(self, state, logger):
-        if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
-            block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
-            local(block.mlp.up.weight.grad)[0, 0] = float("inf")
-
-    def batch_end(self, state, logger):
-        now = [local(one) for one in state.unwrapped_model.parameters()]
-        self.stays.append(all(torch.equal(one, other) for one, other in zip(now, self.before, strict=True)))
-        self.scales.append(1.0 if state.scaler is None else state.scaler.get_scale())
 
 
 def overflow_on_one_shard() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from runner.checkpoints.digest import digest
 from runner.checkpoints.writing import write_checkpoint
-from runner.distributed.sharding import Place
+from runner.distributed.saved_tensor import Place
 
 PART = torch.arange(6.0).view(3, 2)
 

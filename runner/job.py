@@ -128,8 +128,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
             plain, tags = with_saved_weights(plain, saved)
             resume = None
         elif fork is not None:
-            checkpoint, tags = fork
-            plain["resume"] = resume = str(checkpoint)
+            plain["resume"], tags = fork
+            resume = plain["resume"]
         elif saved is not None and resume is not None and mode.resumes and from_the_start(saved):
             plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
         if resume is not None and fork is None:
@@ -156,6 +156,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         may_be_over=may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
+        parent={} if saved is None or fork is None else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
     )
 
@@ -217,7 +218,7 @@ def print_differences(
         ValueError: a key differs that must not change when a run is resumed.
     """
     if saved is not None and config["at"] is not None:
-        tell_changes_of_fork(saved.config, config)
+        tell_changes_of_fork(resume or saved.given, saved.config, config)
     elif saved is not None and (config["rerun"] is not None or config["run"] is not None):
         tell_changes_of_rerun(saved.config, config)
     elif resume is not None and mode.resumes:

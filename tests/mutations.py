@@ -976,7 +976,7 @@ FAULTS = (
     ),
     Fault(
         "replay: it begins at the newest checkpoint of all",
-        "runner/runs/past.py",
+        "runner/checkpoints/history.py",
         "if trained < batch]",
         "]",
         "modes/test_replay.py",
@@ -1003,11 +1003,32 @@ FAULTS = (
         "runs/test_forks.py",
     ),
     Fault(
+        "forks: the parent's last batches are trained with the fork's config",
+        "runner/modes/trunk.py",
+        "        **job.parent,\n",
+        "",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork between checkpoints has no curves of its parent",
+        "runner/modes/trunk.py",
+        """if one.get("_target_") == CURVES""",
+        "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
         "forks: a resumed fork forgets its parent",
         "runner/runs/recording.py",
         'job.tags.get(PARENT, before.parent if before is not None else "")',
         'job.tags.get(PARENT, "")',
         "runs/test_forks.py",
+    ),
+    Fault(
+        "crash: a bundle holds the checkpoint of the moment that failed",
+        "callbacks/crash_bundle.py",
+        "trained if facts_of(error).event in SAVING else trained + 1",
+        "trained + 1",
+        "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "crash: names in a bundle are not checked",
@@ -1022,6 +1043,20 @@ FAULTS = (
         'may_run = is_trusted or typed_value(arguments, "allow_code") == "true"',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
+    ),
+    Fault(
+        "bisect: whatever has a larger loss is worse",
+        "runner/modes/bisect.py",
+        "worse = decision.is_decided and ",
+        "worse = ",
+        "modes/test_bisect.py",
+    ),
+    Fault(
+        "verify: versions of a user's own dependencies are not recorded",
+        "runner/runs/record.py",
+        'sorted(own - {"runner"})',
+        "()",
+        "modes/test_verify.py",
     ),
     Fault(
         "verify: what the run kept is compared with itself",

@@ -29,7 +29,7 @@ from runner.runs.changes import find_changes
 from runner.runs.kept_code import changed_modules
 from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
 from runner.runs.past import given_run, record_of
-from runner.runs.record import environment
+from runner.runs.record import environment, packages_of
 from runner.runs.run_files import write_pin
 from runner.runs.uncommitted import patch
 from runner.terminal.answer import give
@@ -212,7 +212,8 @@ def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
 def _changed_since(record: Path) -> Iterator[str]:
     """Yield what may change numbers and is not as it was when a run was made."""
     then = read_object(record / ENVIRONMENT_FILE)
-    now = environment()
+    packages = then.get("packages")
+    now = environment(packages) if isinstance(packages, dict) else environment()
     before, after = ({key: one[key] for key in ENVIRONMENT if key in one} for one in (then, now))
     for change in find_changes(before, after):
         yield str(change)
@@ -233,6 +234,6 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     config["callbacks"] = {key: sections[key] for key in loading}
     left_out = ("callbacks", "hydra", *OF_THE_COMMAND)
     typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in left_out]
-    then = read_object(record_of(run, 1) / ENVIRONMENT_FILE) if _lines(run) else environment()
+    then = read_object(record_of(run, 1) / ENVIRONMENT_FILE) if _lines(run) else environment(packages_of(job.config))
     kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}
     write_pin(Path(job.config["verify"]["pin"]), config, [*typed, "callbacks=none"], kept, digests)

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,12 +23,14 @@ from typing import Any
 
 import yaml
 
+from runner.checkpoints.history import read_time
+from runner.config.composed import targets
 from runner.distributed.job import Job
 from runner.files.addresses import hidden_everywhere
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
-from runner.runs.past import ENVIRONMENT, FROM_BATCH, read_time
+from runner.runs.past import ENVIRONMENT, FROM_BATCH
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
@@ -37,6 +39,7 @@ from runner.terminal.console import show_path
 log = logging.getLogger("runner")
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
+IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
 FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
 
 
@@ -76,7 +79,9 @@ def write_record(
     files = {
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
-        ENVIRONMENT: json.dumps({"run_name": run_name, **environment(), FROM_BATCH: begun}, indent=1).encode(),
+        ENVIRONMENT: json.dumps(
+            {"run_name": run_name, **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
+        ).encode(),
     }
     changes, secrets = without_secrets(patch())
     if secrets:
@@ -147,8 +152,18 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
-def environment() -> dict[str, Any]:
-    """Return versions, hardware, command and commit, as plain values."""
+def packages_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
+    own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
+    return [*dict.fromkeys([*PACKAGES, *(one for one in IMPORTED if one in sys.modules), *sorted(own - {"runner"})])]
+
+
+def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Return versions, hardware, command and commit, as plain values.
+
+    Args:
+        packages: the packages whose versions to return, where they are installed.
+    """
     import torch
 
     from runner.distributed.collectives import get_world_size
@@ -164,7 +179,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "ranks": get_world_size(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := _version(name))},
         "git_commit": git_commit(),
     }
 

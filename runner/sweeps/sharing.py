@@ -230,12 +230,12 @@ def _remove_unneeded(shared: Path, nodes: Sequence[Node]) -> None:
 
 def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:
     """Return a job that begins from a node, of which its folder gets copies that share their blocks on the disk."""
-    run_dir = Path(job.run_dir)
-    config = planted({**job.config, "at": batch, "resume": str(checkpoint)}, run_dir)
-    kept = checkpoint.parent / KEPT
-    if kept.is_dir():
-        shutil.copytree(kept, run_dir, symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
     origin = read_object(checkpoint / ORIGIN)
     tags = {**job.tags, PARENT: str(origin.get("run", "")), FORKED_AT: str(batch)}
+    fork = replace(job, config={**job.config, "at": batch, "resume": str(checkpoint)}, tags=tags)
+    config = planted(fork)
+    kept = checkpoint.parent / KEPT
+    if kept.is_dir():
+        shutil.copytree(kept, Path(job.run_dir), symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
     print(f"begins after batch {batch}, up to which {Path(tags[PARENT]).name} has trained the same", flush=True)
-    return replace(job, config={**config, "at": None}, tags=tags)
+    return replace(fork, config={**config, "at": None})

@@ -21,6 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from runner.checkpoints.history import last_saved
 from runner.config import build
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
@@ -29,7 +30,6 @@ from runner.files.whole import read_object, write_whole
 from runner.modes.table import Mode
 from runner.runs.folder import MANIFEST
 from runner.runs.forks import FOLDER, FORKED_AT, PARENT, link_or_copy, planted
-from runner.runs.past import last_saved
 from runner.runs.recording import identify
 from runner.sweeps.names import describe, swept_values
 from runner.sweeps.plan import PlannedJob, is_grid

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Piece, Place, SavedTensor
 from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
+from runner.runs.run_files import unpacked
 
 
 class Recorder:
@@ -197,6 +199,18 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
     assert digest(found) == digest(content)
     with safe_open(tmp_path / "a/shard-00000-of-00001.safetensors", framework="pt") as file:
         assert [*file.keys()] == ["model.pt['tied'][0]@0,0"]
+
+
+def test_a_bundle_may_hold_shards(tmp_path: Path):
+    part = WHOLE.clone()
+    content = {"timestamp": {}, "model.pt": {"a": part}, "places": {id(part): Place((5, 7), (0, 0), True)}}
+    write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
+    (tmp_path / "run/config.yaml").write_text("{}")
+    with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:
+        for path in filter(Path.is_file, (tmp_path / "run").rglob("*")):
+            file.write(path, path.relative_to(tmp_path / "run"))
+    found = unpacked(tmp_path / "crash.zip")
+    assert torch.equal(read_file(found / "checkpoints/ba1", "model.pt")["a"] + 0, WHOLE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

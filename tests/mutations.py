@@ -456,6 +456,48 @@ FAULTS = (
         "gradients = [_gradient(one)",
         "distributed/test_sharding.py",
     ),
+    Fault(
+        "shards: what one rank cannot write is no failure of the others",
+        "runner/distributed/together.py",
+        'raise OSError(*one["error"])',
+        'one["result"] = {}',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: each rank looks for NaN in its own part alone",
+        "callbacks/checkpoint_saver.py",
+        "gather_objects(fault, self._group)",
+        "[fault]",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: parts may overlap where sizes add up",
+        "runner/checkpoints/shards.py",
+        " and not _overlap(pieces)",
+        "",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: those of another checkpoint are taken",
+        "runner/checkpoints/shards.py",
+        '.get("save") != manifest.get("save")',
+        '.get("save") is None',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank reads what other ranks keep, too",
+        "runner/distributed/sharding.py",
+        "if isinstance(value, SavedTensor):",
+        "if False:",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank hashes nothing of what it takes up",
+        "runner/checkpoints/files.py",
+        "verify(path, get_global_rank(), get_world_size())",
+        "verify(path, -1, 0x7FFFFFFF)",
+        "checkpoints/test_shards.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -712,7 +754,7 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoints/files.py",
+        "runner/checkpoints/writing.py",
         "            sync_file(raw)\n",
         "",
         "checkpoints/test_files.py",
@@ -720,8 +762,8 @@ FAULTS = (
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
-        '.hexdigest() != facts["sha256"]',
-        '.hexdigest() == ""',
+        '_hash(path / name) != facts["sha256"]',
+        '_hash(path / name) == ""',
         "checkpoints/test_files.py",
     ),
     Fault(

@@ -159,6 +159,7 @@ def test_every_mode_answers(run_here: Any, tmp_path: Path):
         "table": "cells",
         f"compare {one} {two}": "runs",
         f"verdict {one} {two}": "comparisons",
+        f"export {one} {tmp_path / 'model.pt'}": "path",
         f"mode=eval resume={one}": "metrics",
         f"mode=predict predict.format=pt resume={one}": "files",
         "mode=lr_range model=mlp lr_range.batches=30": "suggestion",

@@ -10,7 +10,7 @@ import torch
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
-from runner.blocks import find_repeated
+from runner.distributed.blocks import find_repeated
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.addresses import hidden_everywhere
 from runner.callbacks._extra import require
 from runner.callbacks._wandb_session import Session
+from runner.files.addresses import hidden_everywhere
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State

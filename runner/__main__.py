@@ -32,7 +32,7 @@ def main() -> int:
 def _run() -> int:
     code = answer(sys.argv[1:])
     if code is None:
-        from runner.command import run_command  # imports Hydra, which takes longer than the help does as a whole
+        from runner.config.command import run_command  # imports Hydra, which takes longer than the help does as a whole
 
         code = run_command()
     return code

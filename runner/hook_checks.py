@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Sequence
 
 from runner.destination import LoggerDestination
-from runner.foreign_hooks import HOOKS_HERE
 from runner.hooks import Algorithm, Callback, Hooks
+from runner.libraries.foreign_hooks import HOOKS_HERE
 
 _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 

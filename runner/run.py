@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from runner.distributed.clock import Clock
     from runner.engine import Engine
     from runner.optim.scheduled_rates import ScheduledRates
+    from runner.optim.steps import Steps
     from runner.state import State
-    from runner.steps import Steps
     from runner.time import Time
 
 Accumulate = Callable[["Run", Weight], None]

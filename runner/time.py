@@ -114,12 +114,14 @@ class Time:
             ValueError: the result is zero, or includes part of an epoch of unknown length; or `ratio` is not a finite
                 number above 0.
         """
-        exact, unit = self.exact * exact_ratio(ratio), self.unit
+        unit = self.unit
+        exact = self.exact * exact_ratio(ratio)
         if unit is TimeUnit.EPOCH and exact.denominator > 1:
             if batches_per_epoch is None:
                 epochs = f"{str(self)!r} would be {float(exact):g} epochs of unknown length"
                 raise ValueError(f"scale_schedule_ratio={ratio!r}: {epochs}; give max_duration in batches")
-            exact, unit = exact * batches_per_epoch, TimeUnit.BATCH
+            exact *= batches_per_epoch
+            unit = TimeUnit.BATCH
         value = math.floor(exact) if isinstance(self.value, int) else float(exact)
         if not value:
             raise ValueError(f"scale_schedule_ratio={ratio!r} leaves nothing of {str(self)!r}: give a larger one")
@@ -164,7 +166,8 @@ def _suggestion(text: str) -> str:
     words = get_close_matches(match[2] or "ep", _UNIT_OF_WORD, n=1) if match else []
     if not match or not words:
         return ""
-    number, unit = Decimal(match[1]) / (100 if match[2] == "%" else 1), _UNIT_OF_WORD[words[0]]
+    unit = _UNIT_OF_WORD[words[0]]
+    number = Decimal(match[1]) / (100 if match[2] == "%" else 1)
     if unit == "dur" or (number < 1 and not match[2]):
         number, unit = min(number, Decimal(1)), "dur"
     numbers = (number,) if unit in ("dur", "sec", "h", "m", "s") else (math.floor(number), math.ceil(number))
@@ -364,7 +367,8 @@ class Interval:
                 return ((timestamp.epoch * batches + in_epoch) * parts - (in_epoch == batches)) // length
 
             return multiples
-        index, (length, parts) = _FIELD_OF_UNIT[unit], convert(self.time, unit, max_duration, None).as_integer_ratio()
+        index = _FIELD_OF_UNIT[unit]
+        length, parts = convert(self.time, unit, max_duration, None).as_integer_ratio()
         return lambda timestamp: timestamp[index] * parts // length
 
 

@@ -31,9 +31,9 @@ from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
 from runner.model import Model
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
+from runner.optim.steps import Steps, make_steps
 from runner.ordering import name_hooks
 from runner.run import Run
-from runner.steps import Steps, make_steps
 from runner.terminal.console import in_notebook
 from runner.time import Time
 
@@ -340,7 +340,8 @@ class Trainer:
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume: Any, compile: bool, session: Any
     ) -> None:
         """Fire the events of the constructor, and build the parts of the run that belong between them."""
-        state, fire = self.state, self.engine.run_event
+        state = self.state
+        fire = self.engine.run_event
         self._steps: Steps | None = None
         self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
         self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors as they pass

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "runner.__main__",
-    "runner.command",
+    "runner.config.command",
     "runner.modes.compare",
     "runner.modes.diagnosis",
     "runner.modes.explain",

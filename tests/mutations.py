@@ -418,7 +418,7 @@ FAULTS = (
     ),
     Fault(
         "gradients of an own training_step are not averaged",
-        "runner/steps.py",
+        "runner/optim/steps.py",
         "if self.reduces:",
         "if False:",
         "distributed/test_collectives.py",
@@ -432,7 +432,7 @@ FAULTS = (
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
-        "runner/steps.py",
+        "runner/optim/steps.py",
         "            self.scaler.unscale_(optimizer)",
         "            pass",
         "test_precision.py",

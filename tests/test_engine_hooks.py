@@ -11,8 +11,8 @@ import torch
 from engine_runs import HEARD, A, make_trainer
 
 from runner import Algorithm, Callback, Event, LoggerDestination
-from runner.foreign_hooks import HOOKS_HERE
 from runner.hooks import Hooks
+from runner.libraries.foreign_hooks import HOOKS_HERE
 
 
 def takes(*names: str) -> Any:

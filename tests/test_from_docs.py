@@ -21,8 +21,8 @@ from runner import State
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.hydra_versions import initialized
-from runner.foreign_hooks import HOOKS_HERE
 from runner.hooks import Hooks
+from runner.libraries.foreign_hooks import HOOKS_HERE
 
 FROM = sorted(page for page in PAGES if page.startswith("docs/from_"))
 OVERRIDE = re.compile(r"(-m )?[+~]?[a-z_]+(\.\w+)*=")

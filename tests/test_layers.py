@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files and folders of runner/, from the bottom up: an import only points to the same layer or down.
 LAYERS: tuple[set[str], ...] = (
-    {"addresses", "budget", "checks", "event", "failures", "files", "foreign_hooks", "plugins", "time"},
-    {"batch", "blocks", "device", "model", "precision", "surgery"},
+    {"budget", "checks", "event", "failures", "files", "plugins", "time"},
+    {"batch", "device", "model", "precision", "surgery"},
     {"distributed"},
     {"libraries", "optim", "pictures", "schedulers"},
     {
@@ -38,7 +38,7 @@ LAYERS: tuple[set[str], ...] = (
         "state",
         "terminal",
     },
-    {"checkpoints", "dataloader", "engine", "loss", "steps"},
+    {"checkpoints", "dataloader", "engine", "loss"},
     {"data", "models"},
     {"run"},
     {"evaluation"},
@@ -46,7 +46,7 @@ LAYERS: tuple[set[str], ...] = (
     {"loop"},
     {"arguments", "fit_result", "trainer"},
     {"callbacks", "algorithms", "compat"},
-    {"config", "modes", "runs", "sweeps", "command", "job"},
+    {"config", "modes", "runs", "sweeps", "job"},
     {"__main__"},
 )
 OF_USERS = ROOT / "runner" / "modes" / "project"  # what `runner init` copies: it imports as users do
@@ -57,14 +57,13 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3494  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3500  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("addresses", "blocks", "budget", "checks", "foreign_hooks", "metric_choice", "plugins"),
-    *("fit_result", "schedulers"),
+    *("budget", "checks", "fit_result", "metric_choice", "plugins", "schedulers"),
 }
 ENGINE_IN_FOLDERS = {
-    *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates"),
+    *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates", "optim/steps"),
     *("distributed/collectives", "distributed/signals", "distributed/store"),
 }
 

@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import requests
 
-from runner.addresses import without_credentials, without_those_of
 from runner.callbacks._mlflow.description import origin_tags
 from runner.callbacks._mlflow.spool import (
     SPOOL,
@@ -28,6 +27,7 @@ from runner.callbacks._mlflow.spool import (
     read_sent,
     write_sent,
 )
+from runner.files.addresses import without_credentials, without_those_of
 from runner.files.lock import lock_file
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.addresses import hidden_everywhere
 from runner.callbacks._mlflow.description import show_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import known_before, make_target, typed_command, typed_overrides, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.distributed.session import SessionOver
+from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 
 if TYPE_CHECKING:

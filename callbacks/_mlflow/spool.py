@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from runner.addresses import without_credentials
+from runner.files.addresses import without_credentials
 from runner.files.lock import lock_file
 from runner.files.whole import read_object, write_whole
 

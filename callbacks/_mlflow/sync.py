@@ -8,7 +8,6 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from runner.addresses import without_credentials
 from runner.callbacks._mlflow.delivery import Delivery
 from runner.callbacks._mlflow.spool import SPOOL, now_ms, open_log
 from runner.callbacks._mlflow.target import (
@@ -20,6 +19,7 @@ from runner.callbacks._mlflow.target import (
     set_environment,
     with_credentials,
 )
+from runner.files.addresses import without_credentials
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.console import show_path

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.callbacks._extra import require
 from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
+from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
 

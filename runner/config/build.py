@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 import hydra.utils
 from hydra.errors import InstantiationException
 
-from runner.addresses import hidden_everywhere
 from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
@@ -20,6 +19,7 @@ from runner.config.foreign import about_foreign_value
 from runner.config.hydra_versions import any_target, full_key
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
+from runner.files.addresses import hidden_everywhere
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination

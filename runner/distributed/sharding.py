@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.blocks import find_repeated, wraps_one
+from runner.distributed.blocks import find_repeated, wraps_one
 from runner.distributed.collectives import get_world_size, replicate
 from runner.model import Model
 

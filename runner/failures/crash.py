@@ -6,8 +6,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from runner.addresses import without_credentials
 from runner.failures.facts import RankFailed, facts_of
+from runner.files.addresses import without_credentials
 
 BUNDLE = "crash.zip"
 """In a run's folder: all that is needed to let it fail again."""

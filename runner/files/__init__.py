@@ -1,1 +1,1 @@
-"""Files that several processes may write: written whole or not at all, locked, and signed."""
+"""What is written where others read it: whole or not at all, locked, signed, and without credentials."""

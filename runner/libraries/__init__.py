@@ -1,1 +1,1 @@
-"""Libraries whose import needs care, each imported in one place."""
+"""Other libraries: those whose import needs care, each imported in one place, and the names of their hooks."""

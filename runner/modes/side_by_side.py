@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.addresses import hidden_everywhere
+from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
 from runner.runs.changes import find_changes

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from runner.addresses import hidden_everywhere
 from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.nearest import nearest
+from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
 
 # Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the

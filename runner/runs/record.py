@@ -23,10 +23,10 @@ from typing import Any
 
 import yaml
 
-from runner.addresses import hidden_everywhere
 from runner.checkpoints.history import read_time
 from runner.config.composed import targets
 from runner.distributed.job import Job
+from runner.files.addresses import hidden_everywhere
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code

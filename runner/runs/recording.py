@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from runner.addresses import hidden_everywhere
 from runner.budget import unmeasured
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
@@ -23,6 +22,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.runs.forks import FORKED_AT, PARENT
 from runner.runs.load import LoadMeter

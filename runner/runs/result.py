@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.addresses import hidden_everywhere
 from runner.failures.exit_codes import code_of_failure
 from runner.failures.facts import RankFailed, facts_of
+from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded, write_whole
 from runner.terminal.answer import SCHEMA, error_object, plain

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from runner.addresses import has_hidden
 from runner.config.catalogue import CONF
 from runner.config.composed import targets
+from runner.files.addresses import has_hidden
 from runner.files.signing import is_signed
 from runner.runs.kept_code import read_code
 

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runner.addresses import without_credentials
 from runner.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
+from runner.files.addresses import without_credentials
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
 from runner.runs.load import describe_inequality

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
-from runner.addresses import without_credentials
 from runner.distributed.endings import last_words
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
+from runner.files.addresses import without_credentials
 
 SCHEMA = 1
 """The version of the form; it grows when a field changes its meaning or goes, not when one is added."""

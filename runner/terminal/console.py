@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.addresses import without_credentials
 from runner.failures.facts import RankFailed
 from runner.failures.tracebacks import format_failure
+from runner.files.addresses import without_credentials
 from runner.terminal.output import texts_written
 
 if TYPE_CHECKING:

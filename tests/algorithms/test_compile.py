@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel
 from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
-from runner.blocks import find_repeated
 from runner.data import TensorLoader
+from runner.distributed.blocks import find_repeated
 from runner.models import GPT, ResNet8
 from runner.schedulers import cosine_annealing
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.addresses import has_hidden, hidden_everywhere, without_credentials, without_those_of
+from runner.files.addresses import has_hidden, hidden_everywhere, without_credentials, without_those_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import traceback
 
 import hydra
 
-from runner.addresses import without_credentials
 from runner.config.catalogue import CONF
 from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
 from runner.config.errors import WrongConfig, config_errors
@@ -22,6 +21,7 @@ from runner.distributed.session import Requeued
 from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
+from runner.files.addresses import without_credentials
 from runner.job import Task, follow
 from runner.modes.subcommands import spell_out
 from runner.runs.folder import remove_unused

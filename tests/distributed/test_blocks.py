@@ -3,7 +3,7 @@ from __future__ import annotations
 from torch import nn
 
 from runner import ClassificationModel, LanguageModel
-from runner.blocks import find_repeated
+from runner.distributed.blocks import find_repeated
 from runner.models import GPT, MLP, ResNet8
 
 

@@ -155,7 +155,8 @@ class OwnSteps(Steps):
         def step(*arguments: Any, **named: Any) -> Any:
             if not self._running:
                 return plain(*arguments, **named)
-            name, model = type(optimizer).__name__, type(self.state.unwrapped_model).__name__
+            name = type(optimizer).__name__
+            model = type(self.state.unwrapped_model).__name__
             if self._others is not None:
                 remedy = f"set manual_optimization = True in {model}, or leave the step to the run"
                 raise RuntimeError(f"{model}.training_step stepped {name}, which the run steps after it: {remedy}")

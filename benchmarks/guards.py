@@ -6,8 +6,8 @@
   with the guard; and how often it acts in 20 runs on clean text.
 - SampleLedger: how many of the digits whose labels were changed, 5 % of all, are among the 8 % that it names.
 
-The exit code is 1 where the guard leaves more than 1 % of the loss, acts on clean text, or the ledger names less than
-80 % on average.
+The exit code is 1 where, in the mean over seeds, a run with the guard ends more than 1 % above the clean one or a run
+without it does not, where the guard acts on clean text, or where the ledger names less than 80 %.
 """
 
 from __future__ import annotations
@@ -29,18 +29,23 @@ CLEAN = 20
 
 
 def measure_guard(seeds: int) -> bool:
-    """Print losses with and without the guard; return whether it costs at most 1 % and never acts on clean text."""
-    worst = 0.0
+    """Print losses with and without the guard; return whether it saves what nonsense costs and leaves clean text."""
+    above: dict[str, list[float]] = {"nonsense": [], "guard": []}
     print("SpikeGuard: final loss    clean   nonsense   with the guard   went back")
     for seed in range(seeds):
         clean, _ = train_language(700, seed, range(0))
         spoilt, _ = train_language(700, seed, NONSENSE)
         guarded, spikes = train_language(700, seed, NONSENSE, SpikeGuard())
-        worst = max(worst, guarded / clean - 1)
+        above["nonsense"].append(spoilt / clean - 1)
+        above["guard"].append(guarded / clean - 1)
         print(f"{f'seed {seed}':>22} {clean:8.4f} {spoilt:10.4f} {guarded:16.4f} {spikes:11}", flush=True)
     acted = sum(train_language(250, seed, range(0), SpikeGuard())[1] > 0 for seed in range(CLEAN))
-    print(f"at most {worst:.1%} above the clean run; it acted in {acted} of {CLEAN} clean runs")
-    return worst <= 0.01 and acted == 0
+    means = {name: statistics.fmean(one) for name, one in above.items()}
+    print(
+        f"above the clean run: {means['nonsense']:.2%} with nonsense, {means['guard']:.2%} with the guard, in the mean"
+    )
+    print(f"it acted in {acted} of {CLEAN} clean runs")
+    return means["guard"] <= 0.01 < means["nonsense"] and acted == 0
 
 
 def measure_ledger(seeds: int) -> bool:

@@ -12,8 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from runner.budget import unmeasured
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
@@ -25,7 +23,9 @@ from runner.failures.exit_codes import DIVERGED
 from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
+from runner.files.whole import read_bounded
 from runner.runs.forks import FORKED_AT, PARENT
+from runner.runs.listing import LARGEST, load_plain
 from runner.runs.load import LoadMeter
 from runner.runs.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import error_object, give
@@ -100,8 +100,8 @@ def identity_in(folder: Path) -> str | None:
     if (found := read_result(folder)) is not None:
         return found.identity
     try:
-        return identify(yaml.safe_load((folder / "config.yaml").read_bytes()))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return identify(load_plain(read_bounded(folder / "config.yaml", LARGEST).decode()))
+    except (OSError, ValueError, AttributeError):
         return None
 
 

@@ -60,12 +60,17 @@ class _FadingAttention(nn.Module):
         self.max_length = max_length
         self.dropout = dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape.
+
+        A mask is that of `document_mask`.
+        """
         n_heads, length = q.shape[1:3]
         refuse_longer(length, self.max_length)
         dropout = self.dropout if self.training else 0.0
         bias = alibi(n_heads, length, q.device, q.dtype)
+        if mask is not None:
+            bias = bias.masked_fill(~mask, -math.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 

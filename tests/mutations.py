@@ -44,6 +44,7 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # mirrors of checkpoints
@@ -290,6 +291,91 @@ FAULTS = (
         "loader.seek(epoch, batch)",
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
+    ),
+    # data in shards, and documents packed into windows
+    Fault(
+        "shards: each epoch mixes them as the first one",
+        SHARD_ORDER,
+        "self._generator(epoch, group)",
+        "self._generator(0, group)",
+        "data/shards/test_order.py",
+    ),
+    Fault(
+        "shards: a group of them is not done before the next",
+        SHARD_ORDER,
+        "samples[drawn]}",
+        "samples}",
+        "data/shards/test_order.py data/shards/test_shards.py",
+    ),
+    Fault(
+        "shards: another mixture goes on within an epoch",
+        "runner/checkpoints/snapshot.py",
+        '"seed", "blocks")',
+        '"seed")',
+        "data/shards/test_shard_commands.py",
+    ),
+    Fault(
+        "shards: a short download is taken for the file",
+        "runner/data/shards/files.py",
+        "!= self.size:",
+        "< 0:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a file at an address may change during a run",
+        "runner/data/shards/files.py",
+        "        retried(self.address, fetch)\n        self.check()\n",
+        "        retried(self.address, fetch)\n",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: other content of the same size is taken",
+        "runner/data/shards/dataset.py",
+        "kept.read_text() != digest",
+        "kept.read_text() == ''",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a server that fails once is given up",
+        "runner/data/shards/files.py",
+        "if wait is None or status in LASTING:",
+        "if True:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: the cache grows without bound",
+        "runner/data/shards/cache.py",
+        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
+        "                        taken -= one\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: none is fetched ahead",
+        "runner/data/shards/dataset.py",
+        "self._fetch([*now, *following])",
+        "self._fetch([])",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a member of a tar file may be named outside of it",
+        "runner/data/shards/formats.py",
+        'if name.startswith(("/", "..")) or not member.isreg()',
+        "if not member.isreg()",
+        "data/shards/test_shards.py",
+    ),
+    Fault(
+        "packing: documents see each other",
+        "runner/models/gpt.py",
+        "(documents[:, None, :, None] == documents[:, None, None, :]).tril()",
+        "(documents[:, None, :, None] >= documents[:, None, None, :]).tril()",
+        "data/text/test_packing.py",
+    ),
+    Fault(
+        "packing: the first window with room is taken",
+        "runner/data/text/packing.py",
+        "room = length + (fitting & -fitting).bit_length() - 1",
+        "room = length + fitting.bit_length() - 1",
+        "data/text/test_packing.py",
     ),
     # what is known of each sample
     Fault(

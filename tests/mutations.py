@@ -44,8 +44,38 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # mirrors of checkpoints
+    Fault(
+        "mirror: what was uploaded is not read back",
+        "runner/checkpoints/mirror.py",
+        'if _copy(source, facts["size"]) != facts:',
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a file may lead out of the folder",
+        "runner/checkpoints/mirror.py",
+        "if not _is_inside(one):",
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
+    Fault(
+        "mirror: another run's checkpoints are replaced",
+        "callbacks/_mirror_uploads.py",
+        "if not self._may_begin and self._mirror.saved():",
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a trial uploads",
+        "runner/config/build.py",
+        'if not uploads and hasattr(one, "mirror"):',
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
     # commands and sweeps
     Fault(
         "programs: a killed data worker is no failure of the machine",
@@ -110,6 +140,48 @@ FAULTS = (
         ">= BUCKET_BYTES",
         ">= 0",
         "distributed/test_collectives.py",
+    ),
+    Fault(
+        "hf_dataset: images cross to the GPU as floating point",
+        "runner/data/hf/columns.py",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()",
+        "data/hf/test_dataset.py",
+    ),
+    Fault(
+        "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
+        "algorithms/_recording.py",
+        "cache_enabled=False",
+        "cache_enabled=True",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: a loss that is read back later is that of a later batch",
+        "algorithms/_recording.py",
+        "return self._total.clone()",
+        "return self._total.view(())",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: passes before the recording count in running statistics",
+        "algorithms/_recording.py",
+        "        buffers.put_back()\n",
+        "",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "compile: each learning rate is a number of its own to the compiled step",
+        "algorithms/compile.py",
+        'group["lr"] = tensors[index].fill_(rate or TINY)',
+        "pass",
+        "algorithms/test_compile.py",
+    ),
+    Fault(
+        "compile: a rate of 0 as a tensor makes Adam divide by zero",
+        "algorithms/compile.py",
+        "fill_(rate or TINY)",
+        "fill_(rate)",
+        "algorithms/test_compile.py",
     ),
     Fault(
         "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
@@ -219,6 +291,91 @@ FAULTS = (
         "loader.seek(epoch, batch)",
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
+    ),
+    # data in shards, and documents packed into windows
+    Fault(
+        "shards: each epoch mixes them as the first one",
+        SHARD_ORDER,
+        "self._generator(epoch, group)",
+        "self._generator(0, group)",
+        "data/shards/test_order.py",
+    ),
+    Fault(
+        "shards: a group of them is not done before the next",
+        SHARD_ORDER,
+        "samples[drawn]}",
+        "samples}",
+        "data/shards/test_order.py data/shards/test_shards.py",
+    ),
+    Fault(
+        "shards: another mixture goes on within an epoch",
+        "runner/checkpoints/snapshot.py",
+        '"seed", "blocks")',
+        '"seed")',
+        "data/shards/test_shard_commands.py",
+    ),
+    Fault(
+        "shards: a short download is taken for the file",
+        "runner/data/shards/files.py",
+        "!= self.size:",
+        "< 0:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a file at an address may change during a run",
+        "runner/data/shards/files.py",
+        "        retried(self.address, fetch)\n        self.check()\n",
+        "        retried(self.address, fetch)\n",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: other content of the same size is taken",
+        "runner/data/shards/dataset.py",
+        "kept.read_text() != digest",
+        "kept.read_text() == ''",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a server that fails once is given up",
+        "runner/data/shards/files.py",
+        "if wait is None or status in LASTING:",
+        "if True:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: the cache grows without bound",
+        "runner/data/shards/cache.py",
+        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
+        "                        taken -= one\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: none is fetched ahead",
+        "runner/data/shards/dataset.py",
+        "self._fetch([*now, *following])",
+        "self._fetch([])",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a member of a tar file may be named outside of it",
+        "runner/data/shards/formats.py",
+        'if name.startswith(("/", "..")) or not member.isreg()',
+        "if not member.isreg()",
+        "data/shards/test_shards.py",
+    ),
+    Fault(
+        "packing: documents see each other",
+        "runner/models/gpt.py",
+        "(documents[:, None, :, None] == documents[:, None, None, :]).tril()",
+        "(documents[:, None, :, None] >= documents[:, None, None, :]).tril()",
+        "data/text/test_packing.py",
+    ),
+    Fault(
+        "packing: the first window with room is taken",
+        "runner/data/text/packing.py",
+        "room = length + (fitting & -fitting).bit_length() - 1",
+        "room = length + fitting.bit_length() - 1",
+        "data/text/test_packing.py",
     ),
     # what is known of each sample
     Fault(
@@ -406,6 +563,48 @@ FAULTS = (
         "        value = draws[name]()\n",
         "models/test_by_name.py",
     ),
+    Fault(
+        "shards: what one rank cannot write is no failure of the others",
+        "runner/distributed/together.py",
+        'raise OSError(*one["error"])',
+        'one["result"] = {}',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: each rank looks for NaN in its own part alone",
+        "callbacks/checkpoint_saver.py",
+        "gather_objects(fault, self._group)",
+        "[fault]",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: parts may overlap where sizes add up",
+        "runner/checkpoints/shards.py",
+        " and not _overlap(pieces)",
+        "",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: those of another checkpoint are taken",
+        "runner/checkpoints/shards.py",
+        '.get("save") != manifest.get("save")',
+        '.get("save") is None',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank reads what other ranks keep, too",
+        "runner/distributed/sharding.py",
+        "if isinstance(value, SavedTensor):",
+        "if False:",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank hashes nothing of what it takes up",
+        "runner/checkpoints/files.py",
+        "verify(path, get_global_rank(), get_world_size())",
+        "verify(path, -1, 0x7FFFFFFF)",
+        "checkpoints/test_shards.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -446,8 +645,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/batch.py",
-        "type(one) is Tensor and one.device == device",
-        "type(one) is Tensor",
+        "type(one) is not Tensor or one.device != device",
+        "type(one) is not Tensor",
         "test_batch.py",
     ),
     Fault(
@@ -510,9 +709,16 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "            parameter.grad = None\n        run.accumulate",
-        "            pass\n        run.accumulate",
+        "        parameter.grad = None\n    run.accumulate",
+        "        pass\n    run.accumulate",
         "test_loop_batch.py test_loss.py",
+    ),
+    Fault(
+        "the hooks of an optimizer are left out",
+        "runner/optim/unwrapped_step.py",
+        "        or optimizer._optimizer_step_pre_hooks\n",
+        "",
+        "optim/test_unwrapped_step.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
@@ -655,7 +861,7 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoints/files.py",
+        "runner/checkpoints/writing.py",
         "            sync_file(raw)\n",
         "",
         "checkpoints/test_files.py",
@@ -663,8 +869,8 @@ FAULTS = (
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
-        '.hexdigest() != facts["sha256"]',
-        '.hexdigest() == ""',
+        '_hash(path / name) != facts["sha256"]',
+        '_hash(path / name) == ""',
         "checkpoints/test_files.py",
     ),
     Fault(
@@ -905,7 +1111,7 @@ FAULTS = (
     ),
     Fault(
         "replay: it begins at the newest checkpoint of all",
-        "runner/runs/past.py",
+        "runner/checkpoints/history.py",
         "if trained < batch]",
         "]",
         "modes/test_replay.py",
@@ -932,11 +1138,32 @@ FAULTS = (
         "runs/test_forks.py",
     ),
     Fault(
+        "forks: the parent's last batches are trained with the fork's config",
+        "runner/modes/trunk.py",
+        "        **job.parent,\n",
+        "",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork between checkpoints has no curves of its parent",
+        "runner/modes/trunk.py",
+        """if one.get("_target_") == CURVES""",
+        "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
         "forks: a resumed fork forgets its parent",
         "runner/runs/recording.py",
         'job.tags.get(PARENT, before.parent if before is not None else "")',
         'job.tags.get(PARENT, "")',
         "runs/test_forks.py",
+    ),
+    Fault(
+        "crash: a bundle holds the checkpoint of the moment that failed",
+        "callbacks/crash_bundle.py",
+        "trained if facts_of(error).event in SAVING else trained + 1",
+        "trained + 1",
+        "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "crash: names in a bundle are not checked",
@@ -951,6 +1178,20 @@ FAULTS = (
         'may_run = is_trusted or typed_value(arguments, "allow_code") == "true"',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
+    ),
+    Fault(
+        "bisect: whatever has a larger loss is worse",
+        "runner/modes/bisect.py",
+        "worse = decision.is_decided and ",
+        "worse = ",
+        "modes/test_bisect.py",
+    ),
+    Fault(
+        "verify: versions of a user's own dependencies are not recorded",
+        "runner/runs/record.py",
+        'sorted(own - {"runner"})',
+        "()",
+        "modes/test_verify.py",
     ),
     Fault(
         "verify: what the run kept is compared with itself",

@@ -170,7 +170,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
     """
     findings = Findings()
     with collecting_warnings(findings.warnings), naming_fault(config, choices):
-        build.make_parts(config)  # so that errors of constructors come before any data is read
+        build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)
         if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
@@ -249,7 +249,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
         changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
     if on_meta:
         changed["load_path"] = None
-    parts = build.make_parts(config)
+    parts = build.make_parts(config, uploads=False)
     findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from runner.distributed.gradients import all_reduce_gradients
 from runner.distributed.ranks import get_world_size
+from runner.optim.unwrapped_step import step
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -40,7 +41,7 @@ class Steps:
     def step(self) -> None:
         """Step optimizers and schedulers."""
         for optimizer in self.state.optimizers:
-            optimizer.step()
+            step(optimizer)
         for scheduler in self.schedulers:
             scheduler.step()
 

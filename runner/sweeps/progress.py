@@ -47,6 +47,7 @@ class Progress:
         self._before = {path: read_result(path.parent) for path in self._files()}  # from an earlier command
         self._ended: set[Path] = set()
         self._running: list[Result] = []
+        self._at_once = 1  # jobs that ran together at the last look at which none had ended
         self._seconds: list[float] = []  # of the jobs that this command trained
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -86,6 +87,7 @@ class Progress:
         return [*folder.glob(f"[!.]*/{RESULT}"), *folder.glob(f".refused-*/{RESULT}")]
 
     def _look(self) -> None:
+        ended = len(self._ended)
         files = [path for path in self._files() if path not in self._ended]
         found = {path: result for path in files if (result := read_result(path.parent)) is not None}
         self._running = [one for one in found.values() if one.status == "RUNNING"]
@@ -94,6 +96,8 @@ class Progress:
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
             if result.status not in ("RUNNING", "QUEUED") and is_new:
                 self._end(path, result)
+        if len(self._ended) == ended:
+            self._at_once = max(1, len(self._running))
 
     def _end(self, path: Path, result: Result | None) -> None:
         """Print the line of a job that has ended."""
@@ -123,7 +127,7 @@ class Progress:
         if self._total is None or len(self._ended) >= self._total:
             return None
         jobs = self._total - len(self._ended)
-        at_once = min(jobs, len(self._running) + 1)  # the one that has just ended makes room for another
+        at_once = min(jobs, self._at_once)
         each = sum(self._seconds) / len(self._seconds)
         if at_once == 1:  # then the time between jobs, such as for starting and sending to MLflow, is known as well
             each = max(each, (time.monotonic() - self._began) / len(self._seconds))
@@ -153,7 +157,7 @@ def _outcome(result: Result) -> str:
     if result.status != "FINISHED" or result.objective is None:
         return result.status.ljust(10)
     label, _, name = result.objective_name.partition("/")
-    return f"{label} loss {result.objective:.4g}" if name == "loss" else f"{label} {result.objective:<6.4g}"
+    return f"{label} loss {result.objective:<7.4g}" if name == "loss" else f"{label} {result.objective:<6.4g}"
 
 
 def _last_line(path: Path) -> str:

@@ -81,9 +81,22 @@ def test_jobs_at_the_same_time_share_what_is_left(sweep: Sweep, capsys: pytest.C
     progress = Progress(sweep, PLANNED, 4)
     progress.start()
     leave(sweep, "a", PLANNED[0], "RUNNING")
+    leave(sweep, "b", PLANNED[1], "RUNNING")
+    progress._look()
     leave(sweep, "b", PLANNED[1])
     progress.stop()
     assert printed(capsys)[1].endswith("12 s  18 s left")
+
+
+def test_a_job_that_follows_at_once_is_not_a_second_one_at_a_time(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
+    progress = Progress(sweep, PLANNED, 4)
+    progress.start()
+    leave(sweep, "a", PLANNED[0], "RUNNING")
+    progress._look()
+    leave(sweep, "a", PLANNED[0])
+    leave(sweep, "b", PLANNED[1], "RUNNING")
+    progress.stop()
+    assert printed(capsys)[1].endswith("12 s  36 s left")
 
 
 def test_a_loss_is_named_and_a_search_without_an_end_counts(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
@@ -93,7 +106,7 @@ def test_a_loss_is_named_and_a_search_without_an_end_counts(sweep: Sweep, capsys
     progress.stop()
     lines = printed(capsys)
     assert lines[0] == "sweep-lr-seed-mlp-digits in ."
-    assert lines[1] == "  1  lr=0.0001235  eval loss 0.2135      12 s"
+    assert lines[1] == "  1  lr=0.0001235  eval loss 0.2135       12 s"
 
 
 def test_a_terminal_has_no_line_that_wraps_and_a_last_line_that_goes(

@@ -123,10 +123,14 @@ def build(
     )
 
 
-def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any]:
     """Return the objects of a config other than model and data, by the names of the Trainer's arguments.
 
     These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
+
+    Args:
+        config: the config.
+        uploads: whether checkpoints go to their mirror, if they have one; not those of a trial.
     """
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
@@ -134,6 +138,9 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
         "optimizers": _make_optimizers(config),
         "schedulers": make("scheduler", config.get("scheduler")),
     }
+    for one in parts["callbacks"].values():
+        if not uploads and hasattr(one, "mirror"):
+            one.mirror = None
     return parts
 
 

@@ -43,7 +43,8 @@ def train(job: Job) -> Objective:
     """
     with suppress(Pruned), recording(job) as result, requeueing(job):
         with config_errors():
-            job = replace(job, config=planted(settled(job.config), Path(job.run_dir)))
+            job = replace(job, config=settled(job.config))
+            job = replace(job, config=planted(job))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name, _watchers(job))
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch

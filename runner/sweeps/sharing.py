@@ -21,6 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from runner.checkpoints.history import last_saved
 from runner.config import build
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
@@ -29,7 +30,6 @@ from runner.files.whole import read_object, write_whole
 from runner.modes.table import Mode
 from runner.runs.folder import MANIFEST
 from runner.runs.forks import FOLDER, FORKED_AT, PARENT, link_or_copy, planted
-from runner.runs.past import last_saved
 from runner.runs.recording import identify
 from runner.sweeps.names import describe, swept_values
 from runner.sweeps.plan import PlannedJob, is_grid
@@ -230,12 +230,12 @@ def _remove_unneeded(shared: Path, nodes: Sequence[Node]) -> None:
 
 def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:
     """Return a job that begins from a node, of which its folder gets copies that share their blocks on the disk."""
-    run_dir = Path(job.run_dir)
-    config = planted({**job.config, "at": batch, "resume": str(checkpoint)}, run_dir)
-    kept = checkpoint.parent / KEPT
-    if kept.is_dir():
-        shutil.copytree(kept, run_dir, symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
     origin = read_object(checkpoint / ORIGIN)
     tags = {**job.tags, PARENT: str(origin.get("run", "")), FORKED_AT: str(batch)}
+    fork = replace(job, config={**job.config, "at": batch, "resume": str(checkpoint)}, tags=tags)
+    config = planted(fork)
+    kept = checkpoint.parent / KEPT
+    if kept.is_dir():
+        shutil.copytree(kept, Path(job.run_dir), symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
     print(f"begins after batch {batch}, up to which {Path(tags[PARENT]).name} has trained the same", flush=True)
-    return replace(job, config={**config, "at": None}, tags=tags)
+    return replace(fork, config={**config, "at": None})

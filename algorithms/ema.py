@@ -118,6 +118,10 @@ class EMA(TimedAverage):
 
     epoch_end = batch_end
 
+    def effect_at(self, state: State) -> Any:
+        begun = state.progress.elapsed_in(self.start.unit) >= self.start.value
+        return (self.smoothing, state.is_due(self.update_interval)) if begun else None
+
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:
         if not self._average or self._swapped:

@@ -59,7 +59,7 @@ class SpeedMonitor(Callback):
         self.time_unit = time_unit
         self._unit = seconds_in(time_unit)
         self._peak: float | None = None
-        self._ranks = 1
+        self._ranks = self._shares = 1  # of samples
         # Seconds trained, batches, samples, tokens and operations, before the window's first batch and after each.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
@@ -68,9 +68,10 @@ class SpeedMonitor(Callback):
         self._logged: int | None = None  # batch
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from runner import get_world_size
+        from runner.distributed.ranks import get_data_parallel_size, get_world_size
 
         self._ranks = get_world_size()
+        self._shares = get_data_parallel_size()
         self._fit_started = time.perf_counter()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
         if not self._window:
@@ -86,7 +87,7 @@ class SpeedMonitor(Callback):
         now = state.timestamp
         flops = state.unwrapped_model.flops_per_batch(state.batch)
         if flops is not None:
-            self._flops += flops * self._ranks
+            self._flops += flops * self._shares
         self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
         if ended >= self._next:
             self._next = ended + SAMPLING

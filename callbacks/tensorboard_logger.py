@@ -61,6 +61,9 @@ class TensorBoardLogger(LoggerDestination):
             for record in records
         )
 
+    def log_past(self, records: Sequence[Record]) -> None:
+        self.log_records(records)
+
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         self._log_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)

@@ -44,8 +44,38 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # mirrors of checkpoints
+    Fault(
+        "mirror: what was uploaded is not read back",
+        "runner/checkpoints/mirror.py",
+        'if _copy(source, facts["size"]) != facts:',
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a file may lead out of the folder",
+        "runner/checkpoints/mirror.py",
+        "if not _is_inside(one):",
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
+    Fault(
+        "mirror: another run's checkpoints are replaced",
+        "callbacks/_mirror_uploads.py",
+        "if not self._may_begin and self._mirror.saved():",
+        "if False:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a trial uploads",
+        "runner/config/build.py",
+        'if not uploads and hasattr(one, "mirror"):',
+        "if False:",
+        "runs/test_mirrored.py",
+    ),
     # commands and sweeps
     Fault(
         "programs: a killed data worker is no failure of the machine",
@@ -106,10 +136,52 @@ FAULTS = (
     ),
     Fault(
         "gradients over ranks: a collective for each",
-        "runner/distributed/collectives.py",
+        "runner/distributed/gradients.py",
         ">= BUCKET_BYTES",
         ">= 0",
         "distributed/test_collectives.py",
+    ),
+    Fault(
+        "hf_dataset: images cross to the GPU as floating point",
+        "runner/data/hf/columns.py",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()",
+        "data/hf/test_dataset.py",
+    ),
+    Fault(
+        "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
+        "algorithms/_recording.py",
+        "cache_enabled=False",
+        "cache_enabled=True",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: a loss that is read back later is that of a later batch",
+        "algorithms/_recording.py",
+        "return self._total.clone()",
+        "return self._total.view(())",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: passes before the recording count in running statistics",
+        "algorithms/_recording.py",
+        "        buffers.put_back()\n",
+        "",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "compile: each learning rate is a number of its own to the compiled step",
+        "algorithms/compile.py",
+        'group["lr"] = tensors[index].fill_(rate or TINY)',
+        "pass",
+        "algorithms/test_compile.py",
+    ),
+    Fault(
+        "compile: a rate of 0 as a tensor makes Adam divide by zero",
+        "algorithms/compile.py",
+        "fill_(rate or TINY)",
+        "fill_(rate)",
+        "algorithms/test_compile.py",
     ),
     Fault(
         "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
@@ -220,6 +292,91 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    # data in shards, and documents packed into windows
+    Fault(
+        "shards: each epoch mixes them as the first one",
+        SHARD_ORDER,
+        "self._generator(epoch, group)",
+        "self._generator(0, group)",
+        "data/shards/test_order.py",
+    ),
+    Fault(
+        "shards: a group of them is not done before the next",
+        SHARD_ORDER,
+        "samples[drawn]}",
+        "samples}",
+        "data/shards/test_order.py data/shards/test_shards.py",
+    ),
+    Fault(
+        "shards: another mixture goes on within an epoch",
+        "runner/checkpoints/snapshot.py",
+        '"seed", "blocks")',
+        '"seed")',
+        "data/shards/test_shard_commands.py",
+    ),
+    Fault(
+        "shards: a short download is taken for the file",
+        "runner/data/shards/files.py",
+        "!= self.size:",
+        "< 0:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a file at an address may change during a run",
+        "runner/data/shards/files.py",
+        "        retried(self.address, fetch)\n        self.check()\n",
+        "        retried(self.address, fetch)\n",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: other content of the same size is taken",
+        "runner/data/shards/dataset.py",
+        "kept.read_text() != digest",
+        "kept.read_text() == ''",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a server that fails once is given up",
+        "runner/data/shards/files.py",
+        "if wait is None or status in LASTING:",
+        "if True:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: the cache grows without bound",
+        "runner/data/shards/cache.py",
+        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
+        "                        taken -= one\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: none is fetched ahead",
+        "runner/data/shards/dataset.py",
+        "self._fetch([*now, *following])",
+        "self._fetch([])",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a member of a tar file may be named outside of it",
+        "runner/data/shards/formats.py",
+        'if name.startswith(("/", "..")) or not member.isreg()',
+        "if not member.isreg()",
+        "data/shards/test_shards.py",
+    ),
+    Fault(
+        "packing: documents see each other",
+        "runner/models/gpt.py",
+        "(documents[:, None, :, None] == documents[:, None, None, :]).tril()",
+        "(documents[:, None, :, None] >= documents[:, None, None, :]).tril()",
+        "data/text/test_packing.py",
+    ),
+    Fault(
+        "packing: the first window with room is taken",
+        "runner/data/text/packing.py",
+        "room = length + (fitting & -fitting).bit_length() - 1",
+        "room = length + fitting.bit_length() - 1",
+        "data/text/test_packing.py",
+    ),
     # what is known of each sample
     Fault(
         "ledger: samples are numbered by their place in the epoch",
@@ -304,9 +461,72 @@ FAULTS = (
     Fault(
         "shards: the padding of uneven shards is saved",
         "runner/distributed/sharding.py",
-        "return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()",
-        "return gathered",
+        "if is_new and storage.nbytes() == gathered.nbytes else",
+        "if is_new else",
         "distributed/test_sharding.py",
+    ),
+    Fault(
+        "split layers: what each rank holds whole is saved as it will be later",
+        "runner/distributed/sharding.py",
+        "if is_new and storage.nbytes() == gathered.nbytes else",
+        "if storage.nbytes() == gathered.nbytes else",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: each rank sees samples of its own",
+        "runner/dataloader.py",
+        "            order.share_alike(group)\n",
+        "            pass\n",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: metrics count each sample once for each rank that sees it",
+        "runner/metrics.py",
+        "part.process_group = get_data_parallel_group()",
+        "part.process_group = None",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: dropout differs between ranks that hold the same activations",
+        "runner/state.py",
+        "return self.rank_zero_seed + get_data_parallel_rank()",
+        "import torch.distributed as d; return self.rank_zero_seed + (d.get_rank() if d.is_initialized() else 0)",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: all ranks drop the attention weights of their heads alike",
+        "runner/distributed/tensor_parallel.py",
+        "torch.manual_seed(seed + rank)",
+        "torch.manual_seed(seed)",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: queries, keys and values are cut as one",
+        "runner/distributed/tensor_parallel.py",
+        "split_factor=JOINED",
+        "split_factor=1",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: a tied head trains a weight of its own",
+        "runner/distributed/tensor_parallel.py",
+        "            module.register_parameter(key, getattr(first, name))\n",
+        "            pass\n",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: surgery that a plan does not know trains with wrong gradients",
+        "runner/distributed/tensor_parallel.py",
+        "or type(module).__name__ in PER_HEAD",
+        "or True",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: adaptive clipping takes the norm of a part",
+        "algorithms/gradient_clipping.py",
+        "return added_up(torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True))",
+        "return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True)",
+        "distributed/test_tensor_parallel.py",
     ),
     Fault(
         "shards: loaded ones keep the whole tensor in memory",
@@ -321,6 +541,48 @@ FAULTS = (
         "gradients = [local(_gradient(one))",
         "gradients = [_gradient(one)",
         "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: what one rank cannot write is no failure of the others",
+        "runner/distributed/together.py",
+        'raise OSError(*one["error"])',
+        'one["result"] = {}',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: each rank looks for NaN in its own part alone",
+        "callbacks/checkpoint_saver.py",
+        "gather_objects(fault, self._group)",
+        "[fault]",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: parts may overlap where sizes add up",
+        "runner/checkpoints/shards.py",
+        " and not _overlap(pieces)",
+        "",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: those of another checkpoint are taken",
+        "runner/checkpoints/shards.py",
+        '.get("save") != manifest.get("save")',
+        '.get("save") is None',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank reads what other ranks keep, too",
+        "runner/distributed/sharding.py",
+        "if isinstance(value, SavedTensor):",
+        "if False:",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank hashes nothing of what it takes up",
+        "runner/checkpoints/files.py",
+        "verify(path, get_global_rank(), get_world_size())",
+        "verify(path, -1, 0x7FFFFFFF)",
+        "checkpoints/test_shards.py",
     ),
     # budgets
     Fault(
@@ -362,8 +624,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/batch.py",
-        "type(one) is Tensor and one.device == device",
-        "type(one) is Tensor",
+        "type(one) is not Tensor or one.device != device",
+        "type(one) is not Tensor",
         "test_batch.py",
     ),
     Fault(
@@ -426,9 +688,16 @@ FAULTS = (
     Fault(
         "gradients of the last batch stay",
         LOOP,
-        "            parameter.grad = None\n        run.accumulate",
-        "            pass\n        run.accumulate",
+        "        parameter.grad = None\n    run.accumulate",
+        "        pass\n    run.accumulate",
         "test_loop_batch.py test_loss.py",
+    ),
+    Fault(
+        "the hooks of an optimizer are left out",
+        "runner/optim/unwrapped_step.py",
+        "        or optimizer._optimizer_step_pre_hooks\n",
+        "",
+        "optim/test_unwrapped_step.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
@@ -571,7 +840,7 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoints/files.py",
+        "runner/checkpoints/writing.py",
         "            sync_file(raw)\n",
         "",
         "checkpoints/test_files.py",
@@ -579,8 +848,8 @@ FAULTS = (
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
-        '.hexdigest() != facts["sha256"]',
-        '.hexdigest() == ""',
+        '_hash(path / name) != facts["sha256"]',
+        '_hash(path / name) == ""',
         "checkpoints/test_files.py",
     ),
     Fault(

@@ -32,8 +32,9 @@ SAFE = (
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and goes on
     "trainer.device",  # the same mathematics, up to rounding
-    "trainer.parallel",  # likewise; checkpoints hold whole tensors
+    "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
+    "trainer.tensor_parallel",
 )
 # In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.
 SAFE_DATA = ("eval_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")

@@ -87,12 +87,13 @@ def planted(job: Job) -> dict[str, Any]:
         print_block("", [("parent", f"{show_path(Path(job.tags[PARENT]))}, after batch {batch}")])
     if is_rank_zero() and not copy.exists():
         partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
-        shutil.copytree(source, partial, copy_function=_link_or_copy)
+        shutil.copytree(source, partial, copy_function=link_or_copy)
         partial.rename(copy)
     return {**config, "resume": str(copy)}
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
+    """Make a file that shares its blocks on the disk with another, or a copy of it where that cannot be."""
     try:
         os.link(source, target)
     except OSError:  # on another file system, or on one without links

@@ -21,12 +21,14 @@ from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
+from runner.files.addresses import without_credentials
 from runner.files.whole import read_bounded
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
 from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.listing import LARGEST, OUTPUTS, load_plain
+from runner.runs.mirrored import download_run, is_address, mirror_of
 from runner.runs.past import record_of
 from runner.runs.recompose import (
     CONFIG_DIR,
@@ -100,6 +102,10 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     ((key, given),) = found.items()
+    if is_address(given):
+        mode = MODES.get(typed_value(arguments, "mode") or "train")
+        folder = download_run(key, given, keep=key == "resume" and mode is not None and mode.trains)
+        return _read(key, without_credentials(given), str(folder), folder, arguments, mirror_of(given))
     if not Path(given).exists():
         if is_id(given):
             return _find_by_id(key, given, arguments)
@@ -183,7 +189,7 @@ def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
         return _read(key, run_id, None if folder == wanted else str(folder), folder, arguments)
 
 
-def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str]) -> SavedRun:
+def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str], mirror: str = "") -> SavedRun:
     """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
     check_links(folder)
     run_dir = folder
@@ -216,7 +222,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         made = [config, OmegaConf.to_container(composed)]
         check_targets(folder, made, _allowed("allow_targets", arguments))
         typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
-        check_addresses(folder, made, _allowed("allow_addresses", arguments), typed)
+        check_addresses(folder, made, [mirror, *_allowed("allow_addresses", arguments)], typed)
         check_credentials(folder, config, typed)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):

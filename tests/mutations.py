@@ -700,6 +700,13 @@ FAULTS = (
         "optim/test_unwrapped_step.py",
     ),
     Fault(
+        "a module of torchmetrics comes without its package",
+        "runner/libraries/torchmetrics.py",
+        '        del vars(package)["__path__"]',
+        '        vars(package)["__path__"]',
+        "libraries/test_torchmetrics.py",
+    ),
+    Fault(
         "fp16: gradients are clipped before they are unscaled",
         "runner/optim/steps.py",
         "            self.scaler.unscale_(optimizer)",

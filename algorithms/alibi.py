@@ -62,11 +62,16 @@ class _FadingAttention(nn.Module):
         self.dropout = dropout
         self.biases = biases
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape.
+
+        A mask is that of `document_mask`.
+        """
         refuse_longer(q.shape[2], self.max_length)
         dropout = self.dropout if self.training else 0.0
         bias = self.biases.of(q)[None]  # torch has no fused attention for masks of three dimensions
+        if mask is not None:
+            bias = bias.masked_fill(~mask, -math.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 

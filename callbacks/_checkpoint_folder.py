@@ -6,10 +6,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
 from runner.files.addresses import without_credentials
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class CheckpointFolder:
@@ -52,21 +55,24 @@ class CheckpointFolder:
         if score is not None:
             self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
 
-    def write(self, snapshot: dict[str, Any], name: str) -> None:
+    def write(self, snapshot: dict[str, Any], name: str, group: ProcessGroup | None = None) -> None:
         """Write a registered checkpoint, move the links to it and delete the checkpoints that are no longer kept.
+
+        Rank 0, and of a sharded snapshot all ranks, which agree in `group`.
 
         Raises:
             OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
         """
         from runner import write_checkpoint
 
-        try:
-            self._remove_leftovers()
-            write_checkpoint(snapshot, self.path / name)
+        def show() -> None:
             self._link("latest", name)
             if self.best:
                 self._link("best", self.best[0][1])
             self._prune()
+
+        try:
+            write_checkpoint(snapshot, self.path / name, group, before=self._remove_leftovers, after=show)
         except OSError:
             if not (self.path / name).exists():
                 self.take_back()

@@ -119,7 +119,7 @@ def _add(file: zipfile.ZipFile, folder: Path, paths: list[Path], room: float) ->
         log.warning("%s: %s and %d more files do not fit into max_size", BUNDLE, paths[0].name, len(paths) - 1)
         return 0
     for one in paths:
-        stored = zipfile.ZIP_STORED if one.suffix == ".pt" else None  # weights hardly shrink
+        stored = zipfile.ZIP_STORED if one.suffix in (".pt", ".safetensors") else None  # weights hardly shrink
         file.write(one, one.relative_to(folder).as_posix(), compress_type=stored)
     return size
 

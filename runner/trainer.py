@@ -243,18 +243,19 @@ class Trainer:
         with self._running():
             return evaluation.predict(self.run, stream)
 
-    def save_checkpoint(self, path: str | Path, weights_only: bool = False) -> None:
+    def save_checkpoint(self, path: str | Path, weights_only: bool = False, sharded: bool | None = None) -> None:
         """Write a checkpoint folder, complete or not at all, from which `resume_path` continues. Call it on all ranks.
 
         Args:
             path: the folder to write; an existing checkpoint there is replaced.
             weights_only: whether to leave out what only a resumed run needs.
+            sharded: whether each rank writes its part of a sharded model; None: if rank 0 has no memory for the whole.
 
         Raises:
             FileExistsError: `path` exists and is not a checkpoint.
             OSError: the disk is full or the folder is read-only.
         """
-        snapshot.save_checkpoint(self.state, path, weights_only)
+        snapshot.save_checkpoint(self.state, path, weights_only, sharded)
 
     def close(self) -> None:
         """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but may be closed again."""

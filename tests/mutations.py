@@ -44,6 +44,7 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # mirrors of checkpoints
@@ -298,6 +299,91 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    # data in shards, and documents packed into windows
+    Fault(
+        "shards: each epoch mixes them as the first one",
+        SHARD_ORDER,
+        "self._generator(epoch, group)",
+        "self._generator(0, group)",
+        "data/shards/test_order.py",
+    ),
+    Fault(
+        "shards: a group of them is not done before the next",
+        SHARD_ORDER,
+        "samples[drawn]}",
+        "samples}",
+        "data/shards/test_order.py data/shards/test_shards.py",
+    ),
+    Fault(
+        "shards: another mixture goes on within an epoch",
+        "runner/checkpoints/snapshot.py",
+        '"seed", "blocks")',
+        '"seed")',
+        "data/shards/test_shard_commands.py",
+    ),
+    Fault(
+        "shards: a short download is taken for the file",
+        "runner/data/shards/files.py",
+        "!= self.size:",
+        "< 0:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a file at an address may change during a run",
+        "runner/data/shards/files.py",
+        "        retried(self.address, fetch)\n        self.check()\n",
+        "        retried(self.address, fetch)\n",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: other content of the same size is taken",
+        "runner/data/shards/dataset.py",
+        "kept.read_text() != digest",
+        "kept.read_text() == ''",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a server that fails once is given up",
+        "runner/data/shards/files.py",
+        "if wait is None or status in LASTING:",
+        "if True:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: the cache grows without bound",
+        "runner/data/shards/cache.py",
+        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
+        "                        taken -= one\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: none is fetched ahead",
+        "runner/data/shards/dataset.py",
+        "self._fetch([*now, *following])",
+        "self._fetch([])",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a member of a tar file may be named outside of it",
+        "runner/data/shards/formats.py",
+        'if name.startswith(("/", "..")) or not member.isreg()',
+        "if not member.isreg()",
+        "data/shards/test_shards.py",
+    ),
+    Fault(
+        "packing: documents see each other",
+        "runner/models/gpt.py",
+        "(documents[:, None, :, None] == documents[:, None, None, :]).tril()",
+        "(documents[:, None, :, None] >= documents[:, None, None, :]).tril()",
+        "data/text/test_packing.py",
+    ),
+    Fault(
+        "packing: the first window with room is taken",
+        "runner/data/text/packing.py",
+        "room = length + (fitting & -fitting).bit_length() - 1",
+        "room = length + fitting.bit_length() - 1",
+        "data/text/test_packing.py",
+    ),
     # what is known of each sample
     Fault(
         "ledger: samples are numbered by their place in the epoch",
@@ -424,8 +510,8 @@ FAULTS = (
     Fault(
         "split layers: queries, keys and values are cut as one",
         "runner/distributed/tensor_parallel.py",
-        "_StridedShard(0, split_factor=JOINED)",
-        "Shard(0)",
+        "split_factor=JOINED",
+        "split_factor=1",
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
@@ -462,6 +548,48 @@ FAULTS = (
         "gradients = [local(_gradient(one))",
         "gradients = [_gradient(one)",
         "distributed/test_sharding.py",
+    ),
+    Fault(
+        "shards: what one rank cannot write is no failure of the others",
+        "runner/distributed/together.py",
+        'raise OSError(*one["error"])',
+        'one["result"] = {}',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: each rank looks for NaN in its own part alone",
+        "callbacks/checkpoint_saver.py",
+        "gather_objects(fault, self._group)",
+        "[fault]",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: parts may overlap where sizes add up",
+        "runner/checkpoints/shards.py",
+        " and not _overlap(pieces)",
+        "",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: those of another checkpoint are taken",
+        "runner/checkpoints/shards.py",
+        '.get("save") != manifest.get("save")',
+        '.get("save") is None',
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank reads what other ranks keep, too",
+        "runner/distributed/sharding.py",
+        "if isinstance(value, SavedTensor):",
+        "if False:",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: a rank hashes nothing of what it takes up",
+        "runner/checkpoints/files.py",
+        "verify(path, get_global_rank(), get_world_size())",
+        "verify(path, -1, 0x7FFFFFFF)",
+        "checkpoints/test_shards.py",
     ),
     # budgets
     Fault(
@@ -719,7 +847,7 @@ FAULTS = (
     # what survives
     Fault(
         "checkpoint: not synced",
-        "runner/checkpoints/files.py",
+        "runner/checkpoints/writing.py",
         "            sync_file(raw)\n",
         "",
         "checkpoints/test_files.py",
@@ -727,8 +855,8 @@ FAULTS = (
     Fault(
         "checkpoint: its digests are not looked at",
         "runner/checkpoints/files.py",
-        '.hexdigest() != facts["sha256"]',
-        '.hexdigest() == ""',
+        '_hash(path / name) != facts["sha256"]',
+        '_hash(path / name) == ""',
         "checkpoints/test_files.py",
     ),
     Fault(

@@ -118,21 +118,25 @@ class Overflow(Algorithm):
 class Save(Callback):
     """Writes a checkpoint after three of four batches, between the two of the second epoch."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, sharded: bool):
         self.path = path
+        self.sharded = sharded
 
     def batch_checkpoint(self, state, logger):
         if state.timestamp.batch == 3:
-            save_checkpoint(state, self.path)
+            save_checkpoint(state, self.path, sharded=self.sharded)
 
 
-def train(case: Case, folder: Path, save: Path | None = None, **arguments: Any) -> dict[str, Tensor]:
+def train(
+    case: Case, folder: Path, save: Path | None = None, sharded: bool = False, **arguments: Any
+) -> dict[str, Tensor]:
     """Train a case on all ranks.
 
     Args:
         case: what to train.
         folder: the run's folder.
         save: a checkpoint to write in the middle of the second epoch.
+        sharded: whether each rank writes its part of the checkpoint.
         **arguments: further arguments of the Trainer.
 
     Returns:
@@ -146,7 +150,7 @@ def train(case: Case, folder: Path, save: Path | None = None, **arguments: Any) 
             *case.algorithms,
             Differently(),
             folder=folder,
-            callbacks=[] if save is None else [Save(save)],
+            callbacks=[] if save is None else [Save(save, sharded)],
             **{"optimizers": OPTIMIZERS[case.optimizer], **case.arguments, **arguments},
         ) as trainer,
     ):

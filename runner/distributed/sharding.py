@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from runner.distributed.blocks import find_repeated, wraps_one
 from runner.distributed.collectives import replicate
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
+from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
 from runner.model import Model
 
 if TYPE_CHECKING:
@@ -340,11 +341,18 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
 
 
 def like(value: Tensor, other: Any) -> Tensor:
-    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards."""
-    if is_sharded(value) or not is_sharded(other):
-        return value.to(other.device)
-    from torch.distributed.tensor import distribute_tensor
+    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards.
 
+    Of a tensor in a sharded checkpoint, a rank reads the part that it keeps.
+    """
+    if is_sharded(value) or not is_sharded(other):
+        return unsaved(value).to(other.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(value, SavedTensor):
+        part = value.read_part(place_of(other).start, local(other).shape).to(other.device)
+        mesh = other.device_mesh, other.placements
+        return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
     placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
     return placed.clone()  # a shard by itself: a view would keep the whole tensor in memory
 
@@ -362,9 +370,9 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
 
     def place(number: int, value: Any) -> Any:
         owner = owners.get(number)
-        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor):
-            return value
-        return like(value, owner) if value.shape == owner.shape else value  # not a count of steps
+        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor) or value.shape != owner.shape:
+            return unsaved(value)  # such as a count of steps
+        return like(value, owner)
 
     state = {
         number: {key: place(number, value) for key, value in entries.items()}

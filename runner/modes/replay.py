@@ -20,6 +20,7 @@ from runner.files.whole import read_object, write_whole
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.modes.replayed import ReplayedBatch
@@ -101,7 +102,7 @@ def _show_checkpoint(path: Path, run: Path) -> str:
 def _read_crash(run: Path) -> dict[str, Any]:
     """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
     found = read_object(run / FACTS)
-    texts = {key: str(found.get(key, "")) for key in ("type", "at", "message", "by")}
+    texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
     batch = found.get("batch")
     return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
 

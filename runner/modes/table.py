@@ -259,6 +259,16 @@ _ROWS = (
         needs_experiment=False,
     ),
     Mode(
+        "export",
+        says="writes the weights of a run to one file",
+        example="runner export RUN model.pt",
+        runs="runner.modes.export:export",
+        words=(2, 2),
+        composes=False,
+        has_value=True,
+        needs_experiment=False,
+    ),
+    Mode(
         "init",
         says="writes a new project that runs",
         example="runner init my_project",

@@ -32,7 +32,7 @@ SAFE = (
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and goes on
     "trainer.device",  # the same mathematics, up to rounding
-    "trainer.parallel",  # likewise; checkpoints hold whole tensors
+    "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
     "trainer.tensor_parallel",
 )

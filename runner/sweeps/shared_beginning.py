@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.checkpoints.digest import FILE as DIGESTS
-from runner.checkpoints.files import write_checkpoint
 from runner.checkpoints.snapshot import capture
+from runner.checkpoints.writing import write_checkpoint
 from runner.config import build
 from runner.destination import LoggerDestination, Record
 from runner.distributed.environment import is_rank_zero
@@ -69,12 +69,12 @@ class SharedNodes(Callback):
         if found[:3] != planned or found[3] not in node["lengths"].values():
             log.warning("batch %d: is not where the sweep expected it, so no other job begins here", now.batch)
             return
-        snapshot = capture(state, copy=False)
+        snapshot = capture(state, copy=False, sharded=False)
         if snapshot is not None:  # rank 0
             logger.flush()
             path = Path(node["path"])
             shutil.rmtree(path.parent, ignore_errors=True)
-            origin = {"run": str(state.run_dir), "history": _read(state.run_dir / HISTORY)}
+            origin = {"run": str(state.run_dir.absolute()), "history": _read(state.run_dir / HISTORY)}
             _keep_checkpoints(state.run_dir, path.parent / KEPT)
             try:
                 write_checkpoint({**snapshot, ORIGIN: {**origin, "digests": _read(state.run_dir / DIGESTS)}}, path)

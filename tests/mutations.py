@@ -591,6 +591,27 @@ FAULTS = (
         "verify(path, -1, 0x7FFFFFFF)",
         "checkpoints/test_shards.py",
     ),
+    Fault(
+        "weights by name: all are drawn alike",
+        "runner/models/by_name.py",
+        'f"weights.{name}"',
+        '"weights"',
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: surgery before they have values is lost",
+        "runner/distributed/deferred.py",
+        "(draw is None or one._version)",
+        "draw is None",
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: ranks keep parts of weights of their own",
+        "runner/distributed/sharding.py",
+        "        value = draws[name]()\n        dist.broadcast(value, src=0)\n",
+        "        value = draws[name]()\n",
+        "models/test_by_name.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",

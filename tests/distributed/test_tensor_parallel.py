@@ -175,11 +175,11 @@ def test_two_ranks_equal_replicas_and_resume_in_either_layout(run_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(3))
+@pytest.mark.parametrize("start", range(6))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_each_algorithm_and_optimizer_equals_replicas(run_ranks, ranks: int, start: int):
     names = [one for one in SPLIT if ranks == 4 or one not in FIRST_TIER]
-    run_ranks(program_of("distributed/test_tensor_parallel", "equal_replicas"), ranks, *names[start::3])
+    run_ranks(program_of("distributed/test_tensor_parallel", "equal_replicas"), ranks, *names[start::6])
 
 
 class Counting(LanguageModel):
@@ -255,8 +255,9 @@ def see_the_same_samples() -> None:
                             BatchStream(loader, state.device, state.precision, len, "train")
 
 
-def test_ranks_that_split_layers_see_the_same_samples(run_ranks):
-    run_ranks(program_of("distributed/test_tensor_parallel", "see_the_same_samples"))
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_that_split_layers_see_the_same_samples(run_ranks, ranks: int):
+    run_ranks(program_of("distributed/test_tensor_parallel", "see_the_same_samples"), ranks)
 
 
 def overflow_on_one_part() -> None:

@@ -15,7 +15,7 @@ from runner.batch import split
 from runner.checks import check_whole
 from runner.distributed.sharding import is_sharded
 from runner.engine import overrides
-from runner.loss import fractions, scaled_total
+from runner.loss import fractions, root_gradient, total_of
 from runner.randomness import ForwardStream
 
 
@@ -95,6 +95,7 @@ class SAM(Algorithm):
                 )
         self._buffers = KeptBuffers(state.unwrapped_model)
         self._stream = ForwardStream(state.seed, state.device)
+        self._roots: dict[float, Tensor] = {}
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch % self.interval:
@@ -132,7 +133,9 @@ class SAM(Algorithm):
             state.loss = compute_loss(state.outputs, state.microbatch)
             _fire(Event.AFTER_LOSS, state, logger)
             # Not backward(), which would make DDP average the gradients over ranks.
-            gradients = torch.autograd.grad(scaled_total(state.loss, parts[index]), parameters, allow_unused=True)
+            loss = total_of(state.loss)
+            root = root_gradient(loss, parts[index], self._roots)
+            gradients = torch.autograd.grad(loss, parameters, root, allow_unused=True)
             total = [_sum(old, new) for old, new in zip(total, gradients, strict=True)]
         return total
 

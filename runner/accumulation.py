@@ -13,7 +13,7 @@ import torch
 
 from runner.batch import split
 from runner.distributed.collectives import any_rank
-from runner.loss import Weight, detach, fractions, scaled_total, weighted_sum
+from runner.loss import Weight, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State
 
@@ -127,6 +127,6 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
         run.check_loss(state.loss, "loss", trains=True)
     on.after_loss()
     on.before_backward()
-    loss = scaled_total(state.loss, scale)
-    (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+    total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
+    total.backward(root_gradient(total, scale, run.root_gradients))
     on.after_backward()

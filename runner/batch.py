@@ -201,8 +201,9 @@ def _readings(items: Sequence[Any]) -> set[int]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; pinned tensors are copied asynchronously, objects by their own method `to`."""
-    if type(batch) in (tuple, list) and all(type(one) is Tensor and one.device == device for one in batch):
-        return type(batch)(batch)  # the fast path: tensors that are there already need no look into what they nest in
+    kind = type(batch)
+    if kind in (tuple, list) and not [one for one in batch if type(one) is not Tensor or one.device != device]:
+        return kind(batch)  # the fast path: tensors that are there already need no look into what they nest in
 
     def move(one: Any) -> Any:
         moved = one.to(device)

@@ -44,6 +44,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
     on = run.on
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+    evaluators = [one for one in state.evaluators if not getattr(one.eval_interval, "ends_epochs", False)]
     while True:
         on.before_dataloader()
         try:
@@ -53,8 +54,8 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
         on.after_dataloader()  # the batch is on the device: the place to augment it
         train_batch(run, samples, all_samples)
-        if state.evaluators:
-            evaluate_now(run, [one for one in state.evaluators if one.is_due(state)])
+        if evaluators:
+            evaluate_now(run, [one for one in evaluators if one.is_due(state)])
         on.batch_checkpoint()  # after the evaluation, so that a checkpoint holds its values and can be chosen by them
         run.end_where_interrupted()  # after the checkpoint event, so that nothing is saved twice
         end = state.max_duration  # an algorithm may have changed it
@@ -80,16 +81,19 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
         rates.step(state.progress)
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
-    share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
-    with run.changing_buffers:
-        for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
-            parameter.grad = None
-        run.accumulate(run, share)
-        run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
-        on.after_train_batch()  # gradients are final: the place to clip or to look at them
-        with state.changing():
-            run.steps.step()
-            # Time moves last: until here, intervals and schedules still see the batch as not trained.
-            tokens = run.count_tokens(samples, all_samples)
-            state.step_time(state.timestamp.to_next_batch(all_samples, tokens, run.clock.beat()))
-            on.batch_end()  # the first event at which the batch counts as trained
+    share = 1.0
+    if run.world_size > 1:
+        share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
+    state.is_consistent &= not run.has_buffers  # a forward pass may change them, and the batch is not trained yet
+    for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
+        parameter.grad = None
+    run.accumulate(run, share)
+    run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
+    on.after_train_batch()  # gradients are final: the place to clip or to look at them
+    state.is_consistent = False  # and it stays so where the batch fails
+    run.steps.step()
+    # Time moves last: until here, intervals and schedules still see the batch as not trained.
+    tokens = run.count_tokens(samples, all_samples)
+    state.step_time(state.timestamp.to_next_batch(all_samples, tokens, run.clock.beat()))
+    on.batch_end()  # the first event at which the batch counts as trained
+    state.is_consistent = True

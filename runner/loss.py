@@ -48,12 +48,21 @@ def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
     return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
 
 
-def scaled_total(loss: Tensor | dict[str, Tensor], scale: Weight) -> Tensor:
-    """Return the tensor to minimize, multiplied by a scale."""
-    total = total_of(loss)
+def root_gradient(total: Tensor, scale: Weight, kept: dict[float, Tensor]) -> Tensor:
+    """Return the gradient from which the backward pass of `scale * total` starts at `total`: the scale itself.
+
+    Given to `total.backward`, it spares the device the product and its own backward pass.
+
+    Args:
+        total: the tensor to minimize.
+        scale: a number, or a zero-dimensional tensor.
+        kept: the gradients made so far, by number; it spares the device a new one for each batch.
+    """
     if isinstance(scale, Tensor):
-        return total * scale.to(total.dtype)
-    return total if scale == 1.0 else total * scale
+        return scale.to(total.dtype)
+    if scale not in kept:
+        kept[scale] = torch.full_like(total, scale)
+    return kept[scale]
 
 
 def weighted_sum(
@@ -95,8 +104,6 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
         all_samples: the number of samples on all ranks.
         world_size: the number of ranks.
     """
-    if world_size == 1:
-        return 1.0
     if type(model).loss_weight is Model.loss_weight:
         return samples * world_size / all_samples
     mine = _exact(model.loss_weight(batch)) if samples else 0.0

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from runner.distributed.collectives import all_reduce_sum, get_world_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.loss import Weight, check_loss
 from runner.model import Model
@@ -61,10 +62,11 @@ class Run:
     def __post_init__(self) -> None:
         self.on = self.engine.on
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
-        self.world_size = get_world_size()
+        self.world_size = get_data_parallel_size()
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
         picks = any(one.picks_samples for one in self.state.algorithms)
+        self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
         self.bind(self.state.model)
 
@@ -83,9 +85,7 @@ class Run:
 
         self.parameters = list(model.parameters())
         names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
-        has_buffers = bool(model.state_dict().keys() - names_of_parameters)
-        # Entered while a forward pass may change the model's buffers; one object for all batches.
-        self.changing_buffers: AbstractContextManager[Any] = state.changing() if has_buffers else nullcontext()
+        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)

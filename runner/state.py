@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_data_parallel_rank
 from runner.hooks import Algorithm, Callback
 from runner.time import Interval, Progress, Time, Timestamp, TimeUnit
 
@@ -160,9 +161,8 @@ class State:
 
     def drop_outputs(self) -> None:
         """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
-        for name in ("outputs", "loss"):
-            if hasattr(self, name):
-                delattr(self, name)
+        self.outputs = self.loss = None  # type: ignore[assignment]
+        del self.outputs, self.loss  # works whether they were set or not
 
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
@@ -180,15 +180,21 @@ class State:
         """
         self.interruption = error
 
-    def changing(self, settles: bool = True) -> Changing:
-        """Return a context that marks the state as inconsistent while the body of its `with` statement changes it.
+    @contextmanager
+    def changing(self, settles: bool = True) -> Iterator[None]:
+        """Mark the state as inconsistent while the body of a `with` statement changes it.
 
         After an error the state stays inconsistent, unless `unheard` records everything that is left to do.
 
         Args:
             settles: whether the state is consistent after the body.
         """
-        return Changing(self, settles)
+        self.is_consistent = False
+        try:
+            yield
+            self.is_consistent = settles
+        finally:
+            self.is_consistent |= bool(self.unheard)
 
     def restart_time(self) -> None:
         """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
@@ -206,12 +212,14 @@ class State:
 
     def is_due(self, interval: Interval) -> bool:
         """Return whether the last advance of time reached a multiple of an interval."""
+        if interval.ends_epochs and self.timestamp.batch_in_epoch:
+            return False  # the answer to most questions, at little cost: time has advanced by a batch
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
 
     @property
     def seed(self) -> int:
-        """The seed of this rank's random streams: `rank_zero_seed` plus the rank."""
-        return self.rank_zero_seed + get_global_rank()
+        """The seed of this rank's random streams: `rank_zero_seed` plus the number of the rank's share of samples."""
+        return self.rank_zero_seed + get_data_parallel_rank()
 
     @property
     def dataloader(self) -> Iterable[Batch] | None:
@@ -246,19 +254,3 @@ class State:
     def metric_values(self) -> Mapping[str, Mapping[str, Tensor]]:
         """The latest metric values by label: 'train' and the label of each evaluator."""
         return {"train": self.train_metric_values, **self.eval_metric_values}
-
-
-class Changing:
-    """The context that `State.changing` returns; it may be entered again and again, as every batch does."""
-
-    __slots__ = ("_settles", "_state")
-
-    def __init__(self, state: State, settles: bool) -> None:
-        self._state = state
-        self._settles = settles
-
-    def __enter__(self) -> None:
-        self._state.is_consistent = False
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._state.is_consistent = self._settles if kind is None else bool(self._state.unheard)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import TensorLoader
-from runner.loss import fractions, scaled_total, total_of
+from runner.loss import fractions, root_gradient, total_of
 
 VOCABULARY = 7
 
@@ -283,11 +283,11 @@ def test_total_of():
     assert total_of({"a": one, "total": two}) is two
 
 
-def test_scaling_keeps_the_type_of_the_loss():
+def test_the_first_gradient_has_the_type_of_the_loss():
     loss = torch.tensor(3.0, dtype=torch.float16)
-    scaled = scaled_total(loss, torch.tensor(0.5, dtype=torch.float64))
-    assert scaled.dtype is torch.float16 and float(scaled) == 1.5
-    assert scaled_total(loss, 1.0) is loss
+    for scale in (0.5, torch.tensor(0.5, dtype=torch.float64)):
+        root = root_gradient(loss, scale, {})
+        assert root.dtype is torch.float16 and float(root) == 0.5
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 2], [1], [5, 1]])

@@ -61,20 +61,19 @@ class Clock:
 
     def pause(self) -> None:
         """Stop the clock during an evaluation."""
-        self._elapsed += time.perf_counter() - self._last
+        self._elapsed = time.perf_counter() - self._last
 
     def resume(self) -> None:
         """Let the clock run again. A single process also notices a signal that arrived meanwhile."""
-        self._last = time.perf_counter()
+        self._last = time.perf_counter() - self._elapsed
         if self._alone:
             self.signal = self._interrupt.signal
 
     def _beat_alone(self) -> float:
         now = time.perf_counter()
         self.signal = self._interrupt.signal or (SESSION_OVER if now >= self._end else 0)
-        elapsed = self._elapsed + now - self._last
+        elapsed = now - self._last
         self._last = now
-        self._elapsed = 0.0
         return elapsed
 
     def _beat_together(self) -> float:

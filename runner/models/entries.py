@@ -40,7 +40,7 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
     Raises:
         ValueError: the batch has no such entry.
     """
-    if isinstance(entries, int | str):
+    if isinstance(entries, Key):
         return [_entry(batch, entries, name)], {}
     if isinstance(entries, Mapping):
         return [], {argument: _entry(batch, key, name) for argument, key in entries.items()}
@@ -49,7 +49,7 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
 
 def pick_value(batch: Any, entries: Entries, name: str) -> Any:
     """Return the entry itself if there is one, and several as a dict by their keys, or by the names of arguments."""
-    if isinstance(entries, int | str):
+    if isinstance(entries, Key):
         return _entry(batch, entries, name)
     named = entries if isinstance(entries, Mapping) else {str(key): key for key in entries}
     return {argument: _entry(batch, key, name) for argument, key in named.items()}
@@ -57,6 +57,8 @@ def pick_value(batch: Any, entries: Entries, name: str) -> Any:
 
 def _entry(batch: Any, key: Key, name: str) -> Any:
     try:
+        if type(batch) in (tuple, list):
+            return batch[key]
         if isinstance(key, str) and not isinstance(batch, Mapping):
             return getattr(batch, key)  # of a named tuple, a dataclass, a graph
         if isinstance(batch, tuple | list | Mapping):

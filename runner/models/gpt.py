@@ -90,7 +90,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
-        q, k, v = (one.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for one in (q, k, v))
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
         q = self.rotary(self.q_norm(q))
         k = self.rotary(self.k_norm(k))
         return self.out(self.attend(q, k, v, mask).transpose(1, 2).flatten(start_dim=2))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runner.failures.facts import wrong_argument
 from runner.model import Model
-from runner.models.entries import Entries, check_entries, pick, pick_value
+from runner.models.entries import Entries, Key, check_entries, pick, pick_value
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -63,6 +63,8 @@ class SupervisedModel(Model):
 
     def forward(self, batch: Any) -> Any:
         """Return the outputs of the module for the inputs of a batch."""
+        if isinstance(self.inputs, Key):
+            return self.module(pick_value(batch, self.inputs, "inputs"))
         positional, named = pick(batch, self.inputs, "inputs")
         return self.module(*positional, **named)
 
@@ -72,7 +74,8 @@ class SupervisedModel(Model):
         if len(positional) == 1 and isinstance(positional[0], Tensor) and isinstance(outputs, Tensor):
             target = positional[0]
             outputs = _without_last(outputs, target)
-            if target.shape == outputs.shape and not (target.is_floating_point() or target.is_complex()):
+            is_alike = target.ndim == outputs.ndim and target.shape == outputs.shape
+            if is_alike and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
         return self.loss_fn(outputs, *positional, **named)
 
@@ -159,5 +162,5 @@ def _described(value: Any) -> str:
 
 def _without_last(outputs: Tensor, target: Any) -> Tensor:
     """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise as they are."""
-    is_column = outputs.shape[-1:] == (1,) and isinstance(target, Tensor) and outputs.shape[:-1] == target.shape
-    return outputs.squeeze(-1) if is_column else outputs
+    is_column = isinstance(target, Tensor) and outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1
+    return outputs.squeeze(-1) if is_column and outputs.shape[:-1] == target.shape else outputs

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from runner.distributed.collectives import all_reduce_gradients, get_world_size
+from runner.distributed.gradients import all_reduce_gradients
+from runner.distributed.ranks import get_world_size
+from runner.optim.unwrapped_step import step
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -39,7 +41,7 @@ class Steps:
     def step(self) -> None:
         """Step optimizers and schedulers."""
         for optimizer in self.state.optimizers:
-            optimizer.step()
+            step(optimizer)
         for scheduler in self.schedulers:
             scheduler.step()
 

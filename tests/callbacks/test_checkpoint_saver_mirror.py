@@ -151,6 +151,8 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     fit(tmp_path / "second", mirroring(), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} == before
     assert "holds another run's checkpoints; give this run a run_name= of its own" in messages(caplog)[0]
+    fit(tmp_path / "fork", mirroring(), run_name="one", max_duration="5ep", resume_path=tmp_path / "first")
+    assert {path: one.getvalue() for path, one in remote.store.items()} == before
     fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} != before
 

@@ -129,8 +129,8 @@ class CheckpointSaver(Callback):
     @property
     def mirrored_at(self) -> str | None:
         """Address from which the run can be resumed elsewhere, without credentials; None before the first upload."""
-        is_there = self._uploads is not None and self._uploads.newest
-        return without_credentials(self._uploads.address) if self._uploads is not None and is_there else None
+        uploads = self._uploads
+        return without_credentials(uploads.address) if uploads is not None and uploads.newest is not None else None
 
     def after_load(self, state: State, logger: Logger) -> None:
         from runner import get_world_size

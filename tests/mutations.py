@@ -591,6 +591,27 @@ FAULTS = (
         "verify(path, -1, 0x7FFFFFFF)",
         "checkpoints/test_shards.py",
     ),
+    Fault(
+        "weights by name: all are drawn alike",
+        "runner/models/by_name.py",
+        'f"weights.{name}"',
+        '"weights"',
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: surgery before they have values is lost",
+        "runner/distributed/deferred.py",
+        "(draw is None or one._version)",
+        "draw is None",
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: ranks keep parts of weights of their own",
+        "runner/distributed/sharding.py",
+        "        value = draws[name]()\n        dist.broadcast(value, src=0)\n",
+        "        value = draws[name]()\n",
+        "models/test_by_name.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -705,6 +726,13 @@ FAULTS = (
         "        or optimizer._optimizer_step_pre_hooks\n",
         "",
         "optim/test_unwrapped_step.py",
+    ),
+    Fault(
+        "a module of torchmetrics comes without its package",
+        "runner/libraries/torchmetrics.py",
+        '        del vars(package)["__path__"]',
+        '        vars(package)["__path__"]',
+        "libraries/test_torchmetrics.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
@@ -1015,6 +1043,56 @@ FAULTS = (
         "return float(np.mean(np.abs(sums) >= observed))",
         "return float(np.mean(sums >= observed))",
         "runs/test_decision.py",
+    ),
+    # sharing
+    Fault(
+        "sharing: a class of a user is taken to do nothing that matters",
+        "runner/sweeps/foresight.py",
+        "if not all(_is_ours(one) for one in ([*inner] if is_told else [outer, *inner])):",
+        "if not all(_is_ours(one) for one in inner):",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: a batch at whose end jobs differ is shared",
+        "runner/sweeps/shared_tree.py",
+        "else max(0, now.batch - 1)",
+        "else now.batch",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: an algorithm that looks at the length of the run is shared between lengths",
+        "runner/sweeps/foresight.py",
+        "self._length if looks_at_length(target.__module__) else ",
+        "",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: the digests of the common part are left behind",
+        "runner/sweeps/shared_beginning.py",
+        "if digests is not None and is_rank_zero():",
+        "if False:",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: the best checkpoint of the common part is left behind",
+        "runner/sweeps/sharing.py",
+        "    if kept.is_dir():\n",
+        "    if False:\n",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: MLflow does not hear of the best values of the common part",
+        "callbacks/mlflow_logger.py",
+        "        self._best = BestValues()  # which",
+        "        # which",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: the checkpoint of a node goes before all have begun",
+        "runner/sweeps/sharing.py",
+        "        if not _is_needed(shared, one):\n",
+        "        if _is_ready(shared, one):\n",
+        "sweeps/test_sharing.py",
     ),
     # pruning
     Fault(

@@ -1244,6 +1244,13 @@ FAULTS = (
         "runs/test_forks.py",
     ),
     Fault(
+        "forks: a fork is trained again from the start",
+        "runner/modes/standing.py",
+        "if checkpoint is None and (begun := forked_after(run)):",
+        "if begun := 0:",
+        "runs/test_forks.py",
+    ),
+    Fault(
         "forks: a resumed fork forgets its parent",
         "runner/runs/recording.py",
         'job.tags.get(PARENT, before.parent if before is not None else "")',

@@ -47,6 +47,27 @@ ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    Fault(
+        "attempts: an attempt goes on in the log of the one before",
+        "runner/runs/folder.py",
+        "if log.exists():",
+        "if False:",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "programs: what a hook refuses has no key",
+        "runner/modes/diagnosis.py",
+        "return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)",
+        "return WrongConfig(text)",
+        "test_programs.py",
+    ),
+    Fault(
+        "programs: a fix of a list that grows replaces it",
+        "runner/config/errors.py",
+        'fix = f"+{fix}"',
+        "pass",
+        "test_programs.py",
+    ),
     # mirrors of checkpoints
     Fault(
         "mirror: what was uploaded is not read back",
@@ -1220,6 +1241,13 @@ FAULTS = (
         "runner/modes/trunk.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork is trained again from the start",
+        "runner/modes/standing.py",
+        "if checkpoint is None and (begun := forked_after(run)):",
+        "if begun := 0:",
         "runs/test_forks.py",
     ),
     Fault(

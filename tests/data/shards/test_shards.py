@@ -281,7 +281,8 @@ def test_a_shard_that_changes_during_a_run_is_refused(shards: Callable[..., Any]
         content = bytearray(file.read_bytes())
         file.write_bytes(bytes(content))
     with pytest.raises(ValueError, match="has changed since this run began"):
-        list(batches), list(train), list(train)
+        for loader in (batches, train, train):
+            list(loader)
 
 
 def test_tokens_of_another_type_are_refused(tmp_path: Path):

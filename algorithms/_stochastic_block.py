@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed.sharding import is_sharded
+
 METHODS = ("block", "sample")
 DISTRIBUTIONS = ("linear", "uniform")
 
@@ -62,7 +64,8 @@ class StochasticBlock(nn.Module):
         """Return the inputs (N, ...), the block's output, or their mean weighted by the rate."""
         if self.training and self.kept is False and self.keeps_shape:
             # The weights get a gradient of 0 rather than none, because DDP waits for each of them on every rank.
-            return inputs + 0 * sum(one.sum() for one in self.block.parameters() if one.requires_grad)
+            trained: list[Any] = [one for one in self.block.parameters() if one.requires_grad]
+            return inputs + 0 * sum((one.to_local() if is_sharded(one) else one).sum() for one in trained)
         outputs = self.block(inputs, *args, **kwargs)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"{type(self.block).__name__} returns a {type(outputs).__name__}: it must return a tensor")

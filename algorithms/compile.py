@@ -1,22 +1,65 @@
-"""Compile: repeated blocks of a model are compiled one by one, in a fraction of the time that the whole would take."""
+"""Compile: the blocks of a model one by one, the model as a whole, or all of a training step."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import shutil
+from functools import wraps
+from types import MethodType
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
+from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
 from runner.distributed.blocks import find_repeated
 
+SCOPES = ("block", "model", "step")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 RECOMPILES = 8
 """Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
+TINY = torch.finfo(torch.float32).tiny
+"""In place of a rate of 0, by which Adam divides where rates are tensors."""
+
+
+def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
+    """Compile the step of an optimizer, unless it is a fused kernel already, which torch does not compile.
+
+    Learning rates reach the step as tensors, so that new ones need no new code. Others still see numbers.
+    """
+    if any(group.get("fused") for group in optimizer.param_groups):
+        return
+    for group in optimizer.param_groups:
+        if group.get("foreach"):
+            group["foreach"] = None  # torch decides: compiled kernels are joined anyway, and some take no tensor here
+    plain: Any = type(optimizer).step
+    compiled = torch.compile(plain.__wrapped__, mode=mode)  # within what calls hooks, which stay as they are
+    tensors: dict[int, Tensor] = {}
+
+    @wraps(optimizer.step)  # torch's schedulers look for a mark that they have left on it
+    def step(one: Any) -> None:
+        one._opt_called = True
+        rates = [group["lr"] for group in one.param_groups]
+        for index, (group, rate) in enumerate(zip(one.param_groups, rates, strict=True)):
+            if not isinstance(rate, Tensor):
+                if index not in tensors:
+                    first = group["params"][0]
+                    dtype = torch.promote_types(first.dtype, torch.float32)
+                    tensors[index] = torch.empty((), dtype=dtype, device=first.device)
+                group["lr"] = tensors[index].fill_(rate or TINY)
+        try:
+            compiled(one)
+        finally:
+            for group, rate in zip(one.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    optimizer.step = MethodType(Optimizer.profile_hook_step(step), optimizer)
 
 
 class Compile(Algorithm):
@@ -33,12 +76,14 @@ class Compile(Algorithm):
     Args:
         mode: mode of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune' (both with CUDA graphs on GPUs),
             or 'max-autotune-no-cudagraphs'.
-        regional: whether to compile the blocks that the model repeats, one by one; otherwise the model is compiled as a
-            whole, as with the Trainer's `compile`.
+        scope: 'block': the blocks that the model repeats, one by one; 'model': the model as a whole, as with the
+            Trainer's `compile`; 'step': the model together with its loss, and the steps of the optimizers.
 
     Raises:
-        ValueError: the mode is unknown; or, after loading, the model repeats no block, there is no C++ compiler for the
-            CPU, or CUDA graphs are combined with gradient accumulation, for which they cannot keep gradients in memory.
+        ValueError: the mode or the scope is unknown; or, after loading, the model repeats no block, there is no C++
+            compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
+            gradients in memory; or, with 'step', the model is sharded or has a `training_step` of its own, or another
+            algorithm acts between the forward pass and the loss.
 
     Evidence:
         Strong for speed on GPUs, where a model of equal blocks takes several times as long to compile as a whole. On a
@@ -47,11 +92,12 @@ class Compile(Algorithm):
 
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
 
-    def __init__(self, mode: str = "default", regional: bool = True) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
+    def __init__(self, mode: str = "default", scope: str = "block") -> None:
+        for name, value, allowed in (("mode", mode, MODES), ("scope", scope, SCOPES)):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
         self.mode = mode
-        self.regional = regional
+        self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -67,15 +113,25 @@ class Compile(Algorithm):
                 "batches, with grad_accum=1 and microbatch_size=None"
             )
         model = state.unwrapped_model
-        found = find_repeated(model) if self.regional else {"": model}
+        found = find_repeated(model) if self.scope == "block" else {"": model}
         if not found:
-            raise ValueError("regional=True: the model repeats no block; set regional=False to compile it as a whole")
+            raise ValueError("scope='block': the model repeats no block; set scope='model' to compile it as a whole")
+        if self.scope == "step":
+            self._join(state)
         report(self, state, [*found], "block")
         # Blocks of one class share a limit, after which torch runs all further ones uncompiled; a key since torch 2.13.
         has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
         limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}
         for module in found.values():
             module.compile(mode=self.mode, **limit)
+
+    def _join(self, state: State) -> None:
+        """Have loss and optimizers compiled too."""
+        refuse_what_needs_parts(state, "scope='step'", "use scope='model' or 'block'")
+        join_loss(state.unwrapped_model)
+        for optimizer in state.optimizers:
+            # Gradients are not where a graph of CUDA's would look for them.
+            compile_optimizer(optimizer, "default" if self._replays else self.mode)
 
     def before_forward(self, state: State, logger: Logger) -> None:
         if self._replays:

@@ -80,7 +80,7 @@ class DDP(Algorithm):
 
     def after_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            raise ValueError("DDP: each rank has a part of the model, with trainer.parallel=fsdp; leave it out")
+            raise ValueError("DDP: each rank has a part of the model, not a replica to average; leave it out")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         dtype = FORMATS[self.compress]

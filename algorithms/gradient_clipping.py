@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
+from runner.distributed.sharding import added_up
 
 TYPES = ("norm", "value", "adaptive")
 
@@ -22,8 +23,8 @@ def unit_norms(tensor: Tensor) -> Tensor:
         Norms that broadcast with `tensor`: (N, 1, ...) for two or more dimensions, otherwise zero-dimensional.
     """
     if tensor.ndim <= 1:
-        return torch.linalg.vector_norm(tensor)
-    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True)
+        return added_up(torch.linalg.vector_norm(tensor))
+    return added_up(torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True))
 
 
 @torch.no_grad()

@@ -82,8 +82,16 @@ class LAWA(TimedAverage, WeightAverage):
         super().load_state_dict(state)
         self._snapshots = deque(state["snapshots"], maxlen=self.window)
 
+    def effect_at(self, state: State) -> Any:
+        """Return how the weights are averaged at this moment, None if they are not; for sweeps that share."""
+        return (self.window, self.bn_batches) if self._averages(state) else None
+
+    def _averages(self, state: State) -> bool:
+        begun = state.progress.elapsed_in(self.start.unit) >= self.start.value
+        return begun and state.is_due(self.update_interval)
+
     def _update(self, state: State) -> None:
-        if state.is_due(self.update_interval) and state.progress.elapsed_in(self.start.unit) >= self.start.value:
+        if self._averages(state):
             self._snapshots.append({name: wide_copy(one) for name, one in self._parameters.items()})
             self._average = mean_of(self._snapshots)
             self._changed()

@@ -90,8 +90,12 @@ class LayerFreezing(Algorithm):
         for parameter in self._dropped:
             parameter.grad = None
 
+    def effect_at(self, state: State) -> float:
+        """Return the fraction of layers to freeze at this moment; also for sweeps that share."""
+        return frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
+
     def epoch_end(self, state: State, logger: Logger) -> None:
-        fraction = frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
+        fraction = self.effect_at(state)
         self._count = self._layers_at(state, fraction)
         self._freeze(state)
         logger.log_metrics({"layer_freezing/layers_frozen": self._count, "layer_freezing/percentage_frozen": fraction})

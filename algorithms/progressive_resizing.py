@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from torch import Tensor
 
@@ -103,10 +104,18 @@ class ProgressiveResizing(Algorithm):
         self.input_key = input_key
         self.target_key = target_key
 
+    def effect_at(self, state: State) -> Any:
+        """Return what size the next batch gets, and how; for sweeps that share."""
+        how = self.mode, self.size_increment, self.resize_targets, self.input_key, self.target_key
+        return how, self._scale_at(state)
+
+    def _scale_at(self, state: State) -> float:
+        progress = state.get_elapsed_duration().value
+        return scheduled_scale(progress, self.initial_scale, self.delay_fraction, self.finetune_fraction)
+
     def after_dataloader(self, state: State, logger: Logger) -> None:
         images = get_images(state.batch, self.input_key, "ProgressiveResizing")
-        progress = state.get_elapsed_duration().value
-        scale = scheduled_scale(progress, self.initial_scale, self.delay_fraction, self.finetune_fraction)
+        scale = self._scale_at(state)
         height, width = (scaled_size(length, scale, self.size_increment) for length in images.shape[2:])
         if (height, width) != images.shape[2:]:
             self._shrink(state, images, (height, width))

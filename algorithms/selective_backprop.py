@@ -102,14 +102,20 @@ class SelectiveBackprop(Algorithm):
     def init(self, state: State, logger: Logger) -> None:
         refuse_alternating_flips(state.algorithms)
 
+    def effect_at(self, state: State) -> Any:
+        """Return how samples of the next batch are selected, None if they are not; for sweeps that share."""
+        return (self.keep, self.scale_factor, self.input_key) if self._selects(state) else None
+
+    def _selects(self, state: State) -> bool:
+        is_whole = self.interrupt and (state.timestamp.batch + 1) % self.interrupt == 0
+        return not is_whole and self.start <= state.get_elapsed_duration().value < self.end
+
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch
-        is_whole = self.interrupt and (batch + 1) % self.interrupt == 0
-        if is_whole or not self.start <= state.get_elapsed_duration().value < self.end:
+        if not self._selects(state):
             return
         num_samples = state.unwrapped_model.num_samples(state.batch)
         losses = evaluate_losses(state, self._scaled(state.batch))
-        ranks = draw_ranks(num_samples, self.keep, stream_seed(state.seed, self.config_key, batch))
+        ranks = draw_ranks(num_samples, self.keep, stream_seed(state.seed, self.config_key, state.timestamp.batch))
         index = select(losses, ranks.to(losses.device, non_blocking=True))
         state.batch = pick_samples(state.batch, num_samples, index)
 

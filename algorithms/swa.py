@@ -110,11 +110,18 @@ class SWA(TimedAverage, WeightAverage):
         super().load_state_dict(state)
         self._count = state["count"]
 
-    def _update(self, state: State) -> None:
-        if not state.is_due(self.update_interval):
-            return
+    def effect_at(self, state: State) -> Any:
+        """Return how the weights are averaged at this moment, if they are; for sweeps that share."""
+        arguments = self.swa_lr, self.anneal_steps, self.bn_batches
+        return self.swa_lr is None, arguments if self._averages(state) else None
+
+    def _averages(self, state: State) -> bool:
         elapsed = state.progress.elapsed_in
-        if elapsed(self.start.unit) < self.start.value or elapsed(self.end.unit) > self.end.value:
+        begun = elapsed(self.start.unit) >= self.start.value
+        return state.is_due(self.update_interval) and begun and elapsed(self.end.unit) <= self.end.value
+
+    def _update(self, state: State) -> None:
+        if not self._averages(state):
             return
         if not self._average:
             self._average = {name: wide_copy(one) for name, one in self._parameters.items()}

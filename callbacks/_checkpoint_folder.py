@@ -6,9 +6,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
+from runner.files.addresses import without_credentials
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class CheckpointFolder:
@@ -51,21 +55,24 @@ class CheckpointFolder:
         if score is not None:
             self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
 
-    def write(self, snapshot: dict[str, Any], name: str) -> None:
+    def write(self, snapshot: dict[str, Any], name: str, group: ProcessGroup | None = None) -> None:
         """Write a registered checkpoint, move the links to it and delete the checkpoints that are no longer kept.
+
+        Rank 0, and of a sharded snapshot all ranks, which agree in `group`.
 
         Raises:
             OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
         """
         from runner import write_checkpoint
 
-        try:
-            self._remove_leftovers()
-            write_checkpoint(snapshot, self.path / name)
+        def show() -> None:
             self._link("latest", name)
             if self.best:
                 self._link("best", self.best[0][1])
             self._prune()
+
+        try:
+            write_checkpoint(snapshot, self.path / name, group, before=self._remove_leftovers, after=show)
         except OSError:
             if not (self.path / name).exists():
                 self.take_back()
@@ -154,14 +161,16 @@ def check_names(folder: str, filename: str) -> None:
 
 
 def check_alone(savers: Sequence[Any]) -> None:
-    """Check that no two savers share a folder, because each would delete what the other keeps.
+    """Check that no two savers share a folder or a mirror, because each would delete what the other keeps.
 
     Raises:
-        ValueError: two savers write to the same folder.
+        ValueError: two savers write to the same place.
     """
-    owners: dict[Path, str] = {}
+    owners: dict[str, str] = {}
     for one in savers:
-        if (other := owners.setdefault(Path(one.folder), one.config_key)) != one.config_key:
-            raise ValueError(
-                f"folder={one.folder!r}: {other} and {one.config_key} both save there; each needs a folder of its own"
-            )
+        for name, place in (("folder", str(Path(one.folder))), ("mirror", one.mirror)):
+            if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
+                shown = without_credentials(place)
+                raise ValueError(
+                    f"{name}={shown!r}: {other} and {one.config_key} both save there; each needs a {name} of its own"
+                )

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
+from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._soundness import find_fault
+from runner.files.addresses import without_credentials
+from runner.libraries.remote_files import check_address
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from runner import Logger, State
 
 log = logging.getLogger("runner")
@@ -44,10 +49,18 @@ class CheckpointSaver(Callback):
         overwrite: whether a new run may start in a folder that holds another run's checkpoints; a resumed run always
             replaces its own.
         asynchronous: whether to copy to CPU memory and write on a background thread while training goes on.
+        sharded: whether each rank writes its own part of a sharded model, into a folder that all ranks share, and not
+            rank 0 the whole; None: if the whole would take more than half of the free memory of rank 0's machine.
+        mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
+            with the run's record, so that `resume=s3://bucket/runs/<run_name>` goes on with them on another machine.
+            Rank 0 uploads, and reads back what it has uploaded. There, too, the newest and the best are kept. Training
+            does not wait for it, and an error is only a warning. None: no mirror.
+        mirror_timeout: maximum seconds that the end of the run waits for the mirror.
 
     Raises:
-        ValueError: an argument is out of range, another saver has this folder, or, at FIT_START, the run has no metric
-            named `monitor`.
+        ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
+            no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True and ranks have a model that is not sharded.
+        ImportError: the package that knows the protocol of `mirror` is not installed.
         OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
             written.
     """
@@ -64,6 +77,9 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         overwrite: bool = False,
         asynchronous: bool = False,
+        sharded: bool | None = None,
+        mirror: str | None = None,
+        mirror_timeout: float = 300.0,
     ) -> None:
         if keep < 1 and keep != -1:
             raise ValueError(f"keep={keep!r}: must be at least 1, or -1 for all")
@@ -71,7 +87,13 @@ class CheckpointSaver(Callback):
             raise ValueError(f"mode={mode!r}: must be 'min', 'max' or None")
         if keep_best < 1:
             raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
+        if sharded not in (None, True, False):
+            raise ValueError(f"sharded={sharded!r}: must be True, False, or None to decide by the memory of rank 0")
         check_names(folder, filename)
+        if mirror is not None:
+            check_address("mirror", mirror)
+        if mirror_timeout < 0:
+            raise ValueError(f"mirror_timeout={mirror_timeout!r}: must be a number of seconds, 0 or more")
         self.interval = Interval(save_interval, "save_interval")
         self.folder = folder
         self.filename = filename
@@ -80,11 +102,16 @@ class CheckpointSaver(Callback):
         self.weights_only = weights_only
         self.overwrite = overwrite
         self.asynchronous = asynchronous
+        self.sharded = sharded
+        self.mirror = mirror
+        self.mirror_timeout = mirror_timeout
+        self._uploads: MirrorUploads | None = None
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
         self._tried_at = Timestamp(batch=-1)
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+        self._group: ProcessGroup | None = None  # of the ranks that write in the background
         self._failure: OSError | None = None  # why the newest checkpoint was not written
         self._fault: str | None = None  # what was not finite in it
 
@@ -99,12 +126,30 @@ class CheckpointSaver(Callback):
         best = self._checkpoints.best
         return self._checkpoints.path / best[0][1] if best else None
 
+    @property
+    def mirrored_at(self) -> str | None:
+        """Address from which the run can be resumed elsewhere, without credentials; None before the first upload."""
+        uploads = self._uploads
+        return without_credentials(uploads.address) if uploads is not None and uploads.newest is not None else None
+
     def after_load(self, state: State, logger: Logger) -> None:
-        check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
+        from runner import get_world_size
+        from runner.distributed.sharding import is_sharded
+
+        savers = [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
+        check_alone(savers)
+        if self.sharded and get_world_size() > 1 and not is_sharded(state.unwrapped_model):
+            raise ValueError(
+                "sharded=True: each rank has the whole model; set trainer.parallel=fsdp, or set sharded=null"
+            )
         self._checkpoints.path = state.run_dir / self.folder
         if state.resumed_from is None and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
+        if self.mirror is not None:
+            begun = state.resumed_from and state.resumed_from.resolve().parent  # a fork begins with another run's
+            is_own = begun in [(state.run_dir / one.folder).resolve() for one in savers]
+            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite or is_own)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self.monitor is not None:
@@ -138,6 +183,8 @@ class CheckpointSaver(Callback):
                 self._save(state, logger)
         finally:
             self._wait()
+            if self._uploads is not None:
+                self._uploads.finish(self.mirror_timeout)
 
     def state_dict(self) -> dict[str, Any]:
         return self._checkpoints.state_dict()
@@ -154,6 +201,7 @@ class CheckpointSaver(Callback):
 
     def _save(self, state: State, logger: Logger) -> None:
         from runner import capture
+        from runner.distributed.together import make_group
 
         self._wait()
         logger.flush()  # a resumed run does not repeat what came before, so it must be logged by now
@@ -161,8 +209,10 @@ class CheckpointSaver(Callback):
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
         self._checkpoints.add(name, score)
-        snapshot = capture(state, self.weights_only, copy=self.asynchronous)
-        if snapshot is not None:  # rank 0
+        snapshot = capture(state, self.weights_only, self.asynchronous, self.sharded)
+        if snapshot is not None:  # rank 0, or all ranks
+            if self.asynchronous and "places" in snapshot and self._group is None:
+                self._group = make_group()
             trained = {name for name, one in state.unwrapped_model.named_parameters() if one.requires_grad}
             self._writer = self._writer or _make_writer()
             self._writing = self._writer.submit(self._write, snapshot, name, trained, _last_loss(state))
@@ -170,22 +220,31 @@ class CheckpointSaver(Callback):
             self._wait()
 
     def _write(self, snapshot: dict[str, Any], name: str, trained: set[str], loss: float) -> None:
+        from runner import get_global_rank
+        from runner.distributed.together import gather_objects
+
         known = self._fault
-        self._fault = find_fault(snapshot, trained, loss)
+        fault = find_fault(snapshot, trained, loss)
+        if "places" in snapshot:  # each rank has looked at its part
+            fault = next(filter(None, gather_objects(fault, self._group)), None)
+        self._fault = fault
         if self._fault is not None:
             self._checkpoints.take_back()
-            if known is None:
+            if known is None and get_global_rank() == 0:
                 message = "checkpoint %s was not written: %s; the newest that can be resumed is %s"
                 log.warning(message, self._checkpoints.path / name, self._fault, self.latest or "none")
             return
         before = self._failure
         self._failure = None
         try:
-            self._checkpoints.write(snapshot, name)
+            self._checkpoints.write(snapshot, name, self._group)
         except OSError as error:
             self._failure = error
-            if before is None or error.errno != before.errno:
+            if (before is None or error.errno != before.errno) and get_global_rank() == 0:
                 log.warning("checkpoint %s was not written: %s", self._checkpoints.path / name, error)
+            return
+        if self._uploads is not None and get_global_rank() == 0:
+            self._uploads.add(name, self.folder, self._checkpoints.saved, [one for _, one in self._checkpoints.best])
 
     def _wait(self) -> None:
         if self._writing is not None:

@@ -113,6 +113,8 @@ class ConsoleSummary(LoggerDestination):
         for line in _outcome(state, self._seconds_of(state), self._evaluating):
             console.print(line, soft_wrap=True)
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
+        for address in (one for callback in state.callbacks if (one := getattr(callback, "mirrored_at", None))):
+            console.print(f"mirror   {address}", soft_wrap=True)
         commands = dict(_commands(state, logger))
         if commands:
             console.print(f"to {', '.join(commands)}:", soft_wrap=True)

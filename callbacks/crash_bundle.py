@@ -7,13 +7,17 @@ import logging
 import math
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback
+from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
-from runner.failures.facts import RankFailed
+from runner.failures.facts import RankFailed, facts_of
+from runner.files.names import RESULT
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -23,6 +27,8 @@ log = logging.getLogger("runner")
 RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "digests.jsonl")
 MOST_CODE = 12_000_000  # bytes of modules
 MEGABYTE = 1_000_000
+SAVING = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
+"""The events at which checkpoints are written; a run that goes on from one does not fire them again."""
 
 
 class CrashBundle(Callback):
@@ -30,10 +36,10 @@ class CrashBundle(Callback):
 
     It holds the run's record with the modules that were kept, the newest checkpoint, and the tensors of the batch on
     rank 0, as far as they fit into `max_size`; never a file from outside of the run's folder, nor an environment
-    variable. The record has no passwords. A run that fails before its first batch is trained leaves none, as `rerun=`
-    shows the same. A hook that fails at EPOCH_CHECKPOINT, after the checkpoint of that moment was written, is not
-    called again by a replay. Rank 0 writes the file when the run closes, and logs it as an artifact. Place the callback
-    after the one that saves checkpoints.
+    variable. The record has no passwords. Of a hook that fails at BATCH_CHECKPOINT, EPOCH_CHECKPOINT or
+    ITERATION_CHECKPOINT, it holds an earlier checkpoint, so that the replay comes to this event. What shows a config to
+    be wrong, as a failure of a new run's first batch does, leaves none: the command shows the same. Rank 0 writes the
+    file when the run closes, and logs it as an artifact. Place the callback after the one that saves checkpoints.
 
     Args:
         max_size: megabytes that the file may have, above 0; a checkpoint that does not fit is left out, and the replay
@@ -52,9 +58,7 @@ class CrashBundle(Callback):
         from runner import get_global_rank
 
         error = state.error
-        has_record = (state.run_dir / "config.yaml").is_file()
-        has_begun = self.has_trained and state.timestamp.batch > 0
-        if not isinstance(error, Exception) or not has_begun or not has_record or get_global_rank() != 0:
+        if not isinstance(error, Exception) or get_global_rank() != 0 or not self._is_of_a_run(state, error):
             return
         path = state.run_dir / BUNDLE
         with disk_errors_reported(self.config_key):
@@ -66,24 +70,46 @@ class CrashBundle(Callback):
             else:
                 error.add_note(hint)
 
+    def _is_of_a_run(self, state: State, error: Exception) -> bool:
+        """Return whether a run that has a folder failed, and its config is not refused for that."""
+        if self.has_trained:
+            return (state.run_dir / "config.yaml").is_file() and not facts_of(error).refusal
+        is_refused = isinstance(error, ValueError | TypeError | OSError | ImportError)
+        return bool(state.config) and (state.run_dir / RESULT).is_file() and not is_refused
+
     def _write(self, path: Path, state: State, error: Exception) -> None:
         from safetensors.torch import save
 
-        facts = {**describe_crash(error), "epoch": state.timestamp.epoch, "batch": state.timestamp.batch + 1}
+        trained = state.timestamp.batch
+        facts = {**describe_crash(error), "epoch": state.timestamp.epoch, "batch": trained + 1}
         room = self.max_size * MEGABYTE
         partial = path.with_name(f".{path.name}.partial")
         try:
             with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
                 file.writestr(FACTS, json.dumps(facts, indent=1))
-                room -= _add(file, state.run_dir, _record(state.run_dir), math.inf)
+                with self._record_of(state) as record:
+                    room -= _add(file, record, _record(record), math.inf)
                 content = save(dict(_tensors("batch", getattr(state, "batch", None))))
                 if len(content) < room / 2:
                     file.writestr(BATCH, content)
                     room -= len(content)
-                _add(file, state.run_dir, _checkpoint(state.run_dir), room)
+                # After a checkpoint of this very moment, training would go on from there.
+                before = trained if facts_of(error).event in SAVING else trained + 1
+                _add(file, state.run_dir, _checkpoint(state.run_dir, before), room)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _record_of(self, state: State) -> Iterator[Path]:
+        """Yield the folder of the run's record, which a run that fails before it trains does not have yet."""
+        if self.has_trained:
+            yield state.run_dir
+            return
+        write_record = resolve_name("runner.runs.record:write_record")  # by name: it lies above
+        with TemporaryDirectory(prefix="runner-crash-") as folder:
+            write_record(Path(folder), state.config, [], state.run_name)
+            yield Path(folder)
 
 
 def _add(file: zipfile.ZipFile, folder: Path, paths: list[Path], room: float) -> int:
@@ -93,7 +119,7 @@ def _add(file: zipfile.ZipFile, folder: Path, paths: list[Path], room: float) ->
         log.warning("%s: %s and %d more files do not fit into max_size", BUNDLE, paths[0].name, len(paths) - 1)
         return 0
     for one in paths:
-        stored = zipfile.ZIP_STORED if one.suffix == ".pt" else None  # weights hardly shrink
+        stored = zipfile.ZIP_STORED if one.suffix in (".pt", ".safetensors") else None  # weights hardly shrink
         file.write(one, one.relative_to(folder).as_posix(), compress_type=stored)
     return size
 
@@ -106,17 +132,18 @@ def _record(folder: Path) -> list[Path]:
     return [*(folder / name for name in RECORD if _is_inside(folder / name, folder)), *code]
 
 
-def _checkpoint(folder: Path) -> list[Path]:
-    """Return the files of the newest checkpoint from which the run can be resumed; none if there is none."""
-    from runner.checkpoints.files import find_checkpoint
+def _checkpoint(folder: Path, batch: int) -> list[Path]:
+    """Return the files of the newest checkpoint from which a batch can be trained again; none if there is none."""
+    from runner.checkpoints.history import checkpoint_before
 
-    try:
-        found = find_checkpoint(folder)
-    except FileNotFoundError:
+    found = checkpoint_before(folder.resolve(), batch)
+    if found is None or not found.is_relative_to(folder.resolve()):
         return []
-    files = [one for one in sorted(found.iterdir()) if _is_inside(one, folder.resolve())]
-    is_whole = (found / "state.pt") in files and found.is_relative_to(folder.resolve())
-    return [folder / one.relative_to(folder.resolve()) for one in files] if is_whole else []
+    return [
+        folder / one.relative_to(folder.resolve())
+        for one in sorted(found.iterdir())
+        if _is_inside(one, folder.resolve())
+    ]
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -61,6 +61,10 @@ class TensorBoardLogger(LoggerDestination):
             for record in records
         )
 
+    def log_past(self, records: Sequence[Record]) -> None:
+        """Log what another run logged up to where this one began."""
+        self.log_records(records)
+
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         self._log_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)

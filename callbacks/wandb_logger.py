@@ -67,12 +67,17 @@ class WandBLogger(LoggerDestination):
         self.run_id = uuid.uuid4().hex[:12]
         self._session = Session(self.mode, close_timeout)
         self._run: dict[str, Any] = {}  # arguments of wandb.init
+        self._folder = ""
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._folder = str(Path(state.run_dir).resolve())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self.run_id}
+        return {"run_id": self.run_id, "run_dir": self._folder}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.run_id = state["run_id"]
+        if state["run_dir"] == self._folder:  # a fork is a run of its own
+            self.run_id = state["run_id"]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._run = self._options | {
@@ -106,6 +111,10 @@ class WandBLogger(LoggerDestination):
             self._begin()
         for record in records:
             self._session.do("log", record.metrics, record.step)
+
+    def log_past(self, records: Sequence[Record]) -> None:
+        """Log what another run logged up to where this one began."""
+        self.log_records(records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self._session.do("log_table", [*columns], [[*row] for row in rows], name, step)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.checkpoints.digest import first_difference
-    from runner.checkpoints.files import discard, is_complete, write_checkpoint
+    from runner.checkpoints.files import discard, is_complete
     from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
+    from runner.checkpoints.writing import write_checkpoint
     from runner.destination import LoggerDestination, Record
     from runner.distributed.collectives import get_global_rank, get_local_rank, get_world_size
     from runner.engine import Engine, evaluation_weights
@@ -67,7 +68,7 @@ _MODULES = {
     "replay": "runs.in_python",
     "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "randomness",
-    "write_checkpoint": "checkpoints.files",
+    "write_checkpoint": "checkpoints.writing",
 }
 
 __all__ = [

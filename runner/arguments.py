@@ -44,6 +44,7 @@ def check_arguments(
     parallel: Any = "ddp",
     shard_size: Any = None,
     gather_dtype: Any = None,
+    tensor_parallel: Any = 1,
     scale_schedule_ratio: Any = 1.0,
     ranks: int | str = "auto",
 ) -> None:
@@ -63,10 +64,12 @@ def check_arguments(
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
     check_seed(seed)
-    layout = Layout(parallel, shard_size, gather_dtype)
+    layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
     if get_world_size() > 1:
         layout.check_ranks(get_world_size())
-    elif isinstance(ranks, int) and (shard_size or ranks) % ranks:  # other machines may make up a multiple
+    elif (
+        isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks
+    ):  # other machines may make up a multiple
         layout.check_ranks(ranks)
 
 

@@ -11,7 +11,7 @@ import torch
 from runner.batch import count_samples
 from runner.checks import name_of_loader, told_if_endless
 from runner.device.prefetch import open_loader
-from runner.distributed.collectives import get_world_size
+from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
 from runner.model import Model
 from runner.precision import Precision
@@ -62,8 +62,9 @@ class BatchStream:
     ) -> None:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
-        self._world_size = get_world_size()
-        refuse_unsharded(loader, label, self._world_size)
+        self._world_size = get_data_parallel_size()
+        group = get_world_size() // self._world_size
+        refuse_unsharded(loader, label, self._world_size, group)
         try:
             self.length: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -84,6 +85,8 @@ class BatchStream:
         self._device = device
         self._started = False
         order = getattr(loader, "order", None)
+        if order is not None and hasattr(order, "share_alike"):
+            order.share_alike(group)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
         self._num_samples = count_samples if is_default else num_samples
         self._own_counts = self._count_first if is_default else self._count
@@ -167,17 +170,19 @@ def _sampler(loader: Any) -> Any:
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
-def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
+def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
     """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
 
     Args:
         loader: any dataloader.
         label: 'train', an evaluator's label, or 'predict'.
-        world_size: the number of ranks.
+        world_size: the number of ranks that see different samples.
+        tensor_parallel: the number of ranks that see the same ones.
 
     Raises:
-        ValueError: the loader is a torch DataLoader without a sharding sampler, and does not say that it is meant; its
-            DistributedSampler would repeat samples in an evaluation; or it would train all ranks on the same samples.
+        ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
+            sharding sampler, and does not say that it is meant; its DistributedSampler would repeat samples in an
+            evaluation; or it would train all ranks on the same samples.
     """
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)
@@ -185,6 +190,8 @@ def refuse_unsharded(loader: Any, label: str, world_size: int) -> None:
         raise ValueError(f"{name}: ranks_read={reading!r}: must be one of {', '.join(map(repr, get_args(Reading)))}")
     if reading == "everything" and label == "train":
         raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
+    if tensor_parallel > 1 and not hasattr(loader, "order") and reading != "everything":
+        raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
     is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)
     if hasattr(loader, "order") or world_size == 1 or not is_torch:
         return

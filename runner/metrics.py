@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_group
 from runner.hooks import Callback
 from runner.logger import Logger
 from runner.model import Model
@@ -100,6 +101,9 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
         raise TypeError(f"{source} returned {made!r}: must be {allowed}")
     for metric in metrics.values():
         metric.to(device).persistent(True)
+        for part in metric.modules():
+            if hasattr(part, "process_group"):
+                part.process_group = get_data_parallel_group()
     if "loss" in metrics and not train and type(model).loss is not Model.loss:
         remedy = "it is measured anyway; give the metric another name"
         raise ValueError(f"{source} has a metric 'loss', which is the name of the model's own loss: {remedy}")

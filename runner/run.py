@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runner.distributed.collectives import all_reduce_sum, get_world_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.loss import Weight, check_loss
 from runner.model import Model
@@ -61,7 +62,7 @@ class Run:
     def __post_init__(self) -> None:
         self.on = self.engine.on
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
-        self.world_size = get_world_size()
+        self.world_size = get_data_parallel_size()
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
         picks = any(one.picks_samples for one in self.state.algorithms)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_data_parallel_rank
 from runner.hooks import Algorithm, Callback
 from runner.time import Interval, Progress, Time, Timestamp, TimeUnit
 
@@ -218,8 +218,8 @@ class State:
 
     @property
     def seed(self) -> int:
-        """The seed of this rank's random streams: `rank_zero_seed` plus the rank."""
-        return self.rank_zero_seed + get_global_rank()
+        """The seed of this rank's random streams: `rank_zero_seed` plus the number of the rank's share of samples."""
+        return self.rank_zero_seed + get_data_parallel_rank()
 
     @property
     def dataloader(self) -> Iterable[Batch] | None:

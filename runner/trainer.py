@@ -66,7 +66,7 @@ class Trainer:
         algorithms: objects that change training; run in the order given, except where they declare another.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
         loggers: logger destinations.
-        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
+        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', or 'bf16' (weights too).
         grad_accum: the number of microbatches per batch.
         microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.
@@ -78,6 +78,7 @@ class Trainer:
         shard_size: with 'fsdp', the number of ranks that share one copy of the weights; None: all.
         gather_dtype: with 'fsdp', the type in which weights are gathered and used: 'bfloat16', which rounds them, or
             None: their own.
+        tensor_parallel: the number of ranks that split each layer, and see the same samples; 1: none do.
         compile: whether to compile the model with `torch.compile`; with 'fsdp', each of its repeated blocks.
         scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
         scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
@@ -120,6 +121,7 @@ class Trainer:
         parallel: str = "ddp",
         shard_size: int | None = None,
         gather_dtype: str | None = None,
+        tensor_parallel: int = 1,
         compile: bool = False,
         scale_schedule_ratio: float = 1.0,
         scale_warmup: bool = False,
@@ -136,7 +138,7 @@ class Trainer:
         self.state = state = arguments.make_state(
             model, device, precision, seed, run_name, config, max_duration, grad_accum, microbatch_size
         )
-        self._layout = Layout(parallel, shard_size, gather_dtype)
+        self._layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
         self._layout.check(model, microbatch_size)
         self._iteration_length = arguments.check_iteration_length(iteration_length)
         self._scaling = (scale_schedule_ratio, scale_warmup)
@@ -241,18 +243,19 @@ class Trainer:
         with self._running():
             return evaluation.predict(self.run, stream)
 
-    def save_checkpoint(self, path: str | Path, weights_only: bool = False) -> None:
+    def save_checkpoint(self, path: str | Path, weights_only: bool = False, sharded: bool | None = None) -> None:
         """Write a checkpoint folder, complete or not at all, from which `resume_path` continues. Call it on all ranks.
 
         Args:
             path: the folder to write; an existing checkpoint there is replaced.
             weights_only: whether to leave out what only a resumed run needs.
+            sharded: whether each rank writes its part of a sharded model; None: if rank 0 has no memory for the whole.
 
         Raises:
             FileExistsError: `path` exists and is not a checkpoint.
             OSError: the disk is full or the folder is read-only.
         """
-        snapshot.save_checkpoint(self.state, path, weights_only)
+        snapshot.save_checkpoint(self.state, path, weights_only, sharded)
 
     def close(self) -> None:
         """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but may be closed again."""
@@ -298,6 +301,7 @@ class Trainer:
         with ExitStack() as on_error:
             if self._made_group:
                 on_error.callback(collectives.destroy_process_group)
+            self._layout.join()
             self._name_run(run_dir)
             self._open_data(train_dataloader, evaluators)
             self.logger = Logger(self.state, self.state.loggers)
@@ -348,10 +352,11 @@ class Trainer:
         model = state.unwrapped_model
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
-        model.to(state.device, state.precision.weight_dtype)
+        self._layout.move(model, state.device, state.precision.weight_dtype)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
-        model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # for new modules
+        model = state.model = state.unwrapped_model
+        self._layout.move(model, state.device, state.precision.weight_dtype)  # for new modules
         self._layout.place(model, state.device)
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)

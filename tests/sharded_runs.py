@@ -18,9 +18,10 @@ if (here := str(Path(__file__).parent / "algorithms")) not in sys.path:
 
 import tasks  # pyright: ignore[reportMissingImports]
 
-from runner import Algorithm, Callback, get_global_rank, save_checkpoint
+from runner import Algorithm, Callback, get_global_rank, get_world_size, save_checkpoint
+from runner.algorithms import GradientClipping
 from runner.distributed.collectives import destroy_process_group, init_process_group
-from runner.distributed.sharding import whole
+from runner.distributed.sharding import local, whole
 from runner.optim import Muon
 
 OPTIMIZERS: dict[str, Any] = {
@@ -38,6 +39,12 @@ REFUSED = {
     "spike_guard": "SpikeGuard looks rarely",
 }
 """Algorithms that are refused for sharded models, and what the message says."""
+NOT_SPLIT = {
+    *("alibi", "factorize", "gated_linear_units", "ngram_embedding", "no_op_model", "qk_norm", "value_embedding"),
+}
+"""Algorithms that give a GPT layers, or ways to attend, of which tensor parallelism knows nothing: refused."""
+BY_SHARE = {"text: batch_size_warmup", "text: gyro_dropout", "text: selective_backprop"}
+"""Cases whose result depends on the number of ranks that see different samples, with replicas too."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Case:
     """What to train: a task of `tests/algorithms/tasks.py`, an algorithm, and arguments of the Trainer."""
 
     task: str = "text"
-    algorithms: tuple[str, ...] = ()
+    algorithms: tuple[str | Algorithm, ...] = ()
     optimizer: str = "sgd"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -58,15 +65,24 @@ CASES: dict[str, Case] = {
     **{f"images: {name}": Case("images", optimizer=name) for name in OPTIMIZERS},
     **{f"text: {one}": Case(arguments={"precision": one}) for one in ("amp_bf16", "bf16", "amp_fp16")},
     "text: two microbatches": Case(arguments={"grad_accum": 2}),
+    "text: adaptive clipping": Case(algorithms=(GradientClipping("adaptive", 0.01),)),
     **ALGORITHMS,
 }
 
 
 ROUNDED = {
     *("images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"),
-    "text: bf16",
+    *("text: adaptive clipping", "text: bf16"),
 }
 """Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
+
+
+SPLIT = [
+    name
+    for name in CASES
+    if name.startswith("text: ") and name not in BY_SHARE and name[6:] not in {*NOT_SPLIT, "bf16"}
+]
+"""Cases that equal replicas up to rounding where layers are split; with weights in bf16, that is in few digits."""
 
 
 class Differently(Algorithm):
@@ -78,24 +94,49 @@ class Differently(Algorithm):
                 one.add_(get_global_rank())
 
 
+class Overflow(Algorithm):
+    """Makes one element of one rank's shard infinite in the second batch, before the scaler looks for it."""
+
+    def __init__(self):
+        self.scales: list[float] = []
+        self.stays: list[bool] = []  # whether a batch left the weights as they were
+
+    def batch_start(self, state, logger):
+        self.before = [local(one).clone() for one in state.unwrapped_model.parameters()]
+
+    def after_backward(self, state, logger):
+        if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
+            block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
+            local(block.mlp.up.weight.grad)[0, 0] = float("inf")
+
+    def batch_end(self, state, logger):
+        now = [local(one) for one in state.unwrapped_model.parameters()]
+        self.stays.append(all(torch.equal(one, other) for one, other in zip(now, self.before, strict=True)))
+        self.scales.append(1.0 if state.scaler is None else state.scaler.get_scale())
+
+
 class Save(Callback):
     """Writes a checkpoint after three of four batches, between the two of the second epoch."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, sharded: bool):
         self.path = path
+        self.sharded = sharded
 
     def batch_checkpoint(self, state, logger):
         if state.timestamp.batch == 3:
-            save_checkpoint(state, self.path)
+            save_checkpoint(state, self.path, sharded=self.sharded)
 
 
-def train(case: Case, folder: Path, save: Path | None = None, **arguments: Any) -> dict[str, Tensor]:
+def train(
+    case: Case, folder: Path, save: Path | None = None, sharded: bool = False, **arguments: Any
+) -> dict[str, Tensor]:
     """Train a case on all ranks.
 
     Args:
         case: what to train.
         folder: the run's folder.
         save: a checkpoint to write in the middle of the second epoch.
+        sharded: whether each rank writes its part of the checkpoint.
         **arguments: further arguments of the Trainer.
 
     Returns:
@@ -109,7 +150,7 @@ def train(case: Case, folder: Path, save: Path | None = None, **arguments: Any) 
             *case.algorithms,
             Differently(),
             folder=folder,
-            callbacks=[] if save is None else [Save(save)],
+            callbacks=[] if save is None else [Save(save, sharded)],
             **{"optimizers": OPTIMIZERS[case.optimizer], **case.arguments, **arguments},
         ) as trainer,
     ):

@@ -18,8 +18,8 @@ from typing import Any
 # Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
-    *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "explain", "predict", "prove", "replay"),
-    *("verify", "bisect", "lr_range", "compare", "init"),
+    *("allow_code", "allow_addresses", "skip_finished", "share", "allow_divergence", "explain", "predict", "prove"),
+    *("replay", "verify", "bisect", "lr_range", "compare", "init"),
 )
 PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only what differs from the defaults is a parameter
 OWN_CLASSES = ("runner.", "torch.")  # modules whose classes the name of a config's choice stands for

@@ -11,13 +11,15 @@ import pickle
 import re
 import shutil
 import stat
-import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
-from runner.files.whole import sync_file, sync_folder
+from runner.checkpoints.shards import SUFFIX, join
+from runner.distributed.ranks import get_global_rank, get_world_size
+from runner.distributed.together import gather_objects
 
 log = logging.getLogger("runner")
 
@@ -26,84 +28,70 @@ MANIFEST = "manifest.json"
 CONFIG = "config.json"
 LATEST = "latest"  # link beside a run's checkpoints
 Snapshot = dict[str, Any]
-"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'."""
-
-
-def write_checkpoint(snapshot: Snapshot | None, path: str | Path) -> None:
-    """Write what `capture` returned. That is None on ranks other than 0, where nothing is written.
-
-    The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible.
-
-    Raises:
-        FileExistsError: `path` exists and is not a checkpoint.
-        OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind.
-    """
-    if snapshot is None:
-        return
-    path = Path(path)
-    if path.exists() and not (path / MANIFEST).exists():
-        raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir()
-        manifest = {
-            "format": FORMAT,
-            "timestamp": snapshot["timestamp"],
-            "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # grows even if a clock is set back
-            "torch": torch.__version__,
-            "files": {name: _write_file(partial / name, snapshot[name]) for name in snapshot if "." in name},
-        }
-        _write_file(partial / MANIFEST, manifest)
-        sync_folder(partial)
-        _replace(path, partial)
-        sync_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _replace(path: Path, by: Path) -> None:
-    hidden = _hide(path) if path.exists() else None
-    os.rename(by, path)
-    if hidden is not None:
-        shutil.rmtree(hidden, ignore_errors=True)
+"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. If it is sharded, there is under
+'places' the `Place` of each tensor that is a part of a whole, by its `id`."""
 
 
 def discard(path: Path) -> None:
     """Remove a checkpoint folder, which is never seen half removed under its name."""
-    shutil.rmtree(_hide(path), ignore_errors=True)
+    shutil.rmtree(hide(path), ignore_errors=True)
 
 
-def _hide(path: Path) -> Path:
+def hide(path: Path) -> Path:
     """Rename a checkpoint folder to a hidden name, on which `find_checkpoint` falls back after a kill; return that."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden
 
 
-def verify(path: str | Path) -> str | None:
-    """Return why a folder is not an intact checkpoint, or None if every file matches its manifest."""
+def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
+    """Return why a folder is not an intact checkpoint, or None if every file matches its manifest.
+
+    Args:
+        path: the folder.
+        rank: number of this process among those that read the files together, each its share.
+        ranks: how many these are.
+    """
     path = Path(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] > FORMAT:
             return f"it has format {manifest['format']}, which a later version of this project wrote"
         files = manifest["files"]
-        for name, facts in {"model.pt": files["model.pt"], **files}.items():
+        for index, (name, facts) in enumerate({"model.pt": files["model.pt"], **files}.items()):
             if Path(name).name != name or not stat.S_ISREG((path / name).stat().st_mode):
                 return f"its manifest names {name!r}, which is not a file in its folder"
             if (path / name).stat().st_size != facts["size"]:
                 return f"the size of {name} differs from its manifest"
-            with (path / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
-                    return f"{name} was modified: its SHA-256 differs from its manifest"
+            if index % ranks == rank and _hash(path / name) != facts["sha256"]:
+                return f"{name} was modified: its SHA-256 differs from its manifest"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
+    return _verify_shards(path, [*files])
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify_shards(path: Path, files: Sequence[str]) -> str | None:
+    """Return why the shards of a checkpoint do not make up its tensors; None if they do, or if it has no shards."""
+    try:
+        for name in files if any(one.endswith(SUFFIX) for one in files) else ():
+            if name.endswith(".pt"):
+                read_file(path, name)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return str(error)
     return None
+
+
+def verify_together(path: str | Path) -> str | None:
+    """Return the same as `verify`; each rank hashes some of the files. All ranks."""
+    faults = gather_objects(verify(path, get_global_rank(), get_world_size()))
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def is_complete(path: str | Path) -> bool:
@@ -111,10 +99,14 @@ def is_complete(path: str | Path) -> bool:
     return verify(path) is None
 
 
-def find_checkpoint(path: str | Path) -> Path:
+def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None = None) -> Path:
     """Return the checkpoint to use: `path` itself, or the newest intact one in a run's folder.
 
     Truncated or modified checkpoints are reported, and the previous one is used.
+
+    Args:
+        path: the folder of a checkpoint or of a run.
+        check: what says why a checkpoint is not intact; `verify`, once for each unchanged one, if it is None.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.
@@ -122,7 +114,7 @@ def find_checkpoint(path: str | Path) -> Path:
     """
     path = Path(path)
     if (path / MANIFEST).exists():
-        fault = verify(path)
+        fault = (check or verify)(path)
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
@@ -130,18 +122,22 @@ def find_checkpoint(path: str | Path) -> Path:
         # A run keeps its checkpoints in a folder of their own, which its config may rename.
         found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
         for one in sorted(found, key=saved_at, reverse=True):
-            if _is_usable(one, tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())):
+            facts = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())
+            if _report(one, check(one)) if check is not None else _is_usable(one, facts):
                 return one
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
+
+
+def _report(path: Path, fault: str | None) -> bool:
+    if fault is not None:
+        log.warning("checkpoint %s is not used: %s", path, fault)
+    return fault is None
 
 
 @functools.lru_cache
 def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
     """Return whether a checkpoint is intact; a damaged one is reported once, and unchanged files are read only once."""
-    fault = verify(path)
-    if fault is not None:
-        log.warning("checkpoint %s is not used: %s", path, fault)
-    return fault is None
+    return _report(path, verify(path))
 
 
 def saved_at(path: Path) -> float:
@@ -165,52 +161,21 @@ def read_config(path: str | Path) -> dict[str, Any] | None:
 
 
 def read_file(path: str | Path, name: str) -> Any:
-    """Return the content of a checkpoint's file, with tensors on the CPU.
+    """Return the content of a checkpoint's file, with tensors on the CPU. Those in shards are read when they are used.
 
     Raises:
         ValueError: the file contains more than tensors, numbers, strings, lists and dicts, or cannot be read.
     """
+    path = Path(path)
     try:
-        return torch.load(Path(path) / name, map_location="cpu", weights_only=True)
+        content = torch.load(path / name, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
-            f"{Path(path) / name} holds {what} that would have to be unpickled, which could run code: refused"
+            f"{path / name} holds {what} that would have to be unpickled, which could run code: refused"
         ) from None
     except (EOFError, RuntimeError) as error:
-        raise ValueError(f"{Path(path) / name} was not written by torch.save: {error or 'it ends too early'}") from None
-
-
-class _HashingFile:
-    """A file that hashes what is written to it, and keeps an OSError that torch.save would replace by its own error."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.digest = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            self.digest.update(data)
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def _write_file(path: Path, content: Any) -> dict[str, Any]:
-    with path.open("wb") as raw:
-        file = _HashingFile(raw)
-        try:
-            if path.suffix == ".json":
-                file.write(json.dumps(content, indent=1, default=str).encode())
-            else:
-                torch.save(content, file)  # type: ignore[arg-type]
-            sync_file(raw)
-        except Exception as error:
-            raise (file.error or error) from None
-        return {"size": raw.tell(), "sha256": file.digest.hexdigest()}
+        raise ValueError(f"{path / name} was not written by torch.save: {error or 'it ends too early'}") from None
+    manifest = json.loads((path / MANIFEST).read_text())
+    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest["files"]) else content

@@ -5,6 +5,7 @@ A checkpoint is a folder:
 - `model.pt`: the weights that evaluations measure; with an averaging algorithm, these are the averaged weights.
 - `state.pt`: everything else that a resumed run needs; with an averaging algorithm, also the weights in training.
 - `config.json`: the resolved config of the run, for comparison.
+- `shard-00000-of-00002.safetensors` and so on, if it is sharded: see `runner.checkpoints.shards`.
 - `manifest.json`: size and SHA-256 of each file, and the training time. A folder without a valid manifest is not used.
 
 Everything is tensors, numbers, strings, lists and dicts, loaded with `weights_only=True`: nothing is unpickled.
@@ -25,10 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
-from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, write_checkpoint
+from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.shards import should_shard
+from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.collectives import get_global_rank, get_world_size
-from runner.distributed.sharding import is_sharded, like, whole
+from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.saved_tensor import Place, place_of
+from runner.distributed.sharding import is_sharded, like, local, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
@@ -40,29 +44,34 @@ from runner.time import Timestamp
 log = logging.getLogger("runner")
 
 
-def save_checkpoint(state: State, path: str | Path, weights_only: bool = False) -> None:
+def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, sharded: bool | None = None) -> None:
     """Write a checkpoint folder at `path`, complete or not at all. Call it on all ranks; rank 0 writes.
 
     Args:
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
         weights_only: leave out `state.pt`. The rest is enough to evaluate and to start from, but not to resume.
+        sharded: of a sharded model, whether each rank writes its part; None: if rank 0 has no memory for the whole.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.
         OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind.
     """
-    write_checkpoint(capture(state, weights_only, copy=False), path)
+    write_checkpoint(capture(state, weights_only, copy=False, sharded=sharded), path)
 
 
-def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snapshot | None:
-    """Return the content of a checkpoint, on the CPU; None on ranks other than 0. Call it on all ranks.
+def capture(
+    state: State, weights_only: bool = False, copy: bool = True, sharded: bool | None = None
+) -> Snapshot | None:
+    """Return the content of a checkpoint, on the CPU; None on ranks other than 0 if it is not sharded. All ranks.
 
     Args:
         state: the run, between two batches.
         weights_only: leave out what only a resumed run needs.
         copy: copy tensors, so that training can continue while they are written.
+        sharded: as in `save_checkpoint`.
     """
+    places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
     metrics = _metric_states(state)
     for one in _gathering(state):
         one.gather_state()
@@ -70,22 +79,23 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
     def keep(value: Any) -> Any:
-        return map_tensors(value, lambda tensor: _to_cpu(tensor, copy))
+        return map_tensors(value, lambda tensor: _to_cpu(tensor, copy, places))
 
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        weights = _weights(state.unwrapped_model, copy or averaged)
+        weights = _weights(state.unwrapped_model, copy or averaged, places)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
         **({CONFIG: state.config} if state.config else {}),
+        **({"places": places} if places is not None else {}),
     }
     if not weights_only:
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, keep),
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
-            "model": _weights(state.unwrapped_model, copy) if averaged else None,
+            "model": _weights(state.unwrapped_model, copy, places) if averaged else None,
             **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
@@ -107,7 +117,7 @@ def capture(state: State, weights_only: bool = False, copy: bool = True) -> Snap
         }  # fmt: skip
     if state.device.type == "cuda":
         staging(state.device).finish()  # The intended sync: all copies at once.
-    return snapshot if get_global_rank() == 0 else None
+    return snapshot if get_global_rank() == 0 or places is not None else None
 
 
 def can_save_alone(state: State) -> bool:
@@ -129,7 +139,7 @@ def _gathering(state: State) -> list[Hooks]:
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
-    """Load a checkpoint's `model.pt`, the weights that evaluations measured, into the model.
+    """Load a checkpoint's `model.pt`, the weights that evaluations measured, into the model. All ranks.
 
     Args:
         state: the run, of which only the model changes.
@@ -140,7 +150,8 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         ValueError: names or shapes differ; the message lists all of them.
         FileNotFoundError: `path` holds no checkpoint.
     """
-    _load_into(state.unwrapped_model, read_file(find_checkpoint(path), "model.pt"), path, strict)
+    found = find_checkpoint(path, verify_together)
+    _load_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
@@ -161,7 +172,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
     now = state.timestamp
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     try:
-        load_weights(state, path)
+        _load_into(model, read_file(path, "model.pt"), path, strict=True)
         state.timestamp = read_timestamp(path)
         yield
     finally:
@@ -195,13 +206,13 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def restore(state: State, path: str | Path) -> None:
-    """Restore everything that a checkpoint holds, so that training continues as if it had not stopped.
+    """Restore everything that a checkpoint holds, so that training continues as if it had not stopped. All ranks.
 
     Raises:
         ValueError: the checkpoint does not fit this run, or contains only weights.
         FileNotFoundError: `path` holds no checkpoint.
     """
-    path = find_checkpoint(path)
+    path = find_checkpoint(path, verify_together)
     if not (path / "state.pt").exists():
         raise ValueError(
             f"checkpoint {str(path)!r} holds only weights: start from it with load_path, or resume another"
@@ -245,7 +256,7 @@ def _order(state: State) -> dict[str, Any]:
     """Return the settings that decide which samples are in a batch; none for a loader without order, or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
-    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed")
+    names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
 
@@ -262,24 +273,33 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
         )
 
 
-def _weights(model: nn.Module, copy: bool) -> dict[str, Any]:
+def _weights(model: nn.Module, copy: bool, places: dict[int, Place] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
     kept: dict[str, Any] = {}
     for name, tensor in model.state_dict().items():
         owner = names.get(name, name)
-        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy))
+        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy, places))
     return kept
 
 
-def _to_cpu(tensor: Tensor, copy: bool) -> Tensor:
+def _to_cpu(tensor: Tensor, copy: bool, places: dict[int, Place] | None) -> Tensor:
+    """Return a tensor that is written; of a sharded one the whole, or if there are `places` this rank's part."""
+    if is_sharded(tensor) and places is not None:
+        place = place_of(tensor)
+        part = _copy(local(tensor), copy) if place.is_first_copy else local(tensor).new_empty(0, device="cpu")
+        places[id(part)] = place
+        return part
     if is_sharded(tensor):
         gathered = whole(tensor)
         return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
     tensor = tensor.detach()
-    if tensor.is_meta or get_global_rank() != 0:
-        return tensor  # a dry run allocates no memory
+    # A dry run allocates no memory.
+    return tensor if tensor.is_meta or get_global_rank() != 0 else _copy(tensor, copy)
+
+
+def _copy(tensor: Tensor, copy: bool) -> Tensor:
     if tensor.is_cuda and tensor.layout is torch.strided:
         return staging(tensor.device).copy(tensor)
     return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
@@ -322,7 +342,7 @@ def _metric_states(state: State) -> dict[str, Any]:
 
 
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to rank 0; the other ranks start from empty ones."""
+    """Give the merged accumulators to the first rank of those that are merged; the others start from empty ones."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue
@@ -332,6 +352,6 @@ def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
             for key, value in getattr(part, "metric_state", {}).items():
                 if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
                     setattr(part, key, [value])  # merging ranks joined the list
-        if get_global_rank() != 0:
+        if get_data_parallel_rank() != 0:
             empty(metric)
         metric._update_count = 1  # otherwise compute() warns that the metric was never updated

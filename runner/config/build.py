@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +25,7 @@ from runner.files.addresses import hidden_everywhere
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
     from runner.distributed.launch import Launch
+    from runner.hooks import Callback
     from runner.trainer import Trainer
 
 # Arguments of the Trainer that this file supplies; they may not be set under `trainer`.
@@ -92,13 +94,16 @@ def check(config: Mapping[str, Any]) -> None:
             checkpoint_of(key, path)
 
 
-def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
+def build(
+    config: Mapping[str, Any], run_dir: Path, run_name: str, watchers: Mapping[str, Callback] = MappingProxyType({})
+) -> Trainer:
     """Return the Trainer that a resolved config describes. Call it on all ranks.
 
     Args:
         config: a config that `check` has accepted.
         run_dir: the run's folder.
         run_name: the run's name.
+        watchers: callbacks besides the config's own, by key.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -115,14 +120,18 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
         train_dataloader=train_dataloader,
         eval_dataloader=eval_dataloader,
         resume_path=config.get("resume"),
-        **parts,
+        **{**parts, "callbacks": {**parts["callbacks"], **watchers}},
     )
 
 
-def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
+def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any]:
     """Return the objects of a config other than model and data, by the names of the Trainer's arguments.
 
     These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
+
+    Args:
+        config: the config.
+        uploads: whether checkpoints go to their mirror, if they have one; not those of a trial.
     """
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
@@ -130,6 +139,9 @@ def make_parts(config: Mapping[str, Any]) -> dict[str, Any]:
         "optimizers": _make_optimizers(config),
         "schedulers": make("scheduler", config.get("scheduler")),
     }
+    for one in parts["callbacks"].values():
+        if not uploads and hasattr(one, "mirror"):
+            one.mirror = None
     return parts
 
 
@@ -164,10 +176,14 @@ def make_model(config: Mapping[str, Any]) -> Any:
     """
     import torch
 
+    from runner.models.by_name import make_by_name
     from runner.randomness import stream_seed
 
-    torch.manual_seed(stream_seed(int(config["seed"]), "model"))
-    model = make("model", config["model"])
+    seed = stream_seed(int(config["seed"]), "model")
+    torch.manual_seed(seed)
+    by_name = config.get("init_weights") == "by_name"
+    made = partial(make, "model", config["model"])
+    model = make_by_name(made, seed) if by_name else made()
     if not isinstance(model, torch.nn.Module):
         target = config["model"]["_target_"]
         reason = (

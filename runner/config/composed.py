@@ -7,21 +7,34 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.catalogue import choices
 from runner.config.foreign import about_foreign
-from runner.config.nearest import nearest
+from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
     *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
-    *("skip_finished", "revive"),
+    *("skip_finished", "revive", "share"),
     "output",
     "allow_divergence",
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "folds", "seed", "run_name", "experiment_name", "budget", "objective", "test", "vars", *OF_THE_COMMAND)
+KEYS = (
+    *GROUPS,
+    "folds",
+    "seed",
+    "init_weights",
+    "run_name",
+    "experiment_name",
+    "budget",
+    "objective",
+    "test",
+    "vars",
+    *OF_THE_COMMAND,
+)
 TYPES = {
     int: "a whole number",
     float: "a number",
@@ -74,7 +87,9 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     """
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
-        raise WrongKey(group, f"needs a `_target_`; choose a file of conf/{group}/", repr(section))
+        allowed = tuple(one.name for one in choices() if one.group == group)
+        reason = Advice(f"needs a `_target_`; choose a file of conf/{group}/").knowing(allowed=allowed)
+        raise WrongKey(group, reason, repr(section))
     return section
 
 
@@ -176,9 +191,12 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         raise WrongKey(
             "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
         )
-    for key in ("skip_finished", "allow_divergence", "allow_code"):
+    if config["init_weights"] not in ("in_order", "by_name"):
+        reason = "must be in_order, as the model is made, or by_name, each weight by itself"
+        raise WrongKey("init_weights", reason, repr(config["init_weights"]))
+    for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
-            raise WrongKey(key, "must be true or false", repr(config[key]))
+            raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
     for key, what in (
         ("allow_targets", "classes, such as [my_module.MyModel]"),
         ("allow_addresses", "addresses or paths, such as [http://host:5000]"),

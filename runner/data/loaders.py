@@ -192,7 +192,8 @@ class DatasetLoader(OrderedLoader):
     through, with a note that names the sample, the batch and the epoch.
 
     Args:
-        dataset: has ``len(dataset)`` and ``dataset[i]``.
+        dataset: has ``len(dataset)`` and ``dataset[i]``; or, in place of the latter, ``read_batch(indices)``, which
+            returns a batch without drawing random numbers, and is faster.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
@@ -232,10 +233,11 @@ class DatasetLoader(OrderedLoader):
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
-        super().__init__(SampleOrder(len(dataset), batch_size, shuffle, drop_last, seed, rank, world_size), transform)
+        order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
+        super().__init__(order, transform)
         self.dataset = dataset
         self.persistent_workers = bool(loader_options.get("persistent_workers"))
-        self._keys = BatchKeys(self.order)
+        self._keys = self._make_keys()
         if num_workers:
             loader_options["multiprocessing_context"] = make_context(loader_options.get("multiprocessing_context"))
         if self.order.rank == 0:
@@ -255,6 +257,12 @@ class DatasetLoader(OrderedLoader):
                 **loader_options,
             )
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
+
+    def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
+        return SampleOrder(len(dataset), *sizes)
+
+    def _make_keys(self) -> BatchKeys:
+        return BatchKeys(self.order)
 
     def read(self, dataset: Any) -> None:
         """Read another data set from now on; its length must be that of the order."""
@@ -294,7 +302,10 @@ class SeededBatches(Dataset[Any]):
         epoch, batch, indices, transforms = key
         states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
         try:
-            read = self.collate_fn([self._sample(epoch, index) for index in indices])
+            if hasattr(self.dataset, "read_batch"):
+                read = self.dataset.read_batch(indices)
+            else:
+                read = self.collate_fn([self._sample(epoch, index) for index in indices])
             return self.transform(read) if transforms and self.transform is not None else read
         except Exception as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")

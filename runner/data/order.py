@@ -61,9 +61,8 @@ class SampleOrder:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self._full_counts = self._share(batch_size)
+        self._given = rank, world_size
+        self.share_alike(1)
         self.resize(num_samples)
 
     @classmethod
@@ -73,6 +72,13 @@ class SampleOrder:
         order._epoch = 0
         order._permutation = samples
         return order
+
+    def share_alike(self, ranks: int) -> None:
+        """Give the same samples to so many ranks in a row, which divide the number of processes; 1: to no two."""
+        rank, world_size = self._given
+        self.rank = rank // ranks
+        self.world_size = world_size // ranks
+        self._full_counts = self._share(self.batch_size)
 
     def resize(self, num_samples: int) -> None:
         """Make it the order of another number of samples.

@@ -1,13 +1,11 @@
-"""The ranks: which one this process is, how a model is replicated, and collectives on the host."""
+"""What ranks do together: the process group, replicas of a model, and collectives."""
 
 from __future__ import annotations
 
 import gc
 import inspect
 import json
-import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -15,24 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runner.distributed.ranks import (
+    get_data_parallel_group,
+    get_data_parallel_size,
+    get_global_rank,
+    get_local_rank,
+    get_world_size,
+    share_samples,
+)
 from runner.distributed.store import TIMEOUT, group_store
 
 T = TypeVar("T")
-
-
-def get_global_rank() -> int:
-    """Return this process's rank among all, from the process group or else the environment; 0 for a single process."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-
-
-def get_world_size() -> int:
-    """Return the number of ranks, from the process group or else the environment; 1 for a single process."""
-    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def get_local_rank() -> int:
-    """Return this process's rank on its machine, which is also the index of its GPU; 0 for a single process."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def init_process_group(device: torch.device) -> bool:
@@ -64,6 +55,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
             the device while destroying it.
     """
     gc.collect()
+    share_samples(1)
     if dist.is_initialized() and not isinstance(error, torch.AcceleratorError):
         dist.destroy_process_group()
 
@@ -129,50 +121,15 @@ def broadcast_object(value: T) -> T:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all ranks, in place, and return it. All ranks."""
-    if get_world_size() > 1:
-        dist.all_reduce(tensor)
+    """Sum a tensor over all ranks that see different samples, in place, and return it. All ranks."""
+    if get_data_parallel_size() > 1:
+        dist.all_reduce(tensor, group=get_data_parallel_group())
     return tensor
-
-
-BUCKET_BYTES = 1 << 25
-"""Of gradients that are averaged in one collective."""
-
-
-def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average gradients over all ranks, as DDP does in backward. All ranks must have the same gradients present.
-
-    They travel in buckets, one collective each; while one is on its way, the next is filled.
-    """
-    started: deque[tuple[list[Tensor], Tensor, dist.Work | None]] = deque()
-    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
-        flat = torch.cat([gradient.flatten() for gradient in bucket])
-        started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        if len(started) > 1:
-            _take_average(*started.popleft())
-    for last in started:
-        _take_average(*last)
-
-
-def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield gradients of one type and device in lists, in order, each of about `BUCKET_BYTES`."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for gradient in gradients:
-        bucket = kinds.setdefault((gradient.dtype, gradient.device), [])
-        bucket.append(gradient)
-        if sum(one.nbytes for one in bucket) >= BUCKET_BYTES:
-            yield kinds.pop((gradient.dtype, gradient.device))
-    yield from kinds.values()
-
-
-def _take_average(bucket: list[Tensor], flat: Tensor, work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
-    parts = flat.div_(get_world_size()).split([gradient.numel() for gradient in bucket])
-    averages = [part.view(gradient.shape) for part, gradient in zip(parts, bucket, strict=True)]
-    torch._foreach_copy_(bucket, averages)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks, on the host: waits for no device."""
-    return all_reduce_sum(torch.tensor(int(condition))).item() > 0
+    found = torch.tensor(int(condition))
+    if get_world_size() > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)

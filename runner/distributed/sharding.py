@@ -1,4 +1,7 @@
-"""Sharded models: each rank keeps a part of the weights, gradients and optimizer state (torch's FSDP2).
+"""Sharded models: each rank keeps a part of the weights, gradients and optimizer state (torch's FSDP2, and DTensor).
+
+`parallel='fsdp'` gathers a block while it computes; `tensor_parallel` splits the computation of each layer as well, see
+`runner.distributed.tensor_parallel`. Both together work on a mesh of ranks: those of one row share layers.
 
 A sharded tensor is a DTensor. It is recognized by its method `full_tensor`, because importing its class takes a second.
 Arithmetic on single elements belongs on `local(tensor)`. What adds up elements, such as a norm, needs `whole(tensor)`:
@@ -9,12 +12,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,9 +26,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.distributed.blocks import find_repeated, wraps_one
-from runner.distributed.collectives import get_world_size, replicate
+from runner.distributed.blocks import find_units
+from runner.distributed.collectives import replicate
+from runner.distributed.deferred import Draw, deferred, fill, free
+from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
+from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
 from runner.model import Model
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger("runner")
 
@@ -36,7 +46,7 @@ GATHER_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model lies on the ranks: a replica on each, or shards; the arguments are those of the Trainer.
+    """How a model lies on the ranks: a replica on each, shards, or split layers; the arguments are the Trainer's.
 
     A single process has nothing to shard with, and trains the same with either.
 
@@ -44,6 +54,7 @@ class Layout:
         parallel: 'ddp' or 'fsdp'.
         shard_size: the number of ranks that share one copy of the weights; None: all.
         gather_dtype: 'bfloat16' gathers weights, and computes, in that type; None in their own.
+        tensor_parallel: the number of ranks, in a row, that split each layer and see the same samples; 1: none do.
 
     Raises:
         ValueError: an argument is wrong, or does nothing with 'ddp'.
@@ -52,6 +63,7 @@ class Layout:
     parallel: str = "ddp"
     shard_size: int | None = None
     gather_dtype: str | None = None
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.parallel not in PARALLEL:
@@ -61,6 +73,9 @@ class Layout:
             raise ValueError(f"gather_dtype={self.gather_dtype!r}: must be 'bfloat16', or None for the weights' own")
         if self.shard_size is not None and (type(self.shard_size) is not int or self.shard_size < 2):
             raise ValueError(f"shard_size={self.shard_size!r}: must be a number of ranks, at least 2, or None for all")
+        if type(self.tensor_parallel) is not int or self.tensor_parallel < 1:
+            allowed = "must be a number of ranks that split each layer, or 1"
+            raise ValueError(f"tensor_parallel={self.tensor_parallel!r}: {allowed}")
         for name in ("shard_size", "gather_dtype"):
             if self.parallel == "ddp" and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
@@ -69,10 +84,29 @@ class Layout:
         """Check that so many ranks can share copies of the weights.
 
         Raises:
-            ValueError: `shard_size` does not divide that number of ranks.
+            ValueError: `tensor_parallel` does not divide that number of ranks, or `shard_size` what is left of it.
         """
-        if self.shard_size is not None and ranks > 1 and ranks % self.shard_size:
-            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {ranks} ranks, or be None for all")
+        if ranks == 1:
+            return
+        rows, rest = divmod(ranks, self.tensor_parallel)
+        if rest:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel!r}: must divide the {ranks} ranks")
+        if self.shard_size is not None and rows % self.shard_size:
+            those = f"{ranks} ranks" if rows == ranks else f"{rows} ranks that see different samples"
+            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {those}, or be None for all")
+
+    @property
+    def shards(self) -> bool:
+        """Whether ranks, if there are several, hold a part of the weights only."""
+        return self.parallel == "fsdp" or self.tensor_parallel > 1
+
+    @property
+    def _said(self) -> str:
+        return "parallel='fsdp'" if self.parallel == "fsdp" else f"tensor_parallel={self.tensor_parallel!r}"
+
+    def join(self) -> None:
+        """Let the ranks that split layers see the same samples. All ranks, in the process group."""
+        share_samples(self.tensor_parallel if get_world_size() > 1 else 1)
 
     def check(self, model: nn.Module, microbatch_size: int | str | None) -> None:
         """Check that a model can be laid out like this, on as many ranks as there are.
@@ -81,56 +115,84 @@ class Layout:
             ValueError: the ranks cannot share it, or something needs each rank to have all weights.
         """
         self.check_ranks(get_world_size())
-        if self.parallel != "fsdp" or get_world_size() == 1:
+        if not self.shards or get_world_size() == 1:
             return
         if microbatch_size == "auto":
             reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
-            raise ValueError(f"microbatch_size='auto': not with parallel='fsdp': {reason}; give a number of samples")
+            raise ValueError(f"microbatch_size='auto': not with {self._said}: {reason}; give a number of samples")
         if getattr(model, "training_step", None) is not None:
             name = type(model).__name__
-            raise ValueError(f"parallel='fsdp': {name}.training_step would see weights in shards; set parallel='ddp'")
+            remedy = "set parallel='ddp'" if self.parallel == "fsdp" else "set 1"
+            raise ValueError(f"{self._said}: {name}.training_step would see weights in shards; {remedy}")
 
     def reduces_in_backward(self, model: Model, microbatch_size: int | str | None) -> bool:
         """Return whether backward averages gradients over the ranks; otherwise the steps have to."""
-        if get_world_size() == 1 or self.parallel == "fsdp":
+        if get_data_parallel_size() == 1 or self.parallel == "fsdp":
             return True
+        if self.tensor_parallel > 1:
+            return False  # DDP takes no DTensors
         # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
         # also sums the gradients of its first batch in a different order than later ones, which changes the last bit
         # with three or more ranks.
         exact = get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
         return model.training_step is None and microbatch_size != "auto" and not exact
 
+    def move(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Move a model to this rank's device; weights without values get these first, unless they will be sharded."""
+        if self.shards and get_world_size() > 1:
+            free(model, device, dtype)
+            return
+        if device.type != "meta":
+            fill(model)
+        model.to(device, dtype)
+
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Shard a model in place, after all ranks got the weights of rank 0; nothing with 'ddp'. All ranks.
+        """Split and shard a model in place, after all ranks got the weights of rank 0; no replica changes. All ranks.
 
         Raises:
-            ValueError: a parameter cannot be sharded.
+            ValueError: a parameter cannot be sharded, or the model's layers cannot be split.
         """
-        if self.parallel != "fsdp":
+        if not self.shards:
             return
         if get_world_size() == 1:
-            log.info("parallel='fsdp': one process has no other ranks to share its weights with")
+            log.info("%s: one process has no other ranks to share its weights with", self._said)
             return
-        check_parameters(model)
+        if self.parallel == "fsdp":
+            check_parameters(model)
+        draws = deferred(model)
         broadcast_tensors(model)
         with suppress(Exception):  # a model that cannot be copied trains all the same
             OUTLINES[model] = copy_outline(model)
         from torch.distributed.device_mesh import init_device_mesh
+
+        ranks = get_data_parallel_size()
+        size = 1 if self.parallel == "ddp" else self.shard_size or ranks
+        sizes = {"replicate": ranks // size, "shard": size, "tensor": self.tensor_parallel}
+        names = tuple(name for name, its in sizes.items() if its > 1 or (name == "shard" and self.parallel == "fsdp"))
+        mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+        if self.tensor_parallel > 1:
+            resolve_name("runner.distributed.tensor_parallel:split_layers")(model, mesh["tensor"])
+            # Gathering what is split in both ways takes two steps, of which torch warns for each tensor.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        if self.parallel == "fsdp":
+            self._shard(model, mesh[names[: names.index("shard") + 1]])
+        if draws:
+            fill_shards(model, device, draws)
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Shard a model in place over the ranks of a mesh."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-        ranks = get_world_size()
-        size = self.shard_size or ranks
-        shape, names = ((ranks,), ("shard",)) if size == ranks else ((ranks // size, size), ("replicate", "shard"))
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         dtype = GATHER_DTYPES[self.gather_dtype]
         # Gradients are summed, and outputs returned, in the type that they have without the policy.
         own = next(model.parameters()).dtype if dtype is not None else None
         inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=own)
         outer = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=own, output_dtype=own)
+        place = partial(_dimension, shards=mesh.size(-1)) if self.tensor_parallel > 1 else None
         for unit in find_units(model).values():
-            fully_shard(unit, mesh=mesh, mp_policy=inner)
+            fully_shard(unit, mesh=mesh, mp_policy=inner, shard_placement_fn=place)
         # By default the root would stay whole after an evaluation, and its parameters not be the optimizer's.
-        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=outer)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=outer, shard_placement_fn=place)
         for name in ("eval_forward", "validate"):
             if getattr(type(model), name, None) is not getattr(Model, name, None):
                 register_fsdp_forward_method(model, name)
@@ -149,26 +211,25 @@ class Layout:
         if not is_sharded(model):
             return replicate(model, device, ddp_options)
         if ddp_options:
-            raise ValueError("parallel='fsdp': the algorithm DDP sets how replicas are averaged; remove it")
+            raise ValueError(f"{self._said}: the algorithm DDP sets how replicas are averaged; remove it")
         return model
 
 
-def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that are gathered one at a time, by name: the outermost repeated blocks.
+def _dimension(parameter: Any, shards: int) -> Any:
+    """Return the dimension along which to shard a parameter whose layer is split; None for the first one.
 
-    What only wraps a block belongs to it. A block that shares a parameter with the rest of the model is left out: it is
-    gathered with the rest.
+    Raises:
+        ValueError: it has to be the second one, and the shards do not divide that.
     """
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
-    units: dict[int, tuple[str, nn.Module]] = {}
-    for name, module in find_repeated(model).items():
-        while (outer := name.rpartition(".")[0]) and wraps_one(model.get_submodule(outer)):
-            name = outer
-            module = model.get_submodule(outer)
-        inside = Counter(id(parameter) for one in module.modules() for parameter in one.parameters(recurse=False))
-        if inside and all(owners[key] == count for key, count in inside.items()):
-            units[id(module)] = name, module
-    return dict(units.values())
+    from torch.distributed.tensor import Shard
+
+    if not resolve_name("runner.distributed.tensor_parallel:is_joined")(parameter):
+        return None
+    if (columns := parameter.shape[1]) % shards:
+        raise ValueError(
+            f"parallel='fsdp': {shards} ranks must divide the {columns} columns of queries, keys and values"
+        )
+    return Shard(1)
 
 
 def check_parameters(model: nn.Module) -> None:
@@ -191,7 +252,29 @@ def check_parameters(model: nn.Module) -> None:
 def broadcast_tensors(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers to all ranks, which may have been initialized differently. All ranks."""
     for one in chain(model.parameters(), model.buffers()):
-        dist.broadcast(one, src=0)
+        if not one.is_meta:
+            dist.broadcast(one, src=0)
+
+
+@torch.no_grad()
+def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw]) -> None:
+    """Draw the values of a sharded model's parameters, one at a time, and keep this rank's part of each. All ranks.
+
+    Args:
+        model: the model, whose parameters are on the meta device where they have no values.
+        device: this rank's device.
+        draws: what draws the values, by name; those of rank 0 count.
+    """
+    names = {name: one for name, one in model.named_parameters() if name not in draws}
+    kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}
+    model.to_empty(device=device)
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if name in kept:
+            local(one).copy_(kept[name])
+            continue
+        value = draws[name]()
+        dist.broadcast(value, src=0)
+        local(one).copy_(local(like(value.to(one.dtype), one)))
 
 
 def is_sharded(value: Tensor | nn.Module) -> bool:
@@ -209,19 +292,35 @@ def local(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
-    """Return a sharded tensor gathered from all ranks, another tensor as it is. All ranks."""
+    """Return a sharded tensor gathered from all ranks, in memory of its own, another tensor as it is. All ranks."""
     if not is_sharded(tensor):
         return tensor.detach()
     gathered = tensor.full_tensor()
-    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it.
-    return gathered if gathered.untyped_storage().nbytes() == gathered.nbytes else gathered.clone()
+    # Where rows do not divide, it is a view of memory with padding, which would be kept, and written, with it. Of what
+    # each rank holds whole, beside layers that are split, it is the rank's own memory.
+    storage = gathered.untyped_storage()
+    is_new = storage.data_ptr() != tensor.to_local().untyped_storage().data_ptr()
+    return gathered if is_new and storage.nbytes() == gathered.nbytes else gathered.clone()
+
+
+def added_up(reduced: Any) -> Tensor:
+    """Return a norm or sum over dimensions of a sharded tensor, with the ranks' parts of it added up. All ranks."""
+    if not is_sharded(reduced) or not any(one.is_partial() for one in reduced.placements):
+        return reduced
+    from torch.distributed.tensor import Replicate
+
+    return reduced.redistribute(placements=[Replicate() if one.is_partial() else one for one in reduced.placements])
 
 
 def count_copies(model: nn.Module) -> int:
     """Return how many copies of the weights the ranks hold; ranks r, r + n / copies, ... of n hold the same part."""
     parameters: Iterator[Any] = model.parameters()
     mesh = next((one.device_mesh for one in parameters if is_sharded(one)), None)
-    return get_world_size() if mesh is None else 1 if mesh.ndim == 1 else mesh.size(0)
+    return get_world_size() if mesh is None else get_world_size() // mesh.size() * _copies_within(mesh)
+
+
+def _copies_within(mesh: DeviceMesh) -> int:
+    return mesh["replicate"].size() if "replicate" in (mesh.mesh_dim_names or ()) else 1
 
 
 def copy_outline(model: nn.Module) -> nn.Module:
@@ -258,11 +357,18 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
 
 
 def like(value: Tensor, other: Any) -> Tensor:
-    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards."""
-    if is_sharded(value) or not is_sharded(other):
-        return value.to(other.device)
-    from torch.distributed.tensor import distribute_tensor
+    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards.
 
+    Of a tensor in a sharded checkpoint, a rank reads the part that it keeps.
+    """
+    if is_sharded(value) or not is_sharded(other):
+        return unsaved(value).to(other.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(value, SavedTensor):
+        part = value.read_place(place_of(other), local(other).shape).to(other.device)
+        mesh = other.device_mesh, other.placements
+        return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
     placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
     return placed.clone()  # a shard by itself: a view would keep the whole tensor in memory
 
@@ -280,9 +386,9 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
 
     def place(number: int, value: Any) -> Any:
         owner = owners.get(number)
-        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor):
-            return value
-        return like(value, owner) if value.shape == owner.shape else value  # not a count of steps
+        if owner is None or not is_sharded(owner) or not isinstance(value, Tensor) or value.shape != owner.shape:
+            return unsaved(value)  # such as a count of steps
+        return like(value, owner)
 
     state = {
         number: {key: place(number, value) for key, value in entries.items()}

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from runner.distributed.collectives import all_reduce_sum, get_global_rank, get_world_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 
 Reading = Literal["shares", "everything"]
 """What a loader yields on each rank: 'shares' are samples of that rank alone, 'everything' is the same on all ranks."""
@@ -33,7 +34,7 @@ def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[
         num_samples: counts the samples of a batch.
     """
     if reading == "everything":
-        return _in_turn(batches, num_samples, get_global_rank(), get_world_size())
+        return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
     return _in_step(batches, num_samples)
 
 
@@ -72,11 +73,11 @@ def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Itera
         if last is _END and min(counts) < 0:
             raise ValueError(f"the share of rank {counts.index(-1)} has no batch: each rank needs at least one")
         last = last if batch is _END else batch
-        yield Share(last, max(0, counts[get_global_rank()]), sum(one for one in counts if one > 0))
+        yield Share(last, max(0, counts[get_data_parallel_rank()]), sum(one for one in counts if one > 0))
 
 
 def _gather(number: int) -> list[int]:
     """Return every rank's number, in the order of ranks. All ranks, on the host."""
-    numbers = torch.zeros(get_world_size(), dtype=torch.int64)
-    numbers[get_global_rank()] = number
+    numbers = torch.zeros(get_data_parallel_size(), dtype=torch.int64)
+    numbers[get_data_parallel_rank()] = number
     return all_reduce_sum(numbers).tolist()

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from runner.failures.facts import RankFailed
+from runner.failures.facts import RankFailed, facts_of
 from runner.files.addresses import without_credentials
 
 BUNDLE = "crash.zip"
@@ -19,7 +19,7 @@ _LONGEST = 500  # characters of a message
 
 
 def describe_crash(error: BaseException) -> dict[str, Any]:
-    """Return the type and the message of an exception, and the file, line and function that raised it.
+    """Return the type and message of an exception, the file, line and function that raised it, and the hook if any.
 
     Folders are left out, so that the same failure has the same description on another machine. Of a failure on another
     rank, the rank stands for the line.
@@ -29,4 +29,5 @@ def describe_crash(error: BaseException) -> dict[str, Any]:
     if isinstance(error, RankFailed):
         place = f"rank {error.rank}"
     message = without_credentials(str(error)).strip().rpartition("\n")[2]
-    return {"type": type(error).__name__, "at": place, "message": message[:_LONGEST]}
+    by = facts_of(error).raised_by
+    return {"type": type(error).__name__, "at": place, "by": by, "message": message[:_LONGEST]}

@@ -1,16 +1,17 @@
-"""`mode=bisect`: the first commit that changes the bits of a run, and the first batch and part in which it does.
+"""`mode=bisect`: the first commit that changes the bits of a run or worsens its metric, and where its bits part.
 
-The first batches of the run are trained at the good commit and then at others, each in a git worktree of its own, with
+The run, or its first batches, is trained at the good commit and then at others, each in a git worktree of its own, with
 the code of that commit and the run's config. Binary search takes as many probes as the number of commits has bits.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,13 +20,18 @@ import yaml
 
 from runner.checkpoints.digest import PARTS, read_digests
 from runner.config.catalogue import CONF
+from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.nearest import nearest
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
+from runner.files.names import RESULT
 from runner.files.signing import sign
+from runner.files.whole import read_object
 from runner.modes.kills import Session
 from runner.modes.verify import MEANING, Finding, compare
+from runner.runs.decision import LEVEL, Samples, decide, smallest_p
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block
@@ -51,18 +57,22 @@ def check_bisect(config: Mapping[str, Any]) -> None:
     for key in ("good", "bad"):
         if not asked[key] or asked[key].startswith("-"):
             raise WrongKey(f"bisect.{key}", "must be a commit, such as a hash, a tag or HEAD~8", repr(asked[key]))
-    for key in ("batches", "patience"):
+    for key in ("batches", "seeds", "patience"):
         if asked[key] < 1:
             raise WrongKey(f"bisect.{key}", "must be a whole number of at least 1", repr(asked[key]))
+    if asked["by"] == "metric" and smallest_p(asked["seeds"]) > LEVEL:
+        raise WrongKey(
+            "bisect.seeds", "so few runs of each commit cannot decide; give at least 6", repr(asked["seeds"])
+        )
     if "RANK" in os.environ:
         raise ValueError("mode=bisect: starts processes of its own; leave out torchrun")
 
 
 def bisect(job: Job) -> None:
-    """Find the first commit that changes the bits of a run, and print it. Rank 0 alone.
+    """Find the first commit that changes the bits of a run, or worsens its metric, and print it. Rank 0 alone.
 
     Raises:
-        SystemExit: the bad commit trains the same; the exit code is 1.
+        SystemExit: the bad commit is as good as the good one; the exit code is 1.
         WrongConfig: there are no such commits, or the run cannot be trained at the good one.
     """
     asked = job.config["bisect"]
@@ -74,30 +84,105 @@ def bisect(job: Job) -> None:
     with TemporaryDirectory(prefix="runner-bisect-") as scratch:
         probes = Probes(job, root, Path(scratch))
         with config_errors():
-            reference = probes.train(good)
-            if not reference:
-                raise WrongConfig(
-                    f"bisect.good={asked['good']!r}: the run cannot be trained there:\n{probes.log(good)}"
-                )
-        found: dict[int, Finding] = {}
+            judge = JUDGES[asked["by"]](probes, good)
 
         def differs(place: int) -> bool | None:
-            lines = probes.train(later[place])
-            finding = compare(reference, lines, PARTS, 0.0)
-            if not finding.count:
-                print_block("", [("skipped", f"{later[place]}: does not run")])
-                return None
-            found[place] = finding
-            label = "ok equal" if finding.batch is None else "different"
-            print_block("", [(label, str(later[place]))])
-            return finding.batch is not None
+            answer, text = judge(later[place])
+            label = {None: "skipped", False: "ok equal", True: "different"}[answer]
+            print_block("", [(label, f"{later[place]}{text}")])
+            return answer
 
         first, unknown = find_first(len(later), differs)
-        if first not in found and differs(first) is None:
-            raise WrongConfig(
-                f"bisect.bad={asked['bad']!r}: the run cannot be trained there:\n{probes.log(later[first])}"
+        with config_errors():
+            if later[first] not in judge.judged and differs(first) is None:
+                raise probes.failure("bad", later[first])
+        if not judge.judged[later[first]]:
+            give(result={"first": None, "batch": None, "parts": [], "or": []})
+            give(reason="the bad commit is as good as the good one")
+            print_block("", [("ok equal", f"{later[first]} is as good as {good}")])
+            raise SystemExit(1)
+        before = commits[first - len(unknown)]
+        _report(later[first], [later[place] for place in unknown], judge.find_part(later[first], before), asked)
+
+
+class ByDigests:
+    """Finds out whether a commit trains other bits than the good one.
+
+    Raises:
+        WrongConfig: the run cannot be trained at the good commit.
+    """
+
+    def __init__(self, probes: Probes, good: Commit) -> None:
+        self.probes = probes
+        self.judged: dict[Commit, bool] = {}
+        self._reference = probes.train(good)
+        if not self._reference:
+            raise probes.failure("good", good)
+
+    def __call__(self, commit: Commit) -> tuple[bool | None, str]:
+        """Return whether a commit differs, None if it does not run, and what to say of it."""
+        finding = compare(self._reference, self.probes.train(commit), PARTS, 0.0)
+        if not finding.count:
+            return None, ": does not run"
+        self.judged[commit] = finding.batch is not None
+        return self.judged[commit], ""
+
+    def find_part(self, commit: Commit, before: Commit) -> Finding:
+        """Return where a commit parts from the one before, which trains the same as the good one if it runs."""
+        return compare(self._reference, self.probes.train(commit), PARTS, 0.0)
+
+
+class ByMetric:
+    """Finds out whether the metric at a commit is worse than at the good one, beyond what seeds explain.
+
+    Raises:
+        WrongConfig: the run cannot be trained at the good commit, or has no such metric.
+    """
+
+    def __init__(self, probes: Probes, good: Commit) -> None:
+        self.probes = probes
+        self.judged: dict[Commit, bool] = {}
+        found = probes.measure(good)
+        if not found:
+            raise probes.failure("good", good)
+        self._name = probes.asked["metric"] or found[0]["objective_name"]
+        if self._name not in found[0]["metrics"]:
+            names = [*found[0]["metrics"]]
+            raise WrongKey(
+                "bisect.metric", f"the run has no such metric; {nearest(self._name, names)}", repr(self._name)
             )
-    _report(later, first, unknown, found[first])
+        self._is_lower_better = self._name in found[0]["lower"]
+        self._reference = self._values(found)
+
+    def __call__(self, commit: Commit) -> tuple[bool | None, str]:
+        """Return whether a commit is worse, None if it does not run, and what to say of it."""
+        values = self._values(self.probes.measure(commit))
+        if len(values) < len(self._reference):
+            return None, ": does not run"
+        self.judged[commit], text = is_worse(self._reference, values, self._is_lower_better)
+        return self.judged[commit], f": {self._name} {text}"
+
+    def find_part(self, commit: Commit, before: Commit) -> Finding:
+        """Return where the first batches of a commit part from those of the one before."""
+        return compare(self.probes.train(before), self.probes.train(commit), PARTS, 0.0)
+
+    def _values(self, found: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(one["metrics"][self._name]) for one in found if self._name in one["metrics"]]
+
+
+def is_worse(before: Sequence[float], now: Sequence[float], is_lower_better: bool) -> tuple[bool, str]:
+    """Return whether values are worse than others with the same seeds, beyond chance, and what to say of them.
+
+    Values that are not finite are worse than any that are.
+    """
+    if diverged := sum(not math.isfinite(one) for one in now):
+        return all(map(math.isfinite, before)), f"is not finite with {diverged} of {len(now)} seeds"
+    (decision,) = decide([Samples(before, now, [*map(str, range(len(now)))])])
+    worse = decision.is_decided and (decision.difference > 0) == is_lower_better
+    return worse, f"{decision.means[0]:.4g} -> {decision.means[1]:.4g}, p = {decision.p:.2g}"
+
+
+JUDGES = {"digests": ByDigests, "metric": ByMetric}
 
 
 def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, list[int]]:
@@ -123,7 +208,7 @@ def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, 
 
 
 class Probes:
-    """Trains the first batches of a run at commits.
+    """Trains a run, or its first batches, at commits.
 
     Args:
         job: the job, whose config is that of the run.
@@ -132,38 +217,57 @@ class Probes:
     """
 
     def __init__(self, job: Job, root: Path, scratch: Path) -> None:
-        self._asked = job.config["bisect"]
+        self.asked = job.config["bisect"]
         self._root = root
         self._scratch = scratch
-        record = scratch / "experiment"
-        record.mkdir()
-        shipped = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())
-        callbacks = {"state_digest": {**shipped["state_digest"], "interval": "1ba"}}
-        config = {key: one for key, one in job.config.items() if key not in OF_THE_COMMAND} | {"callbacks": callbacks}
-        contents = [yaml.safe_dump(one, sort_keys=False).encode() for one in (config, [])]
-        for name, content in zip(("config.yaml", "overrides.yaml"), contents, strict=True):
-            (record / name).write_bytes(content)
-        (record / "signature").write_text(sign(contents) or "")
+        self._config = {key: one for key, one in job.config.items() if key not in OF_THE_COMMAND}
+        self._overrides = [one for one in job.overrides if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
+        self._lines: dict[Commit, list[dict[str, Any]]] = {}
 
     def train(self, commit: Commit) -> list[dict[str, Any]]:
         """Return the digests of the first batches at a commit; none if it does not run."""
-        run = self._scratch / f"run-{commit.name}"
-        with self._worktree(commit) as tree:
-            paths = [*(self._moved(Path(path or os.getcwd()), tree) for path in [os.getcwd(), *sys.path])]
-            arguments = [f"rerun={self._scratch / 'experiment'}", f"hydra.run.dir={run}", "allow_divergence=true"]
-            with Session(arguments, run, self._log(commit), self._asked["patience"], paths) as session:
-                try:
-                    any(batch >= self._asked["batches"] for batch in session.progress(pause=0.02))
-                except TimeoutError:
-                    return []
-        try:
-            return [one for one in read_digests(run) if one["batch"] <= self._asked["batches"]]
-        except FileNotFoundError:
-            return []
+        if commit not in self._lines:
+            run = self._scratch / f"run-{commit.name}"
+            with self._worktree(commit) as tree:
+                self._run(commit, tree, run, "1ba", (), self.asked["batches"])
+            with suppress(FileNotFoundError):
+                self._lines[commit] = [one for one in read_digests(run) if one["batch"] <= self.asked["batches"]]
+        return self._lines.get(commit, [])
 
-    def log(self, commit: Commit) -> str:
-        """Return the end of what the training at a commit printed."""
-        return "\n".join(self._log(commit).read_text(errors="replace").splitlines()[-8:])
+    def measure(self, commit: Commit) -> list[dict[str, Any]]:
+        """Return the results of whole runs at a commit, one a seed; none if one of them does not run."""
+        found = []
+        with self._worktree(commit) as tree:
+            for seed in range(self.asked["seeds"]):
+                run = self._scratch / f"run-{commit.name}-{seed}"
+                self._run(commit, tree, run, "100ba", (f"seed={seed}",), math.inf)
+                result = read_object(run / RESULT)
+                if result.get("status") not in ("FINISHED", "DIVERGED"):
+                    return []
+                found.append(result)
+        return found
+
+    def failure(self, key: str, commit: Commit) -> WrongConfig:
+        """Return the error that a commit does not run, with the end of what it printed."""
+        log = "\n".join(self._log(commit).read_text(errors="replace").splitlines()[-8:])
+        return WrongConfig(f"bisect.{key}={self.asked[key]!r}: the run cannot be trained there:\n{log}")
+
+    def _run(self, commit: Commit, tree: Path, run: Path, interval: str, typed: Sequence[str], batches: float) -> None:
+        """Train the run with the code of a worktree to a batch, or to its end; what it prints is in the log."""
+        record = self._scratch / "experiment"
+        record.mkdir(exist_ok=True)
+        shipped = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())
+        callbacks = {"state_digest": {**shipped["state_digest"], "interval": interval}}
+        parts = ({**self._config, "callbacks": callbacks}, self._overrides)
+        contents = [yaml.safe_dump(one, sort_keys=False).encode() for one in parts]
+        for name, content in zip(("config.yaml", "overrides.yaml"), contents, strict=True):
+            (record / name).write_bytes(content)
+        (record / "signature").write_text(sign(contents) or "")
+        paths = [*(self._moved(Path(path or os.getcwd()), tree) for path in [os.getcwd(), *sys.path])]
+        arguments = [f"rerun={record}", f"hydra.run.dir={run}", "allow_divergence=true", *typed]
+        log, patience = self._log(commit), self.asked["patience"]
+        with Session(arguments, run, log, patience, paths) as session, suppress(TimeoutError):
+            any(batch >= batches for batch in session.progress(pause=0.02))
 
     def _log(self, commit: Commit) -> Path:
         return self._scratch / f"{commit.name}.log"
@@ -213,23 +317,15 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _about_failure(key: str, asked: Mapping[str, Any], log: str) -> str:
-    return f"bisect.{key}={asked[key]!r}: the run cannot be trained there:\n{log}"
-
-
-def _report(later: list[Commit], first: int, unknown: list[int], found: Finding) -> None:
-    commit = later[first]
+def _report(commit: Commit, unknown: Sequence[Commit], found: Finding, asked: Mapping[str, Any]) -> None:
     result = {"first": commit.name, "subject": commit.subject, "batch": found.batch, "parts": [*found.parts]}
-    give(result={**result, "or": [later[place].name for place in unknown]})
-    if found.batch is None:
-        print_block("", [("ok equal", f"the bad commit too: {commit} changes no bit up to batch {found.agreed}")])
-        give(reason="the bad commit trains the same as the good one")
-        raise SystemExit(1)
+    give(result={**result, "or": [one.name for one in unknown]})
     rows = [("first", str(commit))]
     if unknown:
-        rows.append(
-            ("or", f"one of {len(unknown)} before it that do not run: {', '.join(str(later[one]) for one in unknown)}")
-        )
-    rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}"))
-    rows.append(("", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
+        rows.append(("or", f"one of {len(unknown)} before it that do not run: {', '.join(map(str, unknown))}"))
+    if found.batch is None:
+        rows.append(("equal", f"to the bit in its first {asked['batches']} batches: it changes what comes later"))
+    else:
+        rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}"))
+        rows.append(("", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
     print_block("", rows)

@@ -170,7 +170,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
     """
     findings = Findings()
     with collecting_warnings(findings.warnings), naming_fault(config, choices):
-        build.make_parts(config)  # so that errors of constructors come before any data is read
+        build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)
         if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
@@ -249,7 +249,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
         changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
     if on_meta:
         changed["load_path"] = None
-    parts = build.make_parts(config)
+    parts = build.make_parts(config, uploads=False)
     findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
@@ -282,18 +282,19 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.batch = data.train.describe()
-            findings.sizes = measure(trainer.state, shards_of(config))
+            findings.sizes = measure(trainer.state, *layout_of(config))
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
 
 
-def shards_of(config: Mapping[str, Any]) -> int:
-    """Return how many ranks will share one copy of the weights; 1 where each has its own."""
+def layout_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many ranks will share one copy of the weights, or of their part of it, and how many split layers."""
     section = config["trainer"]
     ranks = max(build.make_launch(config).processes(), get_world_size())
-    return (section.get("shard_size") or ranks) if section.get("parallel") == "fsdp" and ranks > 1 else 1
+    split = section.get("tensor_parallel", 1) if ranks > 1 else 1
+    return (section.get("shard_size") or ranks // split) if section.get("parallel") == "fsdp" else 1, split
 
 
 def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
@@ -303,9 +304,10 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     section = {**section, "_target_": f"{target}.fake"} if fake else section
     train, evaluation = build.make_data({**config, "data": section})
     evaluators = ensure_evaluators(evaluation)
+    group = layout_of(config)[1]
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in loaders:
-        refuse_unsharded(loader, label, build.make_launch(config).processes())
+        refuse_unsharded(loader, label, build.make_launch(config).processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:

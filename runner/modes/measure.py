@@ -18,7 +18,8 @@ import torch
 
 from runner.budget import Budget, fitted
 from runner.checkpoints.files import find_checkpoint, read_config
-from runner.distributed.collectives import broadcast_object, get_global_rank, get_world_size
+from runner.distributed.collectives import broadcast_object
+from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.evaluator import Evaluator
 from runner.failures.facts import WrongKey
 from runner.hooks import Callback
@@ -87,7 +88,7 @@ class OperationCounter(Callback):
         self.operations = 0.0  # of all ranks together
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self.operations = operations_of(state) * get_world_size()
+        self.operations = operations_of(state) * get_data_parallel_size()
         end_trial(state)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 
 from runner.config.errors import WrongConfig
 from runner.dataloader import BatchStream
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_data_parallel_size, get_global_rank, get_world_size
 from runner.evaluation import predict_each
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
 
 
 def _gather(columns: Columns) -> list[Columns]:
-    """Return the columns of all ranks on rank 0, and an empty list on the others. All ranks; nothing is unpickled."""
+    """Return the columns of all ranks, each sample once, on rank 0, and an empty list on the others. All ranks.
+
+    Nothing is unpickled.
+    """
     if get_world_size() == 1:
         return [columns]
     buffer = BytesIO()
@@ -105,7 +108,7 @@ def _gather(columns: Columns) -> list[Columns]:
     distributed.gather(mine, shares)
     return [
         torch.load(BytesIO(share[:size].numpy().tobytes()), weights_only=True)
-        for share, size in zip(shares or [], sizes, strict=False)
+        for share, size in [*zip(shares or [], sizes, strict=False)][:: get_world_size() // get_data_parallel_size()]
     ]
 
 

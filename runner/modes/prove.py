@@ -266,7 +266,7 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
     asked = config["prove"]
     callbacks = {key: one for key, one in (config["callbacks"] or {}).items() if key not in asked["without"]}
     for key, changes in (
-        ("checkpoint_saver", {"save_interval": asked["save_interval"]}),
+        ("checkpoint_saver", {"save_interval": asked["save_interval"], "mirror": None}),
         ("state_digest", {"interval": "1ba"}),
     ):
         shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]

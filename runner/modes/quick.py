@@ -85,6 +85,13 @@ def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def split_names(text: str) -> list[str]:
+    """Return the names in a typed list, `[A,'B c']`; none if it is no list."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
+    parts = re.findall(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]+)""", inner)
+    return [name for one in parts if (name := unquoted(one.strip()))]
+
+
 def unquoted(text: str) -> str:
     """Return a typed value without the quotes that Hydra's grammar asks for."""
     if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:

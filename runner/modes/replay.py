@@ -6,7 +6,7 @@ is. Where the run kept digests, they say whether all is equal to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from runner.files.whole import read_object, write_whole
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.modes.replayed import ReplayedBatch
@@ -67,19 +68,20 @@ def replay(job: Job) -> None:
     with config_errors():
         if asked["debug"] and get_world_size() > 1:
             raise WrongKey("replay.debug", "stops one process; add launch.nproc_per_node=1", "True")
-    kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in asked["without"]}
+    without = {*asked["without"]} - {crash.get("by")}  # the callback that failed
+    kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in without}
     config = {**job.config, "callbacks": kept}
     key = "" if crash else "replay.batch"  # a run may fail after its last batch
     with ExitStack() as stack:
+        stack.enter_context(_failing_as(crash, noted))
         with config_errors():
             standing = standing_before(config, run, batch, {"replay": noted}, key=key, until=batch)
             trainer = stack.enter_context(standing)
-        stack.enter_context(_failing_as(crash))
         stack.enter_context(noting_faults(config, job.choices))
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
             start = trainer.state.resumed_from
-            where = "the beginning of the run" if start is None else show_path(start)
+            where = "the beginning of the run" if start is None else _show_checkpoint(start, run)
             print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
         trainer.fit(may_be_over=bool(crash))
         with config_errors():
@@ -91,26 +93,31 @@ def replay(job: Job) -> None:
             print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
 
 
+def _show_checkpoint(path: Path, run: Path) -> str:
+    """Return the path of a checkpoint, within the run if that is in a file, which is unpacked somewhere."""
+    inside = path.relative_to(run.resolve()) if path.is_relative_to(run.resolve()) else None
+    return f"its {inside}" if inside is not None else show_path(path)
+
+
 def _read_crash(run: Path) -> dict[str, Any]:
     """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
     found = read_object(run / FACTS)
-    texts = {key: str(found.get(key, "")) for key in ("type", "at", "message")}
+    texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
     batch = found.get("batch")
     return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
 
 
 @contextmanager
-def _failing_as(crash: Mapping[str, Any]) -> Iterator[None]:
+def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None]:
     """Say of a failure whether it is the one that the run had."""
     try:
         yield
     except Exception as error:
         if crash:
-            now = describe_crash(error)
-            is_same = (now["type"], now["at"]) == (crash["type"], crash["at"])
-            same = f"the failure of the run: {crash['type']} at {crash['at']}, in batch {crash['batch']}"
-            other = f"not the failure of the run, which was {crash['type']} at {crash['at']}"
-            error.add_note(same if is_same else other)
+            batch = 1 if noted.state is None else noted.state.timestamp.batch + 1
+            then = f"{crash['type']} at {crash['at']}, in batch {crash['batch']}"
+            now = "{type} at {at}, in batch {batch}".format(**describe_crash(error), batch=batch)
+            error.add_note(f"{'' if now == then else 'not '}the failure of the run: {then}")
         raise
 
 
@@ -124,12 +131,13 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
     inputs, targets = inputs_and_targets(_joined(noted.microbatches))
     outputs = _joined(noted.outputs)
     worst = sorted(noted.samples, key=lambda one: -one.loss)[: asked["worst"]]
+    decode = _decoder(job.config["data"])
     described = [
         {
             "index": one.index,
             "loss": one.loss,
             "is": describe_target(targets, outputs, one.place),
-            "text": show_text(inputs, one.place),
+            "text": show_text(inputs, one.place, decode),
         }
         for one in worst
     ]
@@ -216,6 +224,14 @@ def _largest(norms: Mapping[str, float]) -> str:
     largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
     more = f", and {len(norms) - SHOWN} smaller ones" if len(norms) > SHOWN else ""
     return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
+
+
+def _decoder(data: Mapping[str, Any]) -> Callable[[list[int]], str] | None:
+    """Return what turns tokens into text, where one of Hugging Face's tokenizers made them."""
+    from runner.data.text.tokenizer import load_pretrained_tokenizer
+
+    name = data.get("tokenizer") if str(data.get("_target_")).startswith("runner.data.") else None
+    return load_pretrained_tokenizer(name).decode if isinstance(name, str) else None
 
 
 def _joined(parts: list[Any]) -> Any:

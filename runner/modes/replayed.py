@@ -61,6 +61,7 @@ class ReplayedBatch(Callback):
         self.batch = batch
         self.debug = debug
         self.is_done = False
+        self.state: State | None = None
         self.epoch = 0
         self.loss = 0.0
         self.acts: list[Act] = []
@@ -101,6 +102,9 @@ class ReplayedBatch(Callback):
                 self.acts.append(Act(owner.config_key, event.name, changed))
 
         return noted
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.state = state
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         if self._is_now(state) and not self.indices:

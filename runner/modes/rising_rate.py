@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from runner.distributed.collectives import all_reduce_sum, get_world_size
+from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_size
 from runner.hooks import Callback
 from runner.logger import Logger
 from runner.state import State
@@ -60,7 +61,7 @@ class RisingRate(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         # The intended sync: training ends where the loss diverges.
-        loss = float(all_reduce_sum(state.total_loss.detach().double().cpu())) / get_world_size()
+        loss = float(all_reduce_sum(state.total_loss.detach().double().cpu())) / get_data_parallel_size()
         rate = self._rate(state.timestamp.batch - 1)
         if math.isfinite(loss):
             self.rates.append(rate)

@@ -35,37 +35,49 @@ class Sizes:
     """The file of weights in it."""
 
 
-def measure(state: State, shards: int = 1) -> Sizes:
+def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
     """Return the sizes of a run that has trained a batch.
 
     Args:
         state: the run, in one process.
         shards: the ranks that will share one copy of the weights.
+        tensor_parallel: the ranks that will split each layer.
+
+    Raises:
+        ValueError: the layers of the model cannot be split.
     """
     model = state.unwrapped_model
+    split: set[torch.Size] = set()
+    if tensor_parallel > 1:
+        from runner.distributed.tensor_parallel import split_parameters
+
+        split = {one.shape for one in split_parameters(model, tensor_parallel)}
+
+    def held_elsewhere(content: Any) -> int:
+        """Return the bytes of tensors that a rank does not hold; those of the shape of a parameter are as it is."""
+        found = 0
+        for one in tensors(content):
+            if one.ndim and (rows := len(one)):
+                parts = shards * (tensor_parallel if one.shape in split else 1)
+                found += (rows - -(-rows // parts)) * (one.nbytes // rows)
+        return found
+
+    def share(content: Any) -> int:
+        return size_of(content) - held_elsewhere(content)
+
     trained = [one for one in model.parameters() if one.requires_grad]
     snapshot = capture(state, copy=False) or {}
     files = {name: saved_size(content) for name, content in snapshot.items() if name.endswith(".pt")}
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in trained),
-        weights=size_of(dict(model.state_dict())) - held_elsewhere([*model.parameters()], shards),
-        gradients=sum(one.nbytes for one in trained) - held_elsewhere(trained, shards),
-        optimizer=sum(_share(one.state_dict(), shards) for one in state.optimizers),
-        algorithms=sum(_share(one.state_dict(), shards) for one in state.algorithms),
+        weights=size_of(dict(model.state_dict())) - held_elsewhere([*model.parameters()]),
+        gradients=sum(one.nbytes for one in trained) - held_elsewhere(trained),
+        optimizer=sum(share(one.state_dict()) for one in state.optimizers),
+        algorithms=sum(share(one.state_dict()) for one in state.algorithms),
         checkpoint=sum(files.values()),
         checkpoint_weights=files["model.pt"],
     )
-
-
-def held_elsewhere(content: Any, shards: int) -> int:
-    """Return the bytes of tensors that a rank does not hold, where so many ranks share their rows."""
-    several = (one for one in tensors(content) if one.ndim and len(one))
-    return sum((len(one) - -(-len(one) // shards)) * (one.nbytes // len(one)) for one in several)
-
-
-def _share(content: Any, shards: int) -> int:
-    return size_of(content) - held_elsewhere(content, shards)
 
 
 def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:

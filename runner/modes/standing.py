@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 
+from runner.checkpoints.history import checkpoint_before
 from runner.distributed.threads import with_threads
 from runner.failures.facts import WrongKey
 from runner.files.whole import read_object
 from runner.hooks import Callback
 from runner.logger import Logger
+from runner.modes.dry_run import collecting_warnings
 from runner.modes.trial import make_trial, trial
 from runner.runs.optimizer_changes import change_optimizers
-from runner.runs.past import ENVIRONMENT, checkpoint_before, last_saved, record_of
+from runner.runs.past import ENVIRONMENT, forked_after, record_of
 from runner.runs.result import read_result
 from runner.state import State
 from runner.time import TimeUnit, convert
@@ -73,7 +75,7 @@ def standing_before(
     stop = {"stop": Stop(until)}
     with (
         with_threads(_threads_of(run, batch)),
-        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch)) as trainer,
+        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
         change_optimizers(trainer.state, config)
         if key:
@@ -97,7 +99,8 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
     if (threads := _threads_of(run, batch)) is not None:
         torch.set_num_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
-    trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch))
+    with collecting_warnings([]):  # the run itself gave them
+        trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch, "batch"))
     weakref.finalize(trainer, folder.cleanup)
     try:
         change_optimizers(trainer.state, config)
@@ -116,7 +119,7 @@ def check_batch(state: State, run: Path, batch: int, key: str) -> None:
     last = _planned_end(state)
     result = read_result(run)
     if result is not None and result.status in ("FINISHED", "DIVERGED"):
-        last = last_saved(run) or last  # training may have been stopped early
+        last = result.batches or last  # training may have been stopped early
     if last is not None and batch > last:
         raise WrongKey(key, f"the last batch of this run is {last}", str(batch))
 
@@ -142,8 +145,18 @@ def _environment(run: Path, batch: int) -> dict[str, int]:
     return {key: one for key, one in found.items() if type(one) is int and 0 < one < 10_000}
 
 
-def _start(run: Path, batch: int) -> dict[str, Any]:
+def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
+    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run.
+
+    Raises:
+        WrongKey: the run is a fork, and the batch one of its parent's.
+    """
     checkpoint = checkpoint_before(run, batch)
+    if checkpoint is None and (begun := forked_after(run)):
+        reason = (
+            f"this run is a fork, and begins with the checkpoint of its parent after batch {begun}; name the parent"
+        )
+        raise WrongKey(key or "run", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 
 

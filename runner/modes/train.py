@@ -29,6 +29,7 @@ from runner.runs.result import Objective
 from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
+    from runner.hooks import Callback
     from runner.state import State
     from runner.trainer import Trainer
 
@@ -42,8 +43,9 @@ def train(job: Job) -> Objective:
     """
     with suppress(Pruned), recording(job) as result, requeueing(job):
         with config_errors():
-            job = replace(job, config=planted(settled(job.config), Path(job.run_dir)))
-            trainer = build.build(job.config, Path(job.run_dir), job.run_name)
+            job = replace(job, config=settled(job.config))
+            job = replace(job, config=planted(job))
+            trainer = build.build(job.config, Path(job.run_dir), job.run_name, _watchers(job))
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
 
@@ -64,6 +66,14 @@ def train(job: Job) -> Objective:
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
     return result.answer
+
+
+def _watchers(job: Job) -> dict[str, Callback]:
+    if job.shares is None:
+        return {}
+    from runner.sweeps.shared_beginning import watchers_of  # imports torch
+
+    return watchers_of(job)
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:

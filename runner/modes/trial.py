@@ -63,7 +63,7 @@ def make_trial(
         changed: arguments of the Trainer in place of the config's.
     """
     section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
-    parts = build.make_parts(config)
+    parts = build.make_parts(config, uploads=False)
     callbacks = {
         key: one
         for key, one in parts.pop("callbacks").items()

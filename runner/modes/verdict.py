@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runner.failures.facts import WrongKey
-from runner.modes.quick import unquoted
+from runner.modes.quick import split_names
 from runner.runs.candidates import (
     Candidate,
     common_metric,
@@ -94,9 +93,7 @@ def parse_names(text: str) -> list[str]:
     Raises:
         WrongKey: there are fewer than two.
     """
-    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
-    parts = re.findall(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]+)""", inner)
-    names = [name for one in parts if (name := unquoted(one.strip()))]
+    names = split_names(text)
     if len(names) < 2:
         raise WrongKey(KEY, "give two candidates or more: runner verdict A B", repr(text))
     return names

@@ -28,12 +28,14 @@ from runner.modes.side_by_side import ENVIRONMENT, PATCH
 from runner.runs.changes import find_changes
 from runner.runs.kept_code import changed_modules
 from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
-from runner.runs.past import given_run, record_of
-from runner.runs.record import environment
+from runner.runs.past import forked_after, given_run, record_of
+from runner.runs.record import environment, packages_of
 from runner.runs.run_files import write_pin
+from runner.runs.trust import is_own
 from runner.runs.uncommitted import patch
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.hooks import Callback
@@ -94,9 +96,13 @@ def verify(job: Job) -> None:
 
     asked = job.config["verify"]
     run = Path(job.config["run"])
-    first = asked["batch"]
+    first = max(asked["batch"], forked_after(run) + 1)
     last = first + asked["batches"] - 1
     with config_errors():
+        if asked["pin"] and first > 1:
+            raise WrongKey(
+                "verify.pin", "a pin holds the first batches of a run, and a fork has none", repr(asked["pin"])
+            )
         kept = [one for one in _lines(run) if first <= one["batch"] <= last]
         if not kept and not asked["pin"]:
             raise WrongConfig(
@@ -184,6 +190,8 @@ def _report(
             rows.append(("pinned", show_path(Path(asked["pin"]))))
         print_block("", rows)
         return
+    if not is_own(record_of(run, asked["batch"])):
+        rows.append(("changed", "the record: you have not made it, or it was edited later"))
     known = f"equal {how} up to batch {found.agreed}" if found.agreed else "the first that was compared"
     rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}; {known}{only}"))
     rows.append(("first", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
@@ -194,7 +202,7 @@ def _report(
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        return read_digests(run)
+        return sorted(read_digests(run), key=lambda one: one["batch"])
     except (OSError, ValueError):
         return []
 
@@ -212,10 +220,11 @@ def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
 def _changed_since(record: Path) -> Iterator[str]:
     """Yield what may change numbers and is not as it was when a run was made."""
     then = read_object(record / ENVIRONMENT_FILE)
-    now = environment()
+    packages = then.get("packages")
+    now = environment(packages) if isinstance(packages, dict) else environment()
     before, after = ({key: one[key] for key in ENVIRONMENT if key in one} for one in (then, now))
     for change in find_changes(before, after):
-        yield str(change)
+        yield printable(change)
     if changed := changed_modules(record):
         yield f"code: {', '.join(sorted(changed))}"
     if (record / PATCH).is_file() and (record / PATCH).read_bytes() != patch():
@@ -233,6 +242,6 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     config["callbacks"] = {key: sections[key] for key in loading}
     left_out = ("callbacks", "hydra", *OF_THE_COMMAND)
     typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in left_out]
-    then = read_object(record_of(run, 1) / ENVIRONMENT_FILE) if _lines(run) else environment()
+    then = read_object(record_of(run, 1) / ENVIRONMENT_FILE) if _lines(run) else environment(packages_of(job.config))
     kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}
     write_pin(Path(job.config["verify"]["pin"]), config, [*typed, "callbacks=none"], kept, digests)

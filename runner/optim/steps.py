@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from runner.distributed.collectives import all_reduce_gradients, get_world_size
+from runner.distributed.gradients import all_reduce_gradients
+from runner.distributed.ranks import get_world_size
 from runner.optim.unwrapped_step import step
 
 if TYPE_CHECKING:

@@ -28,12 +28,14 @@ SAFE = (
     "vars",  # the keys that use these values change with them, and are judged themselves
     "test",  # it comes after training
     "budget",  # a schedule stretches with it, as with trainer.max_duration
+    "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and goes on
     "trainer.device",  # the same mathematics, up to rounding
-    "trainer.parallel",  # likewise; checkpoints hold whole tensors
+    "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
+    "trainer.tensor_parallel",
 )
 # In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.
 SAFE_DATA = ("eval_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -121,10 +123,11 @@ def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -
         print(f"INFO: {one}", file=sys.stderr)
 
 
-def tell_changes_of_fork(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def tell_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a fork does differently from its parent; everything may change but the optimizer.
 
     Args:
+        resume: the run or checkpoint that it begins from.
         before: the config with which the parent was trained up to there.
         after: the config of the fork.
 
@@ -132,7 +135,8 @@ def tell_changes_of_fork(before: Mapping[str, Any], after: Mapping[str, Any]) ->
         ValueError: the optimizer is a different one.
     """
     changes = [*find_changes(before, after)]
-    _check_optimizer(changes, after["resume"])
+    _check_optimizer(changes, resume)
+    print(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}", file=sys.stderr)
     for one in changes:
         print(f"INFO: {one}", file=sys.stderr)
 

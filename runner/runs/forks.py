@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.checkpoints.history import checkpoint_before, read_time
 from runner.config.command_line import typed_value
 from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
-from runner.files.whole import read_object
-from runner.runs.past import checkpoint_before, read_time, saved_batches
+from runner.files.whole import link_or_copy, read_object
 
 PARENT = "runner.parent"
 """The tag with the folder of the parent."""
@@ -29,15 +30,18 @@ def fork_batch(arguments: Sequence[str]) -> int | None:
     return int(found[1]) if found else None
 
 
-def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[Path, dict[str, str]] | None:
-    """Return the checkpoint at which a fork begins, and the tags that name its parent; None if it is no fork.
+def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | None, dict[str, str]] | None:
+    """Return the parent's last checkpoint up to where a fork begins, and the tags that name the parent.
 
     Args:
         config: the composed config, with `at` and `resume`.
         run_dir: the folder of the run that `resume` names.
 
+    Returns:
+        None if it is no fork. The checkpoint is None if the parent has none so early.
+
     Raises:
-        WrongKey: `at` is no batch, or the run has no checkpoint there.
+        WrongKey: `at` is no batch, or there is no run.
     """
     if config["at"] is None:
         return None
@@ -48,43 +52,38 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[Path, dic
     if batch is None or batch < 1:
         raise WrongKey("at", "must be the number of a batch, such as ba1200", given)
     checkpoint = checkpoint_before(Path(run_dir), batch + 1)
-    if checkpoint is None or read_time(checkpoint).batch != batch:
-        kept = ", ".join(f"ba{one}" for one in saved_batches(Path(run_dir))) or "none"
-        more = "callbacks.checkpoint_saver.keep=-1 keeps all"
-        raise WrongKey("at", f"this run has no checkpoint after that batch; it has {kept} ({more})", given)
     tags = {PARENT: run_dir, FORKED_AT: str(batch)}
     run_id = read_object(Path(run_dir) / "mlflow" / "sent.json").get("run_id")
     if re.fullmatch(r"[0-9a-f]{32}", str(run_id)):
         tags["mlflow.parentRunId"] = str(run_id)  # MLflow shows the fork below its parent
-    return checkpoint, tags
+    return (None if checkpoint is None else str(checkpoint)), tags
 
 
-def planted(config: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Return a config that resumes from a copy in the fork's own folder, if it is a fork; rank 0 makes the copy.
+def planted(job: Job) -> dict[str, Any]:
+    """Return a config that resumes from a checkpoint in the fork's own folder, if it is a fork. All ranks.
 
-    The copy shares its blocks on the disk with the original where the file system can do that. It stays when the parent
-    deletes old checkpoints, or is deleted itself.
-
-    Args:
-        config: the config of a run, in which `resume` names the checkpoint if it is a fork.
-        run_dir: the folder of the run.
+    Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
+    where the file system can do that. Otherwise the batches from the parent's last one are trained again. It stays when
+    the parent deletes old checkpoints, or is deleted itself.
 
     Raises:
-        OSError: the copy cannot be made.
+        WrongKey: the parent has no such batch.
+        OSError: the checkpoint cannot be written.
     """
-    if config["at"] is None or Path(config["resume"]).is_relative_to(run_dir):
+    config = job.config
+    run_dir = Path(job.run_dir)
+    source = None if config["resume"] is None else Path(config["resume"])
+    if config["at"] is None or (source is not None and source.is_relative_to(run_dir)):
         return config
-    source = Path(config["resume"])
+    batch = int(job.tags[FORKED_AT])
+    if source is None or read_time(source).batch != batch:
+        from runner.modes.trunk import train_trunk  # imports torch
+
+        path = train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
+        return {**config, "resume": str(path)}
     copy = run_dir / FOLDER / source.name
     if is_rank_zero() and not copy.exists():
         partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
-        shutil.copytree(source, partial, copy_function=_link_or_copy)
+        shutil.copytree(source, partial, copy_function=link_or_copy)
         partial.rename(copy)
     return {**config, "resume": str(copy)}
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # on another file system, or on one without links
-        shutil.copyfile(source, target)

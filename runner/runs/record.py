@@ -15,7 +15,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,20 +23,24 @@ from typing import Any
 
 import yaml
 
+from runner.checkpoints.history import read_time
+from runner.config.composed import targets
 from runner.distributed.job import Job
 from runner.files.addresses import hidden_everywhere
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
-from runner.runs.past import ENVIRONMENT, FROM_BATCH, read_time
+from runner.runs.past import ENVIRONMENT, FROM_BATCH
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
 from runner.terminal.console import show_path
+from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
+IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
 FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
 
 
@@ -76,7 +80,9 @@ def write_record(
     files = {
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
-        ENVIRONMENT: json.dumps({"run_name": run_name, **environment(), FROM_BATCH: begun}, indent=1).encode(),
+        ENVIRONMENT: json.dumps(
+            {"run_name": run_name, **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
+        ).encode(),
     }
     changes, secrets = without_secrets(patch())
     if secrets:
@@ -120,11 +126,13 @@ def differences(then: Mapping[str, Any]) -> list[str]:
     """Return lines about differences from a record's environment that affect results: the commit and versions."""
     lines = []
     commit = git_commit()
-    if then.get("git_commit") and commit and then["git_commit"] != commit:
-        lines.append(f"the run was made at git commit {then['git_commit'][:10]}, this is {commit[:10]}")
+    before = printable(then.get("git_commit") or "")[:10]
+    if before and commit and before != commit[:10]:
+        lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
+    packages = then.get("packages")
     versions = [
-        f"{name} {version_then}, now {_version(name)}"
-        for name, version_then in (then.get("packages") or {}).items()
+        printable(f"{name} {version_then}, now {_version(name)}")
+        for name, version_then in (packages if isinstance(packages, dict) else {}).items()
         if version_then != _version(name)
     ]
     if versions:
@@ -147,8 +155,18 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
-def environment() -> dict[str, Any]:
-    """Return versions, hardware, command and commit, as plain values."""
+def packages_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
+    own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
+    return [*dict.fromkeys([*PACKAGES, *(one for one in IMPORTED if one in sys.modules), *sorted(own - {"runner"})])]
+
+
+def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Return versions, hardware, command and commit, as plain values.
+
+    Args:
+        packages: the packages whose versions to return, where they are installed.
+    """
     import torch
 
     from runner.distributed.collectives import get_world_size
@@ -164,7 +182,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "ranks": get_world_size(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := _version(name))},
         "git_commit": git_commit(),
     }
 
@@ -172,5 +190,5 @@ def environment() -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ValueError):  # no name at all
         return None

@@ -56,6 +56,8 @@ class Result:
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         parent: folder of the run that this one was forked from; empty if it began by itself.
         forked_at: the batch of the parent after which it began.
+        shares: whether it would have trained the same by itself, as a job of a sweep with `share=true`.
+        batches: batches trained when training ended as it should; 0 until then.
         seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
             the wait for MLflow after; of other modes, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
@@ -83,6 +85,8 @@ class Result:
     tested: str | None = None
     parent: str = ""
     forked_at: int = 0
+    shares: bool = False
+    batches: int = 0
     seconds: float = 0.0
     load: dict[str, float] = field(default_factory=dict)
     started: float = 0.0
@@ -103,6 +107,7 @@ class Result:
         from runner.metrics import lower_is_better, scalars
         from runner.runs.evaluation import describe_evaluators
 
+        self.batches = state.timestamp.batch
         for label, values in state.metric_values.items():
             for name, value in values.items():
                 found = {key: float(one) for key, one in scalars(f"{label}/{name}", value).items()}
@@ -202,6 +207,8 @@ def read_result(folder: Path) -> Result | None:
         result.overrides = [str(one) for one in result.overrides]
         result.lower = [str(one) for one in result.lower]
         result.forked_at = int(result.forked_at)
+        result.shares = bool(result.shares)
+        result.batches = int(result.batches)
         result.seconds = float(result.seconds)
         result.started = float(result.started)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):

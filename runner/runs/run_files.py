@@ -31,9 +31,10 @@ LARGEST = 20_000_000_000  # bytes of a bundle, unpacked
 LARGEST_RATIO = 60  # of unpacked bytes to those of the file: text and code shrink to a tenth
 MOST_FILES = 5_000
 _PART = r"[\w+=-][\w.+=-]*"  # neither hidden nor a way out
+_SHARD = r"shard-\d+-of-\d+\.safetensors"
 _NAMES = re.compile(
     rf"config\.yaml|overrides\.yaml|environment\.json|git\.patch|signature|{DIGESTS}|{FACTS}|{BATCH}"
-    rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json)"
+    rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
 )
 """What a bundle may hold: a record, modules, and a checkpoint."""
 _HEAD = "# A run to verify: python -m runner verify {name}\n"

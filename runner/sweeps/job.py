@@ -23,11 +23,12 @@ from runner.distributed.session import Requeued, SessionOver, end
 from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
-from runner.runs.folder import LOG
+from runner.runs.folder import LOG, begin_log
 from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
 from runner.sweeps.names import name_job
+from runner.sweeps.sharing import sharing
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure
@@ -132,12 +133,12 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
-            with output_to(log), _failures_logged():
-                if is_new:
-                    yield job, None
-                else:
+            with output_to(begin_log(folder)), _failures_logged():
+                if not is_new:
                     print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
-                    yield _resumed(job), None
+                    job = _resumed(job)
+                with sharing(sweep.folder, job, (sweep.folder / STOP).exists) as job:
+                    yield job, None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)

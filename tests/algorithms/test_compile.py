@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from tiers import one_in
 from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel
-from runner.algorithms import ActivationCheckpointing, Compile, StochasticDepth
+from runner.algorithms import ActivationCheckpointing, Compile, LabelSmoothing, StochasticDepth
+from runner.algorithms.compile import compile_optimizer
 from runner.data import TensorLoader
 from runner.distributed.blocks import find_repeated
 from runner.models import GPT, ResNet8
+from runner.optim import Muon
 from runner.schedulers import cosine_annealing
 
 # Warnings of torch itself while it compiles.
@@ -42,6 +45,15 @@ def net() -> ClassificationModel:
         torch.manual_seed(0)
         blocks = Residual(), Residual(), Residual()
         return ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 6), *blocks, nn.Linear(6, 3)).double(), 3)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs run as they were traced: to compile them takes seconds."""
+    from torch._inductor import compile_fx
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **_: graph.forward)
 
 
 @pytest.fixture
@@ -78,13 +90,12 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(15, 2, 6, 6, dtype=torch.float64), torch.arange(15) % 3
 
 
-@pytest.mark.parametrize("regional", [True, False])
+@pytest.mark.parametrize("scope", ["block", "model", "step"])
 @pytest.mark.parametrize(("build", "make_data"), [(wide, images), (gpt, tokens)])
 def test_nothing_compiles_after_the_first_epoch_and_evaluation_and_nothing_is_left_uncompiled(
-    make_trainer, count_graphs, build: Callable, make_data: Callable, regional: bool, monkeypatch: pytest.MonkeyPatch
+    make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled
 ):
     from torch._dynamo.utils import counters
-    from torch._inductor import compile_fx
 
     class Count(Callback):
         def __init__(self) -> None:
@@ -94,9 +105,8 @@ def test_nothing_compiles_after_the_first_epoch_and_evaluation_and_nothing_is_le
             self.after_each.append(count_graphs())
 
     count, data = Count(), make_data()
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs, **_: graph.forward)  # takes seconds
     with make_trainer(
-        Compile(regional=regional),
+        Compile(scope=scope),
         build=build,
         train_dataloader=TensorLoader(*data, batch_size=4, shuffle=True),  # the last batch has 3 samples
         eval_dataloader=TensorLoader(*data, batch_size=6, shuffle=False),
@@ -106,13 +116,85 @@ def test_nothing_compiles_after_the_first_epoch_and_evaluation_and_nothing_is_le
     ) as trainer:
         trainer.fit()
     assert count.after_each[0] > 0 and {*count.after_each} == {count.after_each[0]}
-    assert counters["frames"]["ok"] == counters["frames"]["total"]
+    # Torch leaves out the frame that switches gradients off around the step of an optimizer.
+    assert counters["frames"]["total"] - counters["frames"]["ok"] == (scope == "step")
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "muon": lambda model: Muon(model, lr=0.02),
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", *one_in(3, ["sgd", "fused", "muon"])])
+def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, uncompiled, language, name: str):
+    class Seen(Callback):
+        def __init__(self) -> None:
+            self.losses: list[Tensor] = []
+            self.rates: list[float] = []
+
+        def batch_end(self, state, logger):
+            self.losses.append(state.total_loss)
+            self.rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+    def run(*algorithms: Algorithm) -> Seen:
+        seen, schedule = Seen(), cosine_annealing(t_warmup="3ba")
+        options = {**language, "optimizers": OPTIMIZERS[name], "schedulers": schedule, "max_duration": "2ep"}
+        with make_trainer(*algorithms, callbacks=[seen], **options) as trainer:
+            trainer.fit()
+        return seen
+
+    compiled, plain = run(Compile(scope="step")), run()
+    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # others see numbers, as ever
+    torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in another order
+
+
+def test_a_compiled_optimizer_takes_any_rate_in_the_same_code(uncompiled, count_graphs):
+    def step(compiles: bool) -> Tensor:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.AdamW([weight], foreach=True)
+        if compiles:
+            compile_optimizer(optimizer, "default")
+        for rate in (0.0, 0.1, 0.05, 0.2):
+            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # 0 is divided by 0 where a rate of 0 is a tensor
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+        return weight.detach()
+
+    torch.testing.assert_close(step(True), step(False))
+    assert count_graphs() == 1
+
+
+def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled):
+    halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    options = {"schedulers": halving, "step_schedulers_every_batch": True, "max_duration": "2ba"}
+    with make_trainer(Compile(scope="step"), build=net, **options) as trainer:  # a warning of torch would fail
+        before = trainer.state.optimizers[0].param_groups[0]["lr"]
+        trainer.fit()
+        assert trainer.state.optimizers[0].param_groups[0]["lr"] == before / 4
+
+
+def test_what_cannot_be_one_step_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="scope='step': LabelSmoothing acts between the forward pass and the loss"):
+        make_trainer(Compile(scope="step"), LabelSmoothing(), build=net)
+
+    class Own(ClassificationModel):
+        def metrics(self, train):
+            return {}
+
+        def training_step(self, state):
+            return self.loss(self(state.microbatch), state.microbatch)
+
+    with pytest.raises(ValueError, match="scope='step': Own has a training_step of its own; use scope='model'"):
+        make_trainer(Compile(scope="step"), build=lambda: Own(net().module, 3))
 
 
 @pytest.mark.slow
 def test_a_whole_model_is_compiled_where_asked(train, count_graphs):
     options = {"max_duration": "2ba", "eval_interval": 0}
-    compiled = train(Compile(regional=False), **options)
+    compiled = train(Compile(scope="model"), **options)
     assert count_graphs() == 1
     torch.testing.assert_close(compiled.seen, train(**options).seen)
 
@@ -139,9 +221,9 @@ def test_names_of_weights_stay(make_trainer, resnet):
 
 
 def test_a_model_without_repeated_blocks_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="regional=True: the model repeats no block"):
+    with pytest.raises(ValueError, match="scope='block': the model repeats no block"):
         make_trainer(Compile())
-    make_trainer(Compile(regional=False)).close()
+    make_trainer(Compile(scope="model")).close()
 
 
 def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypatch: pytest.MonkeyPatch):
@@ -153,13 +235,15 @@ def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypat
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="mode='fast'"):
         Compile("fast")
+    with pytest.raises(ValueError, match="scope='layer'"):
+        Compile(scope="layer")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("regional", [True, False])
-def test_graphs_train_and_evaluate_the_same(train, regional: bool):
+@pytest.mark.parametrize("scope", ["block", "model", "step"])
+def test_graphs_train_and_evaluate_the_same(train, scope: str):
     options = {"build": net, "max_duration": "4ba", "eval_interval": "2ba", "device": "cuda"}
-    compiled = train(Compile("reduce-overhead", regional), **options)
+    compiled = train(Compile("reduce-overhead", scope), **options)
     torch.testing.assert_close(compiled.seen, train(**options).seen)
 
 

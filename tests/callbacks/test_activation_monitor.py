@@ -240,7 +240,7 @@ class Compiles(Algorithm):
     ("arguments", "named"),
     [
         (lambda: {"compile": True}, "the model:"),
-        (lambda: {"algorithms": Compile(regional=False)}, "the model:"),
+        (lambda: {"algorithms": Compile(scope="model")}, "the model:"),
         (
             lambda: {"algorithms": Compile(), "model": LanguageModel(GPT(n_layers=4))},
             r"module.blocks.0, .* and 1 more:",

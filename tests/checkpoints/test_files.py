@@ -30,8 +30,8 @@ from runner.checkpoints.files import (
     read_config,
     read_file,
     verify,
-    write_checkpoint,
 )
+from runner.checkpoints.writing import write_checkpoint
 
 MEGABYTE = 1 << 20
 

@@ -170,7 +170,7 @@ def average_gradients() -> None:
 
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from runner.distributed import collectives
+    from runner.distributed import collectives, gradients
 
     calls: Counter[str] = Counter()
 
@@ -195,10 +195,10 @@ def average_gradients() -> None:
     collectives.init_process_group(torch.device("cpu"))
     for limit in (1 << 25, 48):
         given = parameters(rank)
-        collectives.BUCKET_BYTES = limit
+        gradients.BUCKET_BYTES = limit
         calls.clear()
         with Count():
-            collectives.all_reduce_gradients(given)
+            gradients.all_reduce_gradients(given)
         for one, expected in zip(given, parameters(0.5), strict=True):
             if one.grad is None or expected.grad is None:
                 assert one.grad is expected.grad

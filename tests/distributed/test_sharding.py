@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 import torch
 from rank_runs import program_of
-from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, difference, make_trainer, on_ranks, train
+from safetensors.torch import load_file
+from sharded_runs import CASES, OPTIMIZERS, REFUSED, ROUNDED, Case, Overflow, difference, make_trainer, on_ranks, train
 from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
 from runner.algorithms import StochasticDepth
 from runner.checkpoints.digest import digest, read_digests
-from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
+from runner.checkpoints.files import read_file, verify
+from runner.distributed.blocks import find_units
+from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8
 from runner.modes.sizes import measure, size_of
 
@@ -196,27 +199,6 @@ def refuse_on_ranks() -> None:
             Trainer(model=model, optimizers=made, device="cpu", parallel="fsdp", run_dir="run")
 
 
-class Overflow(Algorithm):
-    """Makes one element of one rank's shard infinite in the second batch, before the scaler looks for it."""
-
-    def __init__(self):
-        self.scales: list[float] = []
-        self.stays: list[bool] = []  # whether a batch left the weights as they were
-
-    def batch_start(self, state, logger):
-        self.before = [local(one).clone() for one in state.unwrapped_model.parameters()]
-
-    def after_backward(self, state, logger):
-        if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
-            block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
-            local(block.mlp.up.weight.grad)[0, 0] = float("inf")
-
-    def batch_end(self, state, logger):
-        now = [local(one) for one in state.unwrapped_model.parameters()]
-        self.stays.append(all(torch.equal(one, other) for one, other in zip(now, self.before, strict=True)))
-        self.scales.append(1.0 if state.scaler is None else state.scaler.get_scale())
-
-
 def overflow_on_one_shard() -> None:
     """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard."""
     with on_ranks():
@@ -321,8 +303,13 @@ def hybrid() -> None:
         assert difference(plain, shared) < 1e-6
         again = train(case, Path("run"), parallel="fsdp", shard_size=2, resume_path="shared")
         assert difference(shared, again) == 0
+        options: Any = {"parallel": "fsdp", "shard_size": 2}
+        train(case, Path("run"), save=Path("shards"), sharded=True, **options)
+        if get_global_rank() == 0:  # of two copies, one is written
+            assert len([*Path("shards").glob("*.safetensors")]) == 2
+        assert difference(shared, train(case, Path("run"), resume_path="shards", **options)) == 0
         assert difference(plain, train(case, Path("run"), parallel="fsdp", resume_path="shared")) < 1e-6
-        options: Any = {"parallel": "fsdp", "shard_size": 2, "callbacks": [ReplicaMonitor("1ba")]}
+        options["callbacks"] = [ReplicaMonitor("1ba")]
         with make_trainer("text", folder=Path("run"), **options) as trainer:
             assert count_copies(trainer.state.unwrapped_model) == 2
             trainer.fit()
@@ -336,9 +323,9 @@ def load_everywhere() -> None:
     """Load what two ranks saved, and leave the weights of the 11 tokens and all else in a file."""
     with on_ranks():
         for parallel in ("ddp", "fsdp"):
-            with make_sharded(parallel=parallel, resume_path="saved") as trainer:
-                trainer.save_checkpoint(f"{parallel}-{get_world_size()}")
-            with make_sharded(parallel=parallel, load_path="saved") as trainer:
+            with make_sharded(parallel=parallel, resume_path=sys.argv[1]) as trainer:
+                trainer.save_checkpoint(f"{parallel}-{get_world_size()}", sharded=sys.argv[2] == "sharded")
+            with make_sharded(parallel=parallel, load_path=sys.argv[1]) as trainer:
                 loaded = {name: whole(one) for name, one in trainer.state.unwrapped_model.state_dict().items()}
                 torch.save(loaded, f"{parallel}-{get_world_size()}.{get_global_rank()}.pt")
 
@@ -346,7 +333,8 @@ def load_everywhere() -> None:
 def save_in_the_middle() -> None:
     """Save a sharded model between two batches of the second epoch."""
     with on_ranks():
-        train(CASES["text: adamw"], Path("run"), save=Path("saved"), parallel="fsdp")
+        train(CASES["text: adamw"], Path("run"), save=Path("gathered"), parallel="fsdp")
+        train(CASES["text: adamw"], Path("run"), save=Path("sharded"), sharded=True, parallel="fsdp")
 
 
 @pytest.mark.slow
@@ -355,19 +343,25 @@ def test_ranks_share_several_copies(run_ranks):
 
 
 @pytest.mark.slow
-def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("saved", "again"), [("gathered", "gathered"), ("sharded", "sharded"), ("sharded", "gathered")]
+)
+def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: Path, saved: str, again: str):
     run_ranks(program_of("distributed/test_sharding", "save_in_the_middle"), 2)
-    saved = {file: torch.load(tmp_path / "saved" / file, weights_only=True) for file in ("model.pt", "state.pt")}
+    first = {file: read_file(tmp_path / saved, file) for file in ("model.pt", "state.pt")}
     for ranks in (1, 2, 3, 4):
-        run_ranks(program_of("distributed/test_sharding", "load_everywhere"), ranks)
+        run_ranks(program_of("distributed/test_sharding", "load_everywhere"), ranks, saved, again)
         for parallel in ("ddp", "fsdp"):
             name = f"{parallel}-{ranks}"
-            again = {file: torch.load(tmp_path / name / file, weights_only=True) for file in saved}
-            assert digest(again["model.pt"]) == digest(saved["model.pt"]), name
+            assert verify(tmp_path / name) is None
+            is_sharded = any((tmp_path / name).glob("*.safetensors"))
+            assert is_sharded == (again == "sharded" and parallel == "fsdp" and ranks > 1)
+            found = {file: read_file(tmp_path / name, file) for file in first}
+            assert digest(found["model.pt"]) == digest(first["model.pt"]), name
             for part in ("optimizers", "schedulers", "timestamp", "order"):
-                assert digest(again["state.pt"][part]) == digest(saved["state.pt"][part]), f"{name}: {part}"
+                assert digest(found["state.pt"][part]) == digest(first["state.pt"][part]), f"{name}: {part}"
             for rank in range(ranks):
-                assert digest(torch.load(tmp_path / f"{name}.{rank}.pt")) == digest(saved["model.pt"]), name
+                assert digest(torch.load(tmp_path / f"{name}.{rank}.pt")) == digest(first["model.pt"]), name
 
 
 # The command
@@ -383,11 +377,13 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
         "launch.nproc_per_node=2",
     )
     run_app(*tiny, "trainer.max_duration=4ba", "hydra.run.dir=plain")
+    shards = "callbacks.checkpoint_saver.sharded=true"
     sharded = ("trainer.parallel=fsdp", "hydra.run.dir=sharded")
-    run_app(*tiny, *sharded, "trainer.max_duration=2ba")
-    run_app("resume=sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp")
+    run_app(*tiny, *sharded, shards, "trainer.max_duration=2ba")
+    assert any((tmp_path / "sharded/checkpoints/latest").glob("*.safetensors"))
+    run_app("resume=sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp", f"{shards[:-4]}null")
     run_app("compare", "plain", "sharded")
-    run_app(*tiny, "trainer.parallel=fsdp", "trainer.max_duration=4ba", "hydra.run.dir=whole")
+    run_app(*tiny, "trainer.parallel=fsdp", shards, "trainer.max_duration=4ba", "hydra.run.dir=whole")
     run_app("compare", "plain", "whole")  # exit code 0: equal to the bit
     plain, whole = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "whole"))
     assert json.loads(plain)["result"]["metrics"] == json.loads(whole)["result"]["metrics"]
@@ -395,6 +391,14 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     assert read_digests(tmp_path / "again") == read_digests(tmp_path / "whole")
     run_app("resume=whole", "mode=predict", "hydra.run.dir=predicted")
     assert (tmp_path / "predicted" / "predictions.parquet").exists()
+    run_app("replay", "whole", "3")
+    run_app("export", "whole", "model.pt")
+    run_app("export", "whole", "model.safetensors")
+    exported = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert digest(exported) == digest(load_file(tmp_path / "model.safetensors"))
+    assert digest(exported) == digest(read_file(tmp_path / "plain/checkpoints/latest", "model.pt"))
+    prove = ("mode=prove", "prove.batches=4", "prove.kills=1", "prove.save_interval=1ba")
+    run_app(*tiny, "trainer.parallel=fsdp", shards, *prove, "~callbacks.state_digest")
 
 
 @pytest.mark.parametrize(

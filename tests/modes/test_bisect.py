@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.modes.bisect import check_bisect, find_first
+from runner.modes.bisect import check_bisect, find_first, is_worse
 
 SMALL = ("model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=none", "algorithms=none")
 OWN = """
@@ -41,15 +41,20 @@ def commit(folder: Path, subject: str, content: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
+def start_with_a_run(folder: Path, run_app: Any, *arguments: str) -> None:
+    """Make a repository of one commit, and train a run there."""
+    git(folder, "init", "--quiet")
+    (folder / ".gitignore").write_text("run\noutputs\n__pycache__\n")
+    git(folder, "add", ".gitignore")
+    commit(folder, "start", OWN)
+    model = ("model._target_=own.Model", "~model.module", "~model.num_classes")
+    run_app(*SMALL, *model, "hydra.run.dir=run", *arguments)
+
+
 @pytest.fixture
 def repository(tmp_path: Path, run_app: Any) -> Path:
     """A run of the first commit, and commits after it: comments, one that is broken, the change, and more comments."""
-    git(tmp_path, "init", "--quiet")
-    (tmp_path / ".gitignore").write_text("run\noutputs\n__pycache__\n")
-    git(tmp_path, "add", ".gitignore")
-    commit(tmp_path, "start", OWN)
-    model = ("model._target_=own.Model", "~model.module", "~model.num_classes")
-    run_app(*SMALL, *model, "hydra.run.dir=run")
+    start_with_a_run(tmp_path, run_app)
     for number in range(3):
         commit(tmp_path, f"comment {number}", f"# {number}\n{OWN}")
     commit(tmp_path, "broken", "this is no Python\n")
@@ -71,6 +76,40 @@ def test_the_first_commit_that_changes_the_bits(repository: Path, run_app: Any):
     assert sum(line.startswith(("ok equal", f"different {change[:2]}", "different", "skipped")) for line in lines) <= 6
     assert git(repository, "worktree", "list").count("\n") == 0  # only the user's own
     assert git(repository, "status", "--short") == "" and git(repository, "rev-parse", "HEAD") == head
+
+
+@pytest.mark.slow
+def test_among_thirty_two_commits_six_probes_find_the_change(tmp_path: Path, run_app: Any):
+    start_with_a_run(tmp_path, run_app)
+    for number in range(32):
+        broken = number in (14, 15, 20)
+        commit(tmp_path, f"commit {number}", "no Python\n" if broken else f"# {number}\n{OWN if number < 21 else BAD}")
+    done = run_app("bisect", "run", "good=HEAD~32", "bad=HEAD", "batches=2", "output=json", timeout=400.0)
+    found = json.loads(done.stdout)["result"]
+    assert (found["subject"], found["batch"], found["parts"][0]) == ("commit 21", 1, "loss")
+    assert found["or"] == [git(tmp_path, "rev-parse", "HEAD~11")]  # commit 20
+    probes = [line for line in done.stderr.splitlines() if line.startswith(("ok equal", "different", "skipped"))]
+    assert len([line for line in probes if not line.startswith("skipped")]) <= 6
+
+
+@pytest.mark.slow
+def test_the_commit_that_worsens_a_metric_is_found_among_others_that_change_bits(tmp_path: Path, run_app: Any):
+    start_with_a_run(tmp_path, run_app, "trainer.max_duration=10ep")
+    harmless = OWN.replace("super().forward(batch)", "super().forward(batch) * 1.001")
+    harmful = OWN.replace("super().forward(batch)", "super().forward(batch).detach() + super().forward(batch) * 0.01")
+    commit(tmp_path, "harmless", harmless)
+    commit(tmp_path, "broken", "no Python\n")
+    commit(tmp_path, "harmful", harmful)
+    commit(tmp_path, "a comment", f"# and no more\n{harmful}")
+    by_metric = ("by=metric", "metric=eval/loss", "batches=2")
+    done = run_app("bisect", "run", "good=HEAD~4", *by_metric, "output=json", timeout=400.0)
+    found = json.loads(done.stdout)["result"]
+    assert (found["subject"], found["batch"], found["parts"][0]) == ("harmful", 1, "loss")
+    assert found["or"] == [git(tmp_path, "rev-parse", "HEAD~2")]
+    same = run_app("bisect", "run", "good=HEAD~4", "bad=HEAD~3", *by_metric, exit_code=1, timeout=400.0)
+    assert "is as good as" in same.stdout
+    wrong = run_app("bisect", "run", "good=HEAD~4", "by=metric", "metric=eval/los", exit_code=2, timeout=400.0)
+    assert "bisect.metric='eval/los': the run has no such metric; did you mean 'eval/loss'?" in wrong.stderr
 
 
 def test_what_cannot_be_bisected_is_one_message(repository: Path, run_app: Any):
@@ -101,9 +140,23 @@ def test_thirty_two_commits_take_few_probes(changed: int, broken: tuple[int, ...
     assert broken or (first, unknown) == (changed, [])
 
 
+def test_worse_is_what_chance_does_not_explain():
+    before = [0.10, 0.11, 0.12, 0.10, 0.13, 0.11]
+    higher = [one + 0.02 for one in before]
+    assert is_worse(before, higher, is_lower_better=True) == (True, "0.1117 -> 0.1317, p = 0.031")
+    assert is_worse(before, higher, is_lower_better=False)[0] is False
+    assert is_worse(before, [0.09, *higher[1:]], is_lower_better=True)[0] is False  # with a larger mean
+    assert is_worse(before, before, is_lower_better=True)[0] is False
+    lost = [*higher[1:], float("nan")]
+    assert is_worse(before, lost, is_lower_better=True) == (True, "is not finite with 1 of 6 seeds")
+    assert is_worse(lost, lost, is_lower_better=True)[0] is False
+
+
 def test_the_keys_are_checked():
-    asked = {"good": "a", "bad": "b", "batches": 1, "patience": 1}
+    asked = {"good": "a", "bad": "b", "by": "digests", "seeds": 6, "batches": 1, "patience": 1}
     check_bisect({"bisect": asked})
-    for key, value in (("good", ""), ("bad", "--upload-pack=x"), ("batches", 0), ("patience", 0)):
+    for key, value in (("good", ""), ("bad", "--upload-pack=x"), ("batches", 0), ("seeds", 0), ("patience", 0)):
         with pytest.raises(ValueError, match=rf"bisect\.{key}={value!r}: must be"):
             check_bisect({"bisect": asked | {key: value}})
+    with pytest.raises(ValueError, match=r"bisect\.seeds=5: so few runs of each commit cannot decide"):
+        check_bisect({"bisect": asked | {"by": "metric", "seeds": 5}})

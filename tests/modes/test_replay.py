@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 import runner
 from runner.checkpoints.digest import read_digests
+from runner.checkpoints.history import checkpoint_before
 from runner.modes.replay import check_replay
 from runner.modes.worst_samples import describe_target, draw_images, is_image, show_text
-from runner.runs.past import checkpoint_before, record_of
+from runner.runs.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
@@ -136,6 +137,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, run_here: Any):
     shutil.rmtree(folder)
     assert checkpoint_before(tmp_path / "run", 10) is None
     assert replayed(run_here, "run", 3, "replay.picture=''")["equal"] is True
+    assert replayed(run_here, "run", 18, "replay.picture=''")["equal"] is True  # after the last checkpoint
+    assert "the last batch of this run is 18" in run_here("replay", "run", "19", code=2).err
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_a_loss_that_reads_values_is_measured_sample_by_sample(tmp_path: Path, r
     ids=lambda one: "-".join(one)[:40],
 )
 def test_fifty_batches_with_what_changes_training(tmp_path: Path, run_here: Any, changes: tuple[str, ...]):
-    saves = "callbacks.checkpoint_saver.save_interval=7ba"
+    saves = "callbacks.checkpoint_saver.save_interval=7ba"  # the newest three, up to batch 76
     run_here("model=mlp", "data.batch_size=64", "trainer.max_duration=4ep", *QUIET, saves, RUN, *changes, code=0)
     for batch in random.Random(0).sample(range(1, 77), 10):
         assert replayed(run_here, "run", batch, "replay.picture=''")["equal"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from runner.checkpoints.digest import read_digests
 from runner.modes.verify import check_verify, compare
 from runner.runs.run_files import unpacked
 
@@ -65,6 +67,15 @@ def load_data(batch_size, eval_batch_size, seed):
     train, evaluation, *_ = load_digits(batch_size, eval_batch_size, seed=seed)
     return train, evaluation
 '''
+DEPENDENCY = """from torch import nn
+
+
+class Net(nn.Linear):
+    def __init__(self, **sizes):
+        super().__init__(64, 10)
+
+    def forward(self, images):
+        return """
 OWN_PARTS = (
     *("model._target_=own.Model", "~model.module", "~model.num_classes", "optimizer._target_=own.Optimizer"),
     *("data._target_=own.load_data", "~data.test_samples", "algorithms=none"),
@@ -108,6 +119,25 @@ def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Pa
     assert "changed    code: own.py" in done.stdout
 
 
+def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
+    site = tmp_path / "site-packages"
+    env = {"PYTHONPATH": str(site)}
+
+    def install(version: str, scale: float) -> None:
+        shutil.rmtree(site, ignore_errors=True)
+        (site / f"nets-{version}.dist-info").mkdir(parents=True)
+        (site / f"nets-{version}.dist-info" / "METADATA").write_text(f"Name: nets\nVersion: {version}\n")
+        (site / "nets.py").write_text(f"{DEPENDENCY}{scale} * super().forward(images.flatten(1))\n")
+
+    install("1.0", 1.0)
+    model = ("model.module._target_=nets.Net", "algorithms=none")
+    run_app(*SMALL, *KEPT, *model, "hydra.run.dir=run", env=env, real=True)
+    install("1.1", 1.001)
+    found = " ".join(run_app("verify", "run", "batches=3", env=env, real=True, exit_code=1).stdout.split())
+    assert "changed packages.nets: '1.0' -> '1.1'" in found
+    assert "different at batch 1, in loss, gradients, optimizer" in found
+
+
 def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     assert verified(run_here, "run", "batch=7", "batches=4") == {
@@ -126,6 +156,25 @@ def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, ru
     assert verified(run_here, "run", "batches=4", slightly, "tolerance=0.001")["equal"] is True
     assert verified(run_here, "run", "batches=8", "optimizer.lr=0.2", "tolerance=0.001", code=1)["parts"]
     assert verified(run_here, "run", "data.seed=3", "batches=4", "tolerance=0.9", code=1)["parts"] == ["samples"]
+
+
+def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path, run_here: Any):
+    run_here(*SMALL, *KEPT, "hydra.run.dir=run", code=0)
+    record, kept = tmp_path / "run" / "config.yaml", tmp_path / "run" / "digests.jsonl"
+    lines = kept.read_text().splitlines()
+    kept.write_bytes("\n".join([*lines[::-1], "[1]", '{"batch": "x"}']).encode() + b"\xff\xfe[[[[")
+    assert verified(run_here, "run", "batches=8")["compared"] == 8  # in whatever order they are
+    record.write_text(record.read_text().replace("  lr: 0.1\n", "  lr: 0.2\n"))
+    done = run_here("verify", "run", "batches=2", code=1).out
+    assert "changed    the record: you have not made it, or it was edited later" in done
+    record.write_text("vars: &v\n  me: *v\n")
+    assert (
+        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=2).err
+    )
+    kept.unlink()
+    os.mkfifo(kept)
+    with pytest.raises(FileNotFoundError):
+        read_digests(tmp_path / "run")
 
 
 def test_a_run_without_digests_says_so(run_here: Any):
@@ -174,6 +223,20 @@ def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
     alone = run_app("verify", "run", "batches=8", "launch.nproc_per_node=1").stdout
     assert "in the order of samples only: the run had 2 ranks" in " ".join(alone.split())
     assert run_app("verify", "run", "batches=8", "optimizer.lr=0.3", exit_code=1).stderr.count("Traceback") == 0
+
+
+@pytest.mark.slow
+def test_fifty_unchanged_runs_raise_no_alarm(run_here: Any):
+    varied = (
+        "+algorithms=[mixup,ema]",
+        "+algorithms=swa",
+        "model.module.dropout=0.3",
+        "trainer.grad_accum=2",
+        "optimizer=adamw",
+    )
+    for seed in range(50):
+        run_here(*SMALL, *KEPT, varied[seed % len(varied)], f"seed={seed}", f"hydra.run.dir=run{seed}", code=0)
+        assert verified(run_here, f"run{seed}", "batches=18")["equal"] is True
 
 
 def test_lines_are_compared_in_the_order_of_causes():

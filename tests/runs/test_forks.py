@@ -56,6 +56,40 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
 
 
+@pytest.mark.parametrize("batch", [1, 6, 11, 12])  # before the first checkpoint, and at the ends of epochs of 6
+def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path: Path, run_here: Any):
+    curves = "callbacks=[checkpoint_saver,state_digest,learning_curves]"
+    more = ("+algorithms=[mixup,ema]", curves, QUIET[1], "callbacks.checkpoint_saver.keep=2")
+    run_here(*SMALL[:3], *more, SAVES, "trainer.eval_interval=5ba", "hydra.run.dir=parent", code=0)
+    before = tree(tmp_path / "parent")
+    done = run_here("resume=parent", f"at={batch}", "hydra.run.dir=same", code=0)
+    run_here("resume=parent", f"at={batch}", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    assert tree(tmp_path / "parent") == before
+    assert f"its batches 1 to {batch} are trained again" in done.out  # as it keeps only the last two checkpoints
+    assert f"ok digests  equal to the bit up to batch {batch}" in done.out
+    whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
+    assert [*same] == [*child] == [*range(batch + 1, 19)]
+    assert all(same[one] == whole[one] for one in same)
+    first = batch + 1
+    assert child[first]["gradients"] == whole[first]["gradients"] != child[first]["weights"] != whole[first]["weights"]
+    drawn, own = ((tmp_path / one / "learning_curves.csv").read_text() for one in ("parent", "same"))
+    assert own == drawn  # from the root
+    result = read_result(tmp_path / "child")
+    assert result is not None and (result.forked_at, result.status) == (batch, "FINISHED")
+
+
+def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here: Any):
+    run_here("resume=parent", "at=ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    done = run_here("verify", "child", code=0).out  # from its own first batch on
+    assert "equal to the bit up to batch 18; 11 digests compared" in done
+    begins = "this run is a fork, and begins with the checkpoint of its parent after batch 7; name the parent"
+    assert f"replay.batch=7: {begins}" in run_here("replay", "child", "7", code=2).err
+    assert f"at=5: {begins}" in run_here("resume=child", "at=ba5", code=2).err
+    assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=2).err
+    run_here("resume=child", "at=ba7", "hydra.run.dir=same", code=0)
+    assert lines(tmp_path / "same") == lines(tmp_path / "child")
+
+
 def test_a_fork_of_a_fork_is_shown_below_it(parent: Path, tmp_path: Path, run_here: Any, monkeypatch: Any):
     monkeypatch.setenv("COLUMNS", "200")
     run_here("resume=parent", "at=4", "optimizer.lr=0.01", code=0)
@@ -89,10 +123,8 @@ def test_the_tree_of_edited_results_is_still_a_table(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("resume=parent", "at=ba5"),
-            "at='ba5': this run has no checkpoint after that batch; it has ba4, ba8, ba12, ba16, ba18",
-        ),
+        (("resume=parent", "at=ba19"), "at=19: the last batch of this run is 18"),
+        (("resume=parent", "at=ba5", "optimizer=adamw"), "a run cannot continue with another optimizer"),
         (("resume=parent", "at=soon"), "at='soon': must be the number of a batch"),
         (("resume=parent", "at=0"), "at=0: must be the number of a batch"),
         (("at=ba4",), "at='ba4': begins a run where another one stood; name that one with resume="),
@@ -120,6 +152,9 @@ def test_two_ranks_fork_together_and_mlflow_nests_the_fork(tmp_path: Path, run_a
     run_app("resume=parent", "at=ba8", "hydra.run.dir=child")
     whole, child = (lines(tmp_path / one) for one in ("parent", "child"))
     assert [*child] == [*range(9, 19)] and all(child[batch] == whole[batch] for batch in child)
+    run_app("resume=parent", "at=ba11", "hydra.run.dir=between")
+    between = lines(tmp_path / "between")
+    assert [*between] == [*range(12, 19)] and all(between[batch] == whole[batch] for batch in between)
     ids = [json.loads((tmp_path / one / "mlflow" / "sent.json").read_text())["run_id"] for one in ("parent", "child")]
     assert ids[0] != ids[1]
     tags = dict(query(tmp_path / "outputs/mlflow.db", "select key, value from tags where run_uuid = ?", ids[1]))

@@ -29,7 +29,7 @@ def _fake(
     eval_batch_size: int,
     **_: Any,
 ) -> tuple[FakeLoader, ...]:
-    _check_sizes(image_size, eval_image_size)
+    check_image_sizes(image_size, eval_image_size)
     train, *others = _folders(path, test_folder)
     classes = sum(one.is_dir() for one in train.iterdir())
     mean, std = _mean_and_std(torch.device("cpu"))
@@ -82,29 +82,48 @@ def load_imagefolder(
         FileNotFoundError: a folder is missing, or a class has no images.
         ValueError: a size is below 1, or a folder has other classes than `train`.
     """
-    _check_sizes(image_size, eval_image_size)
+    check_image_sizes(image_size, eval_image_size)
     train_folder, *other_folders = _folders(path, test_folder)
     folder_of = import_torchvision("torchvision.datasets").ImageFolder
-    v2 = import_torchvision("torchvision.transforms.v2")
-    random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
-    center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
-    train = folder_of(train_folder, v2.Compose([*random_part, v2.PILToTensor()]))
-    others = [folder_of(one, v2.Compose([*center, v2.PILToTensor()])) for one in other_folders]
+    random_part, center = image_transforms(image_size, eval_image_size)
+    train = folder_of(train_folder, random_part)
+    others = [folder_of(one, center) for one in other_folders]
     for folder, other in zip(other_folders, others, strict=True):
         if differing := sorted({*train.classes} ^ {*other.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
             raise ValueError(f"path={path!r}: train and {folder.name} {reason}")
-    options: dict[str, Any] = {"num_workers": num_workers, "transform": _normalize}
+    options: dict[str, Any] = {"num_workers": num_workers, "transform": normalize}
     return (
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
         *(DatasetLoader(one, eval_batch_size, shuffle=False, **options) for one in others),
     )
 
 
-def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    images, labels = batch
+def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
+    """Return what makes uint8 `(3, size, size)` of a Pillow image: a random part of it, and the center.
+
+    Args:
+        image_size: height and width of random parts, in pixels.
+        eval_image_size: height and width of centers, in pixels.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    v2 = import_torchvision("torchvision.transforms.v2")
+    random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
+    center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
+    return v2.Compose([*random_part, v2.PILToTensor()]), v2.Compose([*center, v2.PILToTensor()])
+
+
+def normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return images `(N, 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation, and their labels."""
+    return normalized(batch[0]), batch[1]
+
+
+def normalized(images: Tensor) -> Tensor:
+    """Return images `(..., 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation."""
     mean, std = _mean_and_std(images.device)
-    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std), labels
+    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
 
 
 @functools.cache  # once a device: a copy for each batch would wait for the device
@@ -114,7 +133,8 @@ def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def _check_sizes(image_size: int, eval_image_size: int) -> None:
+def check_image_sizes(image_size: int, eval_image_size: int) -> None:
+    """Raise ValueError for a size below 1 pixel."""
     for name, value in {"image_size": image_size, "eval_image_size": eval_image_size}.items():
         if value < 1:
             raise ValueError(f"{name}={value!r}: must be at least 1 pixel")

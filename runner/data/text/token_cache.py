@@ -60,7 +60,7 @@ class TokenCache:
         with ExitStack() as stack:
             try:
                 if path.is_file():
-                    return _map(path, dtype)
+                    return map_tokens(path, dtype)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 lock = alone(
                     path.with_suffix(".lock"), "tokenizes", lambda: size_of(path.parent, partial), self.patience
@@ -73,7 +73,7 @@ class TokenCache:
                     for left in path.parent.glob(partial):
                         left.unlink(missing_ok=True)
                 return self._write(path, dtype, make)
-        return _map(path, dtype)
+        return map_tokens(path, dtype)
 
     def size(self, key: Any, dtype: numpy.dtype[Any]) -> int | None:
         """Return how many tokens the folder has, None if it has none; for the arguments see :meth:`tokens`."""
@@ -114,11 +114,11 @@ class TokenCache:
                     os.replace(name, path)
                 except OSError as error:
                     self._warn(error)
-                    return _map(Path(name), dtype)
+                    return map_tokens(Path(name), dtype)
         finally:
             with suppress(OSError):
                 os.unlink(name)
-        return _map(path, dtype)
+        return map_tokens(path, dtype)
 
     def _in_memory(
         self, make: Callable[[], Iterator[NDArray[Any]]], dtype: numpy.dtype[Any], error: Exception
@@ -136,7 +136,8 @@ def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:
     return torch.from_numpy(tokens.view(numpy.int16) if dtype.name == "uint16" else tokens)
 
 
-def _map(path: Path, dtype: numpy.dtype[Any]) -> Tensor:
+def map_tokens(path: Path, dtype: numpy.dtype[Any]) -> Tensor:
+    """Return the tokens ``(n,)`` in a file, mapped into memory: uint8, int16 for uint16, or int32."""
     size = path.stat().st_size // dtype.itemsize
     stored = STORED[dtype.name]
     # Not shared, so that a write to the tensor by mistake does not reach the file.

@@ -1,0 +1,167 @@
+"""Uploads of checkpoints on a thread of their own, which nobody waits for while training goes on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from runner.checkpoints.mirror import Mirror, stage
+from runner.files.addresses import without_credentials, without_those_of
+
+if TYPE_CHECKING:
+    from runner import State
+
+log = logging.getLogger("runner")
+
+STAGE = ".mirror"  # in the run's folder: what is still to be uploaded
+QUIET = 2.0  # seconds that the end of a run waits before it says so
+
+
+class Upload(NamedTuple):
+    """A checkpoint to upload."""
+
+    name: str
+    number: int
+    """How many were to be uploaded before it."""
+    staged: Path
+    """The folder that is uploaded, which changes no more."""
+    checkpoint: str
+    """Its path in that folder."""
+    best: Sequence[str]
+    """Names of the run's best checkpoints by then."""
+
+
+class MirrorUploads:
+    """Uploads a run's checkpoints, the newest first. One that is no longer kept is not uploaded.
+
+    Errors are warnings; what failed is tried again with the next checkpoint, and once more at the end of the run.
+
+    Args:
+        mirror: address of the folder that holds a folder for each run.
+        state: state of the run, at AFTER_LOAD.
+        keep: number of newest checkpoints to keep there; -1 keeps all.
+        may_begin: whether the run's folder there may hold checkpoints already.
+    """
+
+    def __init__(self, mirror: str, state: State, keep: int, may_begin: bool) -> None:
+        name = re.sub(r"[^\w.+=-]+", "-", state.run_name).strip("-.") or "run"
+        self.address = f"{mirror.rstrip('/')}/{name}"
+        self.newest: Upload | None = None
+        """The newest checkpoint there."""
+        self._run_dir = state.run_dir
+        self._keep = keep
+        self._may_begin = may_begin
+        self._mirror: Mirror | None = None
+        self._last: Upload | None = None  # the newest that was to be uploaded
+        self._numbers = itertools.count()
+        self._waiting: dict[str, Upload] = {}
+        self._failed: dict[str, Upload] = {}
+        self._is_busy = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._warned: set[str] = set()
+
+    def add(self, name: str, folder: str, kept: Collection[str], best: Sequence[str]) -> None:
+        """Let a checkpoint be uploaded that was just written. Rank 0.
+
+        Args:
+            name: its name.
+            folder: the folder that it is in, inside the run's folder.
+            kept: names of all checkpoints that the run keeps.
+            best: names of the best ones, best first.
+        """
+        if self._thread is None:
+            shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)  # what an earlier session was killed with
+            # Not joined at the end of the process: an upload that hangs must not keep it.
+            self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+            self._thread.start()
+        number = next(self._numbers)
+        upload = Upload(name, number, self._run_dir / STAGE / f"{number}", f"{folder}/{name}", best)
+        try:
+            stage(self._run_dir, upload.checkpoint, upload.staged)
+        except OSError as error:
+            self._warn(name, error)
+            return
+        with self._changed:
+            before = {**self._failed, **self._waiting}
+            self._waiting = {one: job for one, job in before.items() if one in kept and one != name} | {name: upload}
+            self._failed = {}
+            self._last = upload
+            dropped = [job for one, job in before.items() if self._waiting.get(one) is not job]
+            self._changed.notify_all()
+        for job in dropped:
+            shutil.rmtree(job.staged, ignore_errors=True)
+
+    def finish(self, timeout: float) -> None:
+        """Wait until everything is uploaded, and warn if the newest checkpoint is not. Rank 0.
+
+        Args:
+            timeout: maximum seconds to wait.
+        """
+        if self._thread is None:
+            return
+        with self._changed:
+            self._waiting = {**self._failed, **self._waiting}
+            self._failed = {}
+            self._changed.notify_all()
+            if not self._changed.wait_for(self._is_idle, min(QUIET, timeout)):
+                shown = without_credentials(self.address)
+                print(f"uploading to {shown}: waiting for at most {timeout:g} s", file=sys.stderr, flush=True)
+                self._changed.wait_for(self._is_idle, max(0.0, timeout - QUIET))
+            self._is_over = True
+            self._changed.notify_all()
+        shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)
+        if self._last is not None and self.newest is not self._last:
+            held = f"its newest is {self.newest.name}" if self.newest else "it has none of this run"
+            text = "mirror %s does not have the last checkpoint, %s: %s; copy %s there, or use it from here"
+            log.warning(text, without_credentials(self.address), self._last.name, held, self._run_dir)
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._is_busy
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_over)
+                if self._is_over:
+                    return
+                _, upload = self._waiting.popitem()
+                self._is_busy = True
+            try:
+                self._upload(upload)
+            except Exception as error:  # each file system has errors of its own
+                self._warn(upload.name, error)
+                with self._changed:
+                    self._failed[upload.name] = upload
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+
+    def _upload(self, upload: Upload) -> None:
+        if self._mirror is None:
+            self._mirror = Mirror(self.address)
+        if not self._may_begin and self._mirror.saved():
+            raise FileExistsError("it holds another run's checkpoints; give this run a run_name= of its own")
+        self._may_begin = True
+        self._mirror.upload(upload.staged, upload.name, upload.checkpoint, upload.best)
+        if self.newest is None or self.newest.number < upload.number:
+            self.newest = upload
+        self._mirror.prune(self._keep, self.newest.best)
+        shutil.rmtree(upload.staged, ignore_errors=True)
+
+    def _warn(self, name: str, error: Exception) -> None:
+        """Warn of a failed upload, once for each kind of error."""
+        kind = f"{type(error).__name__} {getattr(error, 'errno', '')}"
+        if not self._is_over and kind not in self._warned:
+            self._warned.add(kind)
+            reason = " ".join(without_those_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
+            text = "mirror %s: checkpoint %s was not uploaded; training goes on without it (%s)"
+            log.warning(text, without_credentials(self.address), name, reason)

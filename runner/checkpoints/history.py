@@ -1,0 +1,48 @@
+"""The checkpoints that a run has kept: which of them stands before a batch. Imports no torch until one is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.time import Timestamp
+
+MANIFEST = "manifest.json"  # as in `runner.checkpoints.files`, which imports torch
+
+
+def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
+    """Return the newest intact checkpoint from which a batch can be trained again; None for the beginning of the run.
+
+    Args:
+        run_dir: the run's folder.
+        batch: number of the batch, from 1.
+    """
+    from runner.checkpoints.files import saved_at, verify
+
+    found = {one: read_time(one).batch for one in _resumable(run_dir)}
+    before = [one for one, trained in found.items() if trained < batch]
+    newest_first = sorted(before, key=lambda one: (found[one], saved_at(one)), reverse=True)
+    return next((one for one in newest_first if verify(one) is None), None)
+
+
+def last_saved(run_dir: Path) -> int | None:
+    """Return the batch of the newest checkpoint that a run can be resumed from; None if there is none."""
+    return max((read_time(one).batch for one in _resumable(run_dir)), default=None)
+
+
+def read_time(checkpoint: Path) -> Timestamp:
+    """Return the time of training of a checkpoint, the beginning if its manifest cannot be read."""
+    from runner.checkpoints.snapshot import read_timestamp
+    from runner.time import Timestamp
+
+    try:
+        return read_timestamp(checkpoint)
+    except (OSError, ValueError, LookupError, TypeError):
+        return Timestamp()
+
+
+def _resumable(run_dir: Path) -> set[Path]:
+    """Return the checkpoints that belong to a run and hold more than weights."""
+    found = {one.resolve().parent for one in run_dir.glob(f"[!.]*/[!.]*/{MANIFEST}")}
+    return {one for one in found if (one / "state.pt").is_file()}

@@ -1,0 +1,244 @@
+"""A run's checkpoints at an address: each is uploaded whole or not at all, and verified in both directions.
+
+    <address>/<checkpoint>/index.json          names, sizes and hashes of the other files; written last
+                           config.yaml ...     the run's record
+                           checkpoints/<checkpoint>/model.pt ...
+
+Each is the folder of a run with a single checkpoint, all that another machine needs to go on. What is read there may
+be anybody's: names that lead elsewhere and files that differ from their hashes are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from runner.files.whole import link_or_copy
+from runner.libraries.remote_files import open_address
+
+INDEX = "index.json"
+FORMAT = 1
+LARGEST_INDEX = 4_000_000  # bytes
+BLOCK = 1 << 20  # bytes read at a time
+RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "mlflow/run.json")
+"""Files and folders of a run that are uploaded with each checkpoint; the last says which MLflow run it is."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """What lies at an address for one checkpoint.
+
+    Attributes:
+        checkpoint: its path in the run's folder, such as `checkpoints/ep2-ba64`.
+        saved_at: when it was written, in seconds since 1970.
+        best: names of the run's best checkpoints by then, best first.
+        files: size and SHA-256 of each file, by its path in the run's folder.
+    """
+
+    checkpoint: str
+    saved_at: float
+    best: list[str]
+    files: dict[str, dict[str, Any]]
+    format: int = FORMAT
+
+    @classmethod
+    def read(cls, text: bytes) -> Index:
+        """Return what a file holds.
+
+        Raises:
+            ValueError: it is no index, or names something outside of the folder.
+        """
+        try:
+            found = cls(**json.loads(text))
+            names = [found.checkpoint, *found.best, *found.files]
+            numbers = [found.format, found.saved_at, *(one["size"] for one in found.files.values())]
+            if not all(isinstance(one, int | float) and one >= 0 for one in numbers):
+                raise ValueError("a number is missing")
+        except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+            raise ValueError(f"its {INDEX} cannot be read ({error})") from None
+        if found.format > FORMAT:
+            raise ValueError(f"a later version of this project wrote it (format {found.format})")
+        for one in names:
+            if not _is_inside(one):
+                raise ValueError(f"its {INDEX} names {one!r}, which leads out of its folder")
+        return found
+
+
+class Mirror:
+    """The checkpoints of one run at an address. All methods wait for the other side.
+
+    Args:
+        address: the run's own folder, such as `s3://bucket/runs/NAME`.
+
+    Raises:
+        Exception: the file system cannot be reached; each has errors of its own.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._remote, self._path = open_address(address)
+
+    def saved(self) -> dict[str, Index]:
+        """Return the index of each whole checkpoint by name, the newest first."""
+        found = {}
+        for name in self.names():
+            with suppress(FileNotFoundError, ValueError):
+                found[name] = self.read_index(name)
+        return dict(sorted(found.items(), key=lambda one: one[1].saved_at, reverse=True))
+
+    def names(self) -> list[str]:
+        """Return the names of all folders there, whole checkpoints or not."""
+        self._remote.invalidate_cache()
+        try:
+            entries = self._remote.ls(self._path, detail=True)
+        except FileNotFoundError:
+            return []
+        return [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+
+    def read_index(self, name: str = "") -> Index:
+        """Return the index of a checkpoint; without a name, of the one that the address itself is.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or not the whole of it.
+            ValueError: it cannot be used.
+        """
+        with self._remote.open(self._at(name, INDEX), "rb") as file:
+            return Index.read(file.read(LARGEST_INDEX))
+
+    def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
+        """Upload a folder as one checkpoint, replacing another of that name, and read it back.
+
+        Args:
+            folder: a run's folder with one checkpoint, which nobody changes meanwhile.
+            name: name of the checkpoint.
+            checkpoint: its path in the folder.
+            best: names of the run's best checkpoints, best first.
+
+        Raises:
+            OSError: what came back is not what was sent.
+        """
+        manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
+        index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
+        self._remove_index(name)
+        for file, facts in index.files.items():
+            path = self._at(name, file)
+            self._remote.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._remote.put_file(str(folder / file), path)
+            self._remote.invalidate_cache()
+            with self._remote.open(path, "rb") as source:
+                if _copy(source, facts["size"]) != facts:
+                    raise OSError(f"{file} differs from what was uploaded")
+        self._remote.pipe_file(self._at(name, INDEX), json.dumps(asdict(index)).encode())
+
+    def prune(self, keep: int, best: Collection[str]) -> None:
+        """Remove all but the newest checkpoints and the best, and what uploads left that were cut off.
+
+        Args:
+            keep: number of newest ones; -1 keeps all.
+            best: names of the best ones.
+        """
+        if keep == -1:
+            return
+        kept = {*[*self.saved()][:keep], *best}
+        for name in self.names():
+            if name not in kept:
+                self._remove_index(name)
+                self._remote.rm(self._at(name), recursive=True)
+        self._remote.invalidate_cache()
+
+    def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
+        """Download a checkpoint with the run's record, and verify each file.
+
+        Args:
+            index: its index.
+            name: its name.
+            into: an existing folder.
+            only: what the paths of the files begin with.
+
+        Raises:
+            ValueError: a file is not what the index says.
+            OSError: the disk has no room for it, or a file is missing there.
+        """
+        wanted = {file: facts for file, facts in index.files.items() if file.startswith(only)}
+        size = sum(facts["size"] for facts in wanted.values())
+        if size > (free := shutil.disk_usage(into).free):
+            raise OSError(f"it has {size:,} bytes, and {free:,} are free in {into}")
+        for file, facts in wanted.items():
+            (into / file).parent.mkdir(parents=True, exist_ok=True)
+            with self._remote.open(self._at(name, file), "rb") as source, (into / file).open("xb") as target:
+                if _copy(source, facts["size"], target) != facts:
+                    raise ValueError(f"{file} differs from its {INDEX}")
+
+    def _remove_index(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._remote.rm_file(self._at(name, INDEX))
+
+    def _at(self, *parts: str) -> str:
+        return "/".join([self._path, *filter(None, parts)])
+
+
+def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
+    """Link what is uploaded for a checkpoint into a folder, where it stays as it is, whatever is done to the original.
+
+    Args:
+        run_dir: the run's folder.
+        checkpoint: path of the checkpoint in it.
+        into: the folder to make.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    shutil.rmtree(into, ignore_errors=True)
+    for name in (checkpoint, *RECORD):
+        source = run_dir / name
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(
+                source, into / name, copy_function=link_or_copy, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        elif source.is_file():
+            link_or_copy(str(source), str(into / name))
+
+
+def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return size and hash of each file in a folder; those of the checkpoint are the ones with which it was written."""
+    found = {}
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        name = path.relative_to(folder).as_posix()
+        facts = known.get(name.removeprefix(f"{checkpoint}/")) if name.startswith(f"{checkpoint}/") else None
+        if facts is None:
+            with path.open("rb") as file:
+                facts = _copy(file, path.stat().st_size)
+        found[name] = {"size": facts["size"], "sha256": facts["sha256"]}
+    return found
+
+
+def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
+    """Read a file to its end, but hardly beyond a size, and return how large it is and its hash.
+
+    Args:
+        source: a file that is open for reading.
+        size: bytes that it should have.
+        target: a file that is open for writing, into which it is copied.
+    """
+    digest = hashlib.sha256()
+    read = 0
+    while read <= size and (block := source.read(min(BLOCK, size + 1 - read))):
+        digest.update(block)
+        read += len(block)
+        if target is not None:
+            target.write(block)
+    return {"size": read, "sha256": digest.hexdigest()}
+
+
+def _is_inside(name: Any) -> bool:
+    """Return whether a name is a path that stays in a folder, without hidden parts."""
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
+        return False
+    parts = name.split("/")
+    return PurePosixPath(name).as_posix() == name and not any(one.startswith(".") or not one for one in parts)

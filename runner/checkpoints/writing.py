@@ -1,0 +1,164 @@
+"""Writing checkpoints: they appear whole or not at all, from one rank or from all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from runner.checkpoints.files import FORMAT, LATEST, MANIFEST, Snapshot, hide, saved_at
+from runner.checkpoints.shards import SUFFIX, split, write_safetensors
+from runner.distributed.ranks import get_global_rank, get_world_size
+from runner.distributed.together import do_together
+from runner.files.whole import sync_file, sync_folder
+
+
+def write_checkpoint(
+    snapshot: Snapshot | None,
+    path: str | Path,
+    group: ProcessGroup | None = None,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> None:
+    """Write what `capture` returned. It is None on ranks other than 0, where nothing is written, unless it is sharded.
+
+    The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. Of a
+    sharded snapshot each rank writes its own file there; call this on all ranks then.
+
+    Args:
+        snapshot: what `capture` returned.
+        path: the folder of the checkpoint, on a file system that all ranks share if it is sharded.
+        group: the group in which ranks agree, if not that of training: see `make_group`.
+        before: what rank 0 does first; its OSError is raised on all ranks, as those of writing are.
+        after: what rank 0 does once the checkpoint is there.
+
+    Raises:
+        FileExistsError: `path` exists and is not a checkpoint.
+        OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind. All ranks raise it.
+    """
+    if snapshot is None:
+        return
+    path = Path(path)
+    is_first = get_global_rank() == 0
+    together: Callable[..., list[Any]] = partial(do_together, group=group) if "places" in snapshot else _do_alone
+    parts: dict[str, Tensor] = {}
+    if "places" in snapshot:
+        snapshot, parts = split(snapshot)
+    begun, save = together(lambda: _begin(path, before) if is_first else ("", ""))[0]
+    hidden = Path(begun)
+    try:
+        written = together(lambda: _write_parts(hidden, parts, save))
+        shards = {name: facts for files in written for name, facts in files.items()}
+        together(lambda: _finish(snapshot, hidden, path, shards, save, after) if is_first else None)
+    except BaseException:
+        if is_first:
+            shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def _do_alone(function: Callable[[], Any]) -> list[Any]:
+    return [function()]
+
+
+def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
+    """Make the hidden folder, and return its path and what tells the files of this checkpoint from those of others."""
+    before()
+    if path.exists() and not (path / MANIFEST).exists():
+        raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
+    hidden = path.parent / f".{path.name}.partial-{os.getpid()}"
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    return str(hidden), secrets.token_hex(8)
+
+
+def _write_parts(folder: Path, parts: dict[str, Tensor], save: str) -> dict[str, Any]:
+    """Write this rank's file if it has parts, and return its facts for the manifest by its name."""
+    if not parts:
+        return {}
+    path = folder / f"shard-{get_global_rank():05}-of-{get_world_size():05}{SUFFIX}"
+    return {path.name: write_file(path, lambda file: write_safetensors(file.write, parts, {"save": save}))}
+
+
+def _finish(
+    snapshot: Snapshot, hidden: Path, path: Path, shards: dict[str, Any], save: str, after: Callable[[], object]
+) -> None:
+    for name, facts in shards.items():
+        if (hidden / name).stat().st_size != facts["size"]:
+            raise OSError(
+                f"{name} is not there as another rank wrote it: {path.parent} must be one folder for all ranks"
+            )
+    own = {name: _write(hidden / name, snapshot[name]) for name in snapshot if "." in name}
+    manifest = {
+        "format": FORMAT,
+        "timestamp": snapshot["timestamp"],
+        "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # grows even if a clock is set back
+        "torch": torch.__version__,
+        "files": {**own, **shards},
+        **({"save": save} if shards else {}),
+    }
+    _write(hidden / MANIFEST, manifest)
+    sync_folder(hidden)
+    _replace(path, hidden)
+    sync_folder(path.parent)
+    after()
+
+
+def _replace(path: Path, by: Path) -> None:
+    hidden = hide(path) if path.exists() else None
+    os.rename(by, path)
+    if hidden is not None:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+class _HashingFile:
+    """A file that hashes what is written to it, and keeps an OSError that torch.save would replace by its own error."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self.digest.update(data)
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write(path: Path, content: Any) -> dict[str, Any]:
+    """Write a `.json` or `.pt` file, and return its facts for the manifest."""
+    if path.suffix == ".json":
+        return write_file(path, lambda file: file.write(json.dumps(content, indent=1, default=str).encode()))
+    return write_file(path, lambda file: torch.save(content, file))  # type: ignore[arg-type]
+
+
+def write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, Any]:
+    """Write a file, synced, with a function that gets it open, and return its size and hash for a manifest.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written to.
+    """
+    with path.open("wb") as raw:
+        file = _HashingFile(raw)
+        try:
+            fill(file)
+            sync_file(raw)
+        except Exception as error:
+            raise (file.error or error) from None
+        return {"size": raw.tell(), "sha256": file.digest.hexdigest()}

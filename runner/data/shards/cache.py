@@ -1,0 +1,165 @@
+"""A folder of shards that were fetched, of bounded size: those that were not used for longest make room for others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.failures.facts import wrong_argument
+from runner.files.lock import PATIENCE, alone, size_of
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PARTIAL = re.compile(r"\.(\d+)\.partial$")
+KEPT = ".shard"
+
+
+class NoRoom(ValueError):
+    """There is no room for a shard, as long as others stay."""
+
+
+class ShardCache:
+    """A folder of files, each made once by one process while others wait for it. Any number of processes may share it.
+
+    A file gets its name once it is whole and synced. While one is made, room for it is reserved. A file that is in use
+    may make room for another, but stays for those who have it open.
+
+    Args:
+        folder: created if it does not exist; ``~`` is the home folder.
+        gigabytes: what its files take at most, in units of 10^9 bytes.
+
+    Raises:
+        ValueError: `gigabytes` is not above 0.
+        OSError: the folder cannot be written to.
+    """
+
+    def __init__(self, folder: str, gigabytes: float) -> None:
+        if not gigabytes > 0:
+            raise wrong_argument("cache_gb", gigabytes, "must be above 0")
+        self.folder = Path(folder).expanduser().absolute()
+        self.limit = round(gigabytes * 1e9)
+        self._given = folder
+        self._gigabytes = gigabytes
+        with self._explained():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".{secrets.token_hex(4)}"
+            probe.touch()
+            probe.unlink()
+
+    def get(self, name: str, size: int, make: Callable[[Path], None], keep: Collection[str] = ()) -> Path:
+        """Return the path of a file, made first if it is not there.
+
+        Args:
+            name: the file's name, without a suffix.
+            size: bytes that it will take, as far as they are known.
+            make: writes the file to a path; what it writes beside that, with `.raw` appended, is removed.
+            keep: names of files that must not make room for it.
+
+        Raises:
+            NoRoom: the files in `keep`, and those that others are making, leave no room for it.
+            OSError: the disk is full, or the folder cannot be written to.
+            TimeoutError: another process that makes it makes no progress.
+        """
+        path = self.folder / f"{name}{KEPT}"
+
+        def progress() -> int:
+            return size_of(self.folder, f"{name}.*.partial*")
+
+        with self._explained():
+            while not self._use(path):
+                with alone(path.with_suffix(".lock"), "fetches data", progress):
+                    if not path.exists():
+                        self._make(path, size, make, keep)
+        return path
+
+    def has(self, name: str) -> bool:
+        """Return whether a file is there, and mark it as used."""
+        return self._use(self.folder / f"{name}{KEPT}")
+
+    def discard(self, name: str) -> None:
+        """Remove a file that turned out to be damaged."""
+        (self.folder / f"{name}{KEPT}").unlink(missing_ok=True)
+
+    @staticmethod
+    def _use(path: Path) -> bool:
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _make(self, path: Path, size: int, make: Callable[[Path], None], keep: Collection[str]) -> None:
+        partial = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.{size}.partial")
+        raw = Path(f"{partial}.raw")
+        self._reserve(partial, size, keep)
+        try:
+            make(partial)
+            raw.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if (more := partial.stat().st_size) > size:  # than was known
+                self._reserve(partial, more, keep)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+            raw.unlink(missing_ok=True)
+
+    def _reserve(self, partial: Path, size: int, keep: Collection[str]) -> None:
+        """Make room for a file, and put an empty one there for which it is reserved."""
+        kept = {f"{name}{KEPT}" for name in keep}
+        waited_since = time.monotonic()
+        while True:
+            with alone(self.folder / "room.lock", "makes room", lambda: 0):
+                reserved, files = self._look(partial)
+                taken = reserved + sum(one for _, one, _ in files)
+                for _, one, path in files:
+                    if taken + size <= self.limit:
+                        break
+                    if path.name not in kept:
+                        path.unlink(missing_ok=True)
+                        taken -= one
+                if taken + size <= self.limit:
+                    partial.touch()
+                    return
+            if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
+                reason = f"there is no room for a shard of {size / 1e9:.3g} GB beside those in use; raise it"
+                raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
+            time.sleep(0.1)  # what others are making will be whole, and may then make room
+
+    def _look(self, own: Path) -> tuple[int, list[tuple[int, int, Path]]]:
+        """Return the bytes reserved by others, and the time of use, size and path of whole files, oldest first."""
+        reserved = 0
+        files = []
+        for path in self.folder.iterdir():
+            try:
+                state = path.stat()
+            except FileNotFoundError:
+                continue
+            if path.suffix == KEPT:
+                files.append((state.st_mtime_ns, state.st_size, path))
+            elif path.name.endswith((".partial", ".raw")) and time.time() - state.st_mtime > 2 * PATIENCE:
+                path.unlink(missing_ok=True)  # left by a process that was killed
+            elif path != own and (found := PARTIAL.search(path.name)):
+                reserved += max(int(found[1]), state.st_size)
+        return reserved, sorted(files)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say of a full disk or a folder that cannot be written to which argument to change."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or isinstance(error, TimeoutError):
+                raise
+            reason = f"cannot be written to ({error.strerror}); choose another folder"
+            if error.errno in FULL:
+                reason = "the disk is full; make room there, choose another folder, or lower cache_gb"
+            raise wrong_argument("cache_dir", self._given, reason, OSError) from error

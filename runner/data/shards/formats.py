@@ -1,0 +1,274 @@
+"""The formats of shards, behind one interface: count the rows of a file, prepare it for reading at random, and read."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tarfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from runner.data.text.token_cache import STORED, map_tokens
+from runner.libraries.hugging_face import import_hf
+
+ROWS_WRITTEN = 8192  # of a table at once
+BLOCK = 512  # bytes, of a tar file
+
+Description = dict[str, Any]
+"""What is known of a shard, made of what JSON can hold: `rows`, their number; `bytes`, what it takes in the cache;
+`columns`, from their names to their types; `in_place`, whether a file of this machine is read where it is; perhaps an
+`index`."""
+
+
+class OpenShard(ABC):
+    """A shard that is open for reading, at random."""
+
+    @abstractmethod
+    def read(self, rows: Sequence[int]) -> Any:
+        """Return rows, given by their numbers, in their order; what they are depends on the format."""
+
+
+class Format(ABC):
+    """A format of shards.
+
+    Attributes:
+        suffixes: names of such files end with one of them.
+        identity: what else a prepared file depends on, made of what JSON can hold.
+        described_by_a_part: suffixes of files of which a description needs a small part only.
+        is_prepared: whether files that are not read in place are first made into others, by `prepare`.
+    """
+
+    suffixes: tuple[str, ...]
+    identity: Any = None
+    described_by_a_part: tuple[str, ...] = ()
+    is_prepared = False
+
+    @abstractmethod
+    def describe(self, file: Any, name: str, size: int) -> Description:
+        """Return what is known of a shard.
+
+        Args:
+            file: its path; or, if its name ends with one of `described_by_a_part`, an open file at an address.
+            name: its name.
+            size: its size in bytes.
+
+        Raises:
+            ValueError: the file is torn, or of another format.
+        """
+
+    def prepare(self, raw: Path, target: Path) -> None:
+        """Write a file that can be read at random, made from another one.
+
+        Raises:
+            ValueError: the file is torn, or of another format.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def open(self, path: Path, description: Description) -> OpenShard:
+        """Open a prepared file, or one that is read in place.
+
+        Raises:
+            ValueError: the file is torn, or of another format.
+        """
+
+
+class Tables(Format):
+    """Tables in files of parquet or arrow, prepared as uncompressed arrow files, which are mapped into memory.
+
+    Args:
+        columns: the columns that are read.
+    """
+
+    suffixes = (".parquet", ".arrow", ".feather")
+    described_by_a_part = (".parquet",)
+    is_prepared = True
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.identity = [*dict.fromkeys(columns)]
+
+    def describe(self, file: Any, name: str, size: int) -> Description:
+        with _refused("not a whole file of parquet or arrow"):
+            if name.endswith(".parquet"):
+                metadata = import_hf("pyarrow.parquet").ParquetFile(file).metadata
+                schema = metadata.schema.to_arrow_schema()
+                rows, in_place = metadata.num_rows, False
+                size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            else:
+                table, in_place = _map_arrow(file)
+                schema, rows, size = table.schema, len(table), table.nbytes
+        columns = {field.name: str(field.type) for field in schema}
+        return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
+
+    def prepare(self, raw: Path, target: Path) -> None:
+        with _refused("a damaged file of parquet or arrow"):
+            with raw.open("rb") as file:
+                is_parquet = file.read(4) == b"PAR1"
+            if is_parquet:
+                read = import_hf("pyarrow.parquet").ParquetFile(raw, page_checksum_verification=True)
+                batches = read.iter_batches(ROWS_WRITTEN, columns=self.identity)
+            else:
+                batches = iter(_map_arrow(raw)[0].select(self.identity).to_batches(ROWS_WRITTEN))
+            first = next(batches)
+            with import_hf("pyarrow.ipc").new_file(str(target), first.schema) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch)
+
+    def open(self, path: Path, description: Description) -> OpenShard:
+        with _refused("a damaged arrow file"):
+            table = _map_arrow(path)[0].select(self.identity)
+        if len(table) != description["rows"]:
+            raise ValueError(f"the file holds {len(table)} rows, not {description['rows']} as when it was first seen")
+        return _OpenTable(table)
+
+
+class _OpenTable(OpenShard):
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def read(self, rows: Sequence[int]) -> Any:
+        """Return the rows as a `pyarrow.Table`."""
+        return self._table.take(rows)
+
+
+def _map_arrow(path: Any) -> tuple[Any, bool]:
+    """Return the table in an arrow file or stream, mapped into memory, and whether nothing had to be decoded."""
+    ipc = import_hf("pyarrow.ipc")
+    whole = import_hf("pyarrow").memory_map(str(path)).read_buffer()
+    is_file = whole[:6].to_pybytes() == b"ARROW1"
+    table = (ipc.open_file if is_file else ipc.open_stream)(whole).read_all()
+    chunks = (chunk for column in table.columns for chunk in column.chunks[:1])
+    buffers = (buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size)
+    return table, all(whole.address <= buffer.address < whole.address + whole.size for buffer in buffers)
+
+
+class Tars(Format):
+    """Tar files in the layout of WebDataset: files that follow each other and share a name up to its first dot.
+
+    They are a sample, and the rest of each name is a field: `a/7.jpg` and `a/7.cls` are the fields `jpg` and `cls` of
+    sample `a/7`. Nothing is unpacked: members are found by an index that is made once, and read from the tar file.
+    """
+
+    suffixes = (".tar",)
+
+    def describe(self, file: Any, name: str, size: int) -> Description:
+        samples: dict[str, dict[str, tuple[int, int]]] = {}
+        last = ""
+        with _refused("not a whole tar file"), tarfile.open(file, "r:") as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                sample, field = _split(member)
+                if sample in samples and (sample != last or field in samples[sample]):
+                    raise ValueError(
+                        f"member {member.name!r}: its sample occurs twice; a sample's files follow each other"
+                    )
+                if member.offset_data + member.size > size:
+                    raise ValueError(f"member {member.name!r}: the file ends within it; fetch or make the file again")
+                samples.setdefault(sample, {})[field] = member.offset_data, member.size
+                last = sample
+            end = tar.offset
+        with open(file, "rb") as raw:
+            raw.seek(end)
+            if raw.read(BLOCK) != bytes(BLOCK):
+                raise ValueError("the file has no end, which is a block of zeros; fetch or make it again")
+        fields = [*dict.fromkeys(field for one in samples.values() for field in one)]
+        everywhere = [field for field in fields if all(field in one for one in samples.values())]
+        spans = [[one.get(field, (0, 0)) for field in fields] for one in samples.values()]
+        columns = dict.fromkeys(everywhere, "file")
+        index = {"fields": fields, "spans": spans, "names": [*samples]}
+        return {"rows": len(samples), "bytes": size, "columns": columns, "in_place": True, "index": index}
+
+    def open(self, path: Path, description: Description) -> OpenShard:
+        return _OpenTar(path, **description["index"])
+
+
+class _OpenTar(OpenShard):
+    def __init__(self, path: Path, fields: list[str], spans: list[Any], names: list[str]) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self._fields = fields
+        self._spans = spans
+        self._names = names
+
+    def read(self, rows: Sequence[int]) -> list[tuple[str, dict[str, bytes]]]:
+        """Return of each row the sample's name, and the content of its files by field."""
+        return [
+            (self._names[row], dict(zip(self._fields, map(self._content, self._spans[row]), strict=True)))
+            for row in rows
+        ]
+
+    def _content(self, span: tuple[int, int]) -> bytes:
+        content = os.pread(self._file, span[1], span[0])
+        if len(content) < span[1]:
+            raise ValueError("the file has become shorter since this run began")
+        return content
+
+
+def _split(member: tarfile.TarInfo) -> tuple[str, str]:
+    """Return the name of the sample that a member belongs to, and its field."""
+    name = posixpath.normpath(member.name)
+    if name.startswith(("/", "..")) or not member.isreg() or member.issparse():
+        reason = "must be a plain file, with a name that stays within the archive; make it anew"
+        raise ValueError(f"member {member.name!r}: {reason}")
+    folder, base = posixpath.split(name)
+    stem, _, field = base.partition(".")
+    if not stem or not field:
+        raise ValueError(f"member {member.name!r}: must be named <sample>.<field>, such as 000123.jpg; make it anew")
+    return posixpath.join(folder, stem), field.lower()
+
+
+class Tokens(Format):
+    """Runs of tokens as plain numbers, as the cache of tokens keeps them, cut into windows.
+
+    Args:
+        context: length of a window, in tokens; it has one token more, the last target.
+    """
+
+    suffixes = described_by_a_part = tuple(f".{name}" for name in STORED)
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+
+    def describe(self, file: Any, name: str, size: int) -> Description:
+        dtype = numpy.dtype(name.rpartition(".")[2])
+        if size % dtype.itemsize:
+            raise ValueError(f"{size} bytes are no whole number of {dtype.name}: fetch or make the file again")
+        rows = max(0, (size // dtype.itemsize - 1) // self._context)
+        return {"rows": rows, "bytes": size, "columns": {"tokens": dtype.name}, "in_place": True}
+
+    def open(self, path: Path, description: Description) -> OpenShard:
+        tokens = map_tokens(path, numpy.dtype(description["columns"]["tokens"]))
+        return _OpenTokens(tokens.unfold(0, self._context + 1, self._context))
+
+
+class _OpenTokens(OpenShard):
+    def __init__(self, windows: Tensor) -> None:
+        self._windows = windows
+
+    def read(self, rows: Sequence[int]) -> Tensor:
+        """Return windows `(n, context + 1)`, uint8, int16 (which stands for uint16) or int32."""
+        return self._windows[torch.tensor(rows)]
+
+
+@contextmanager
+def _refused(reason: str) -> Iterator[None]:
+    """Turn what libraries raise for a file of another form into one ValueError."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, StopIteration) as error:
+        raise ValueError(f"{reason} ({error}); fetch or make it again") from error
+    except Exception as error:
+        is_of_pyarrow = type(error).__module__.startswith("pyarrow") or (type(error) is OSError and error.errno is None)
+        if not is_of_pyarrow:
+            raise
+        raise ValueError(f"{reason} ({' '.join(str(error).split())[:200]}); fetch or make it again") from error

@@ -1,0 +1,164 @@
+"""An order of samples that is made block by block, so that any batch of a data set of any size is found at once."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner.data.order import SampleOrder
+from runner.randomness import stream_seed
+
+
+class BlockOrder(SampleOrder):
+    """A `SampleOrder` that mixes the samples of a few blocks at a time, such as the shards that a cache can hold.
+
+    In each epoch the blocks are shuffled and taken in groups, and the samples of a group are shuffled. So an epoch is
+    never drawn as a whole: what is drawn for a batch is the order of the blocks and that of the batch's group.
+
+    Within a global batch, samples are in the order of their numbers. A rank, whose share is a contiguous part, then
+    reads from its part of a group's blocks, and a machine of a cluster fetches little of what the others do.
+
+    Args:
+        sizes: samples in each block, in the order of the sample numbers, at least 1 each.
+        mixed: blocks whose samples are mixed, at least 1.
+        batch_size: see `SampleOrder`, as the rest.
+        shuffle: whether each epoch has an order of its own; otherwise it is 0, 1, 2, ...
+        drop_last: whether an incomplete last batch is left out.
+        seed: seed of the order, at least 0.
+        rank: this process's number; None is the environment's ``RANK``, or 0.
+        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+
+    Attributes:
+        blocks: says which blocks there are, and how they are mixed; a run resumed mid-epoch needs the same.
+
+    Raises:
+        TypeError, ValueError: `SampleOrder` refuses an argument.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        mixed: int,
+        batch_size: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self._sizes = numpy.asarray(sizes, numpy.int64)
+        self._starts = numpy.cumsum(self._sizes) - self._sizes
+        self._mixed = mixed
+        self.blocks = f"{len(sizes)} of sizes {zlib.crc32(self._sizes.tobytes()):08x}, {mixed} mixed"
+        self._plans: dict[tuple[int, bool], tuple[NDArray[numpy.int64], NDArray[numpy.int64]]] = {}
+        self._groups: dict[tuple[int, int], Tensor] = {}
+        super().__init__(int(self._sizes.sum()), batch_size, shuffle, drop_last, seed, rank, world_size)
+
+    def resize(self, num_samples: int) -> None:
+        """Refuse another number of samples.
+
+        Raises:
+            ValueError: the number is not that of the blocks, or the samples are not a single batch.
+        """
+        if num_samples != self._sizes.sum():
+            raise ValueError("samples in shards cannot be divided anew, as folds do: make shards of each part")
+        super().resize(num_samples)
+
+    def permutation(self, epoch: int) -> Tensor:
+        """Return the order of an epoch on all ranks together, int64 ``(num_samples,)``: a whole epoch is drawn for it.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        firsts = range(0, self.num_samples, self.batch_size)
+        return torch.cat([self._global_indices(epoch, first, self.batch_size) for first in firsts])
+
+    def indices(self, epoch: int, batch: int) -> Tensor:
+        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1, ascending.
+
+        Args:
+            epoch: at least 0.
+            batch: number of the batch within the epoch, in [0, ``len(order)``).
+
+        Raises:
+            ValueError: the epoch is negative.
+            IndexError: an epoch has no batch of that number.
+        """
+        first, size = self._global_batch(batch)
+        start, stop = self.span(batch)
+        return self._global_indices(epoch, first, size)[start - first : stop - first]
+
+    def upcoming(self, epoch: int, batch: int) -> tuple[list[int], list[int], int]:
+        """Return the blocks that this rank reads now and next, and the batch with which 'next' becomes 'now'.
+
+        Samples of a global batch are drawn, so that a rank may read a few of its neighbours' blocks, too.
+
+        Args:
+            epoch: at least 0.
+            batch: number of the batch within the epoch, in [0, ``len(order)``).
+
+        Returns:
+            The blocks of the batch's group, those of the group after it, which may be in the next epoch, and the first
+            batch with samples of that group; beyond the last batch if there is none.
+        """
+        _, ends = self._plan(epoch)
+        group = int(numpy.searchsorted(ends, batch * self.batch_size, "right"))
+        last = group + 1 == len(ends)
+        following = self._share_of(epoch + 1, 0) if last else self._share_of(epoch, group + 1)
+        due = max(batch + 1, int(ends[group]) // self.batch_size)
+        return self._share_of(epoch, group), following, due
+
+    def _share_of(self, epoch: int, group: int) -> list[int]:
+        """Return the blocks of a group that hold this rank's part of its samples, were each batch an even sample."""
+        blocks = numpy.sort(self._plan(epoch)[0][group * self._mixed : (group + 1) * self._mixed])
+        ends = numpy.cumsum(self._sizes[blocks]) * self.world_size
+        total = ends[-1] // self.world_size
+        starts = ends - self._sizes[blocks] * self.world_size
+        return blocks[(ends > self.rank * total) & (starts < (self.rank + 1) * total)].tolist()
+
+    def _plan(self, epoch: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+        """Return the order of an epoch's blocks, and after how many samples each group of them ends."""
+        key = epoch, self.shuffle
+        if key not in self._plans:
+            order = numpy.arange(len(self._sizes))
+            if self.shuffle:
+                order = torch.randperm(len(order), generator=self._generator(epoch)).numpy()
+            ends = numpy.cumsum(self._sizes[order])
+            last = numpy.minimum(numpy.arange(0, len(order), self._mixed) + self._mixed, len(order)) - 1
+            self._plans = {**dict(list(self._plans.items())[-1:]), key: (order, ends[last])}
+        return self._plans[key]
+
+    def _global_indices(self, epoch: int, first: int, size: int) -> Tensor:
+        """Return the samples at some positions of an epoch's order, ascending."""
+        stop = min(first + size, self.num_samples)
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch!r}: must be at least 0")
+        if not self.shuffle:
+            return torch.arange(first, stop)
+        _, ends = self._plan(epoch)
+        found = []
+        for group in range(int(numpy.searchsorted(ends, first, "right")), len(ends)):
+            begin = int(ends[group - 1]) if group else 0
+            if begin >= stop:
+                break
+            found.append(self._group(epoch, group)[max(0, first - begin) : stop - begin])
+        return torch.cat(found).sort().values
+
+    def _group(self, epoch: int, group: int) -> Tensor:
+        """Return the samples of a group of blocks in their order."""
+        key = epoch, group
+        if key not in self._groups:
+            blocks = self._plan(epoch)[0][group * self._mixed : (group + 1) * self._mixed]
+            spans = ((int(self._starts[one]), int(self._sizes[one])) for one in blocks)
+            samples = torch.cat([torch.arange(start, start + size) for start, size in spans])
+            drawn = torch.randperm(len(samples), generator=self._generator(epoch, group))
+            self._groups = {**dict(list(self._groups.items())[-1:]), key: samples[drawn]}
+        return self._groups[key]
+
+    def _generator(self, *counters: int) -> torch.Generator:
+        return torch.Generator().manual_seed(stream_seed(self.seed, "order", *counters))

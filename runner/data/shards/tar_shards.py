@@ -1,0 +1,141 @@
+"""Samples in tar files in the layout of WebDataset: images or arrays, with a class or another target each."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from runner.data.fake import FakeLoader, faked_by
+from runner.data.images.imagefolder import SUFFIXES, check_image_sizes, image_transforms, normalize
+from runner.data.shards.dataset import ShardedDataset, ShardLoader
+from runner.data.shards.formats import Tars
+from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
+from runner.failures.facts import wrong_argument
+from runner.libraries.hugging_face import import_hf
+
+NUMBERS = (".cls", ".index", ".json")
+
+
+def _fake(inputs: str, targets: str, image_size: int, eval_image_size: int, **shared: Any) -> tuple[FakeLoader, ...]:
+    options = ShardOptions(**shared)
+    parts, transform = _open(inputs, targets, image_size, eval_image_size, options)
+    return fake_shard_loaders(parts, options, transform)
+
+
+@faked_by(_fake)
+def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
+    path: str | Sequence[str] = "data/shards/*.tar",
+    eval_path: str | Sequence[str] | None = None,
+    eval_shards: int = 1,
+    test_path: str | Sequence[str] | None = None,
+    inputs: str = "jpg",
+    targets: str = "cls",
+    image_size: int = 224,
+    eval_image_size: int = 224,
+    shuffle_shards: int = 8,
+    cache_dir: str = CACHE,
+    cache_gb: float = 50.0,
+    batch_size: int = 256,
+    eval_batch_size: int = 256,
+    num_workers: int = 8,
+    seed: int = 0,
+) -> tuple[ShardLoader, ...]:
+    """Return a training, an evaluation and perhaps a test loader over tar files, here or at addresses.
+
+    A sample is all files in a row whose names are equal up to the first dot, and the rest of a name is a field:
+    `0007.jpg` and `0007.cls` are the fields `jpg` and `cls`. Batches are `(inputs, targets)`: images become float32
+    `(N, 3, size, size)` as in `load_imagefolder`, with its random parts in training; arrays of numpy (`.npy`) and
+    numbers and lists in `.json` become float32 or int64 `(N, ...)`, and `.cls` and `.index` int64 `(N,)`.
+
+    A tar file at an address is fetched when it is first needed, once more than that only if it had to make room. Its
+    index is kept; making it needs the whole file, so that the first start fetches each shard once.
+
+    Args:
+        inputs: the field to learn from, such as jpg, png or npy.
+        targets: the field to learn, such as cls.
+        image_size: height and width of training images, in pixels.
+        eval_image_size: height and width of evaluation and test images, in pixels.
+
+    For the other arguments see `load_parquet_shards`.
+
+    Raises:
+        OSError, ImportError, ValueError: see `open_shards`; or a size is below 1, or a field cannot be decoded.
+    """
+    options = ShardOptions(
+        path,
+        eval_path,
+        eval_shards,
+        test_path,
+        shuffle_shards,
+        cache_dir,
+        cache_gb,
+        batch_size,
+        eval_batch_size,
+        num_workers,
+        seed,
+    )
+    parts, transform = _open(inputs, targets, image_size, eval_image_size, options)
+    return shard_loaders(parts, options, transform)
+
+
+def _open(
+    inputs: str, targets: str, image_size: int, eval_image_size: int, options: ShardOptions
+) -> tuple[list[ShardedDataset], Any]:
+    check_image_sizes(image_size, eval_image_size)
+    is_image = _suffix(inputs) in SUFFIXES
+    for key, field, is_known in (("inputs", inputs, is_image), ("targets", targets, False)):
+        if not is_known and _suffix(field) not in (".npy", *NUMBERS):
+            known = ", ".join(one[1:] for one in (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS))
+            raise wrong_argument(key, field, f"must be a field that ends with one of {known}")
+    random_part, center = image_transforms(image_size, eval_image_size) if is_image else (None, None)
+
+    def make(*args: Any, key: str) -> ShardedDataset:
+        image = random_part if key == "path" else center
+        decode = partial(decode_sample, inputs=inputs, targets=targets, image=image)
+        return ShardedDataset(*args, decode=decode, columns=(inputs, targets), key=key)
+
+    return open_shards(options, Tars(), make), normalize if is_image else None
+
+
+def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: str, image: Any) -> tuple[Any, Any]:
+    """Return the inputs and the targets of a sample as tensors.
+
+    Args:
+        sample: its name, and the content of its files by field.
+        inputs: a field.
+        targets: a field.
+        image: makes a tensor of a Pillow image.
+
+    Raises:
+        ValueError: a file does not hold what its name says.
+    """
+    name, contents = sample
+    found = []
+    for field in (inputs, targets):
+        try:
+            found.append(_decode(_suffix(field), contents[field], image))
+        except (ValueError, OSError, TypeError) as error:
+            raise ValueError(f"{name}.{field} in the tar file cannot be decoded: {error}") from error
+    return found[0], found[1]
+
+
+def _decode(suffix: str, content: bytes, image: Any) -> Tensor:
+    if suffix in SUFFIXES:
+        return image(import_hf("PIL.Image").open(io.BytesIO(content)).convert("RGB"))
+    if suffix == ".npy":
+        values = torch.from_numpy(numpy.load(io.BytesIO(content), allow_pickle=False))
+    else:
+        values = torch.tensor(json.loads(content))
+    return values.float() if values.is_floating_point() else values.long()
+
+
+def _suffix(field: str) -> str:
+    return PurePosixPath(f"x.{field}").suffix

@@ -1,0 +1,47 @@
+"""Files at an address such as `s3://bucket/folder`, through `fsspec` and the package that knows the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.failures.facts import wrong_argument
+from runner.files.addresses import without_credentials
+
+
+def check_address(name: str, address: str) -> None:
+    """Check that files at an address can be opened. Nothing is connected to.
+
+    Args:
+        name: the argument that the address was given for.
+        address: a protocol and a path, such as `s3://bucket/folder`.
+
+    Raises:
+        ValueError: the protocol is missing, or nobody knows it.
+        ImportError: the package that knows the protocol is not installed.
+    """
+    import fsspec  # 0.1 s
+
+    shown = without_credentials(address)
+    protocol, mark, path = address.partition("://")
+    if not mark or not path:
+        raise wrong_argument(name, shown, "must be an address, such as s3://bucket/runs or file:///shared/runs")
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        what = f"{error}; pip install -e '.[remote]' installs it for s3, gs and https"
+        raise wrong_argument(name, shown, what, ImportError) from error
+    except ValueError as error:
+        known = ", ".join(("s3", "gs", "abfs", "sftp", "file"))
+        raise wrong_argument(name, shown, f"no such protocol; use {known}, or another one of fsspec") from error
+
+
+def open_address(address: str) -> tuple[Any, str]:
+    """Return the file system of an address, an `fsspec.AbstractFileSystem`, and the path on it, without a final slash.
+
+    Raises:
+        Exception: the file system cannot be reached, or refuses the credentials.
+    """
+    import fsspec
+
+    files, path = fsspec.url_to_fs(address)
+    return files, path.rstrip("/")

@@ -1,0 +1,63 @@
+"""`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.failures.facts import WrongKey
+from runner.modes.quick import split_names
+from runner.runs.folder import latest_run
+from runner.terminal.answer import give
+
+KEY = "export"
+SUFFIXES = (".pt", ".safetensors")
+
+
+def export(typed: Mapping[str, str]) -> None:
+    """Write the weights that evaluations of a run measured to a file, by name, as `state_dict()` has them.
+
+    A `.pt` file needs memory for all weights, a `.safetensors` file for the largest of them.
+
+    Raises:
+        WrongKey: the file exists or has another suffix, or there is no complete checkpoint.
+    """
+    given = typed.get(KEY, "")
+    names = split_names(given)
+    if len(names) != 2:
+        raise WrongKey(KEY, "give a run or a checkpoint, and a file: runner export RUN model.pt", repr(given))
+    run = latest_run() if names[0] == "latest" else Path(names[0])
+    path = Path(names[1])
+    if path.suffix not in SUFFIXES:
+        raise WrongKey(KEY, f"the file must end in {' or '.join(SUFFIXES)}", repr(names[1]))
+    if path.exists():
+        raise WrongKey(KEY, "this file exists; give another name, or remove it", repr(names[1]))
+    import torch
+    from torch import Tensor
+
+    from runner.checkpoints.files import find_checkpoint, read_file
+    from runner.checkpoints.shards import write_safetensors
+    from runner.checkpoints.writing import write_file
+    from runner.distributed.saved_tensor import unsaved
+
+    try:
+        checkpoint = find_checkpoint(run or names[0])
+    except (FileNotFoundError, ValueError) as error:
+        raise WrongKey(KEY, str(error), repr(names[0])) from None
+    weights = read_file(checkpoint, "model.pt")
+    if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
+        raise WrongKey(KEY, f"{others[0]} is no tensor, which safetensors cannot hold; give a .pt file", repr(names[1]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        if path.suffix == ".pt":
+            whole = {name: unsaved(one) for name, one in weights.items()}
+            write_file(aside, lambda file: torch.save(whole, file))  # type: ignore[arg-type]
+        else:
+            write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt"}))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    give(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
+    print(f"{len(weights)} weights of {checkpoint}, {path.stat().st_size:,} bytes: {path}")

@@ -1,0 +1,82 @@
+"""The batches between a parent's last checkpoint and the fork that begins after it, trained again as they were then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.checkpoints.snapshot import save_checkpoint
+from runner.config import build
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.hooks import Callback
+from runner.modes.replay import compare_digests
+from runner.modes.standing import check_reached, standing_before
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.logger import Logger
+    from runner.state import State
+
+CURVES = "runner.callbacks.LearningCurves"
+
+
+class _SaveAt(Callback):
+    """Writes a checkpoint after a batch, before anything asks training to stop there."""
+
+    def __init__(self, batch: int, path: Path) -> None:
+        self.batch = batch
+        self.path = path
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.batch:
+            save_checkpoint(state, self.path)
+            state.stop_training()
+            for one in state.evaluators:
+                one.evaluated_at = self.batch  # the fork evaluates what is due here
+
+
+def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
+    """Train a parent again, from its last checkpoint before a batch to that batch, and save it there. All ranks.
+
+    It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
+    replay runs, and its learning curves, which the fork goes on with.
+
+    Args:
+        job: the fork, with the config of its parent.
+        parent: the folder of the parent.
+        batch: number of the batch after which the fork begins, from 1.
+        path: the checkpoint to write.
+
+    Returns:
+        `path`.
+
+    Raises:
+        WrongKey: the parent has no such batch.
+    """
+    sections = job.parent["callbacks"] or {}
+    watchers: dict[str, Callback] = {
+        key: build.make(f"callbacks.{key}", one) for key, one in sections.items() if one.get("_target_") == CURVES
+    }
+    config = {
+        **job.config,
+        **job.parent,
+        "callbacks": {key: one for key, one in sections.items() if key not in job.config["replay"]["without"]},
+        "trainer": {**job.parent["trainer"], "device": job.config["trainer"].get("device", "auto")},
+        "launch": job.config["launch"],
+    }
+    # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
+    with standing_before(
+        config, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="at", until=batch + 1
+    ) as trainer:
+        begun = trainer.state.timestamp.batch
+        if is_rank_zero():
+            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are trained again")]
+            print_block("", rows)
+        trainer.fit()
+        check_reached(trainer.state, batch, "at")
+        if is_rank_zero():
+            equal, digests = compare_digests(parent, trainer.state.run_dir, begun, batch)
+            if equal is not None:
+                print_block("", [digests])
+    return path

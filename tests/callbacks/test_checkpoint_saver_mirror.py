@@ -1,0 +1,216 @@
+"""Checkpoints on a mirror: whole and verified or not there at all, and never a reason to wait or to fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from python_process import PATIENCE, wait_until
+from remote_filesystems import Faulty, Gate, faulty
+from saver_runs import fit, make_trainer, saved
+
+from runner import Callback
+from runner.callbacks import CheckpointSaver
+from runner.checkpoints.mirror import Mirror
+
+
+@pytest.fixture
+def remote() -> Iterator[type[Faulty]]:
+    with faulty() as kind:
+        yield kind
+
+
+def mirroring(**arguments: Any) -> CheckpointSaver:
+    return CheckpointSaver(**{"mirror": "faulty://runs", "mirror_timeout": PATIENCE, **arguments})
+
+
+def mirrored(name: str = "one") -> list[str]:
+    """Names of the checkpoints that a run can be resumed from, the newest first."""
+    return [*Mirror(f"faulty://runs/{name}").saved()]
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_mirror_holds_what_the_run_keeps(tmp_path: Path, remote: type[Faulty], asynchronous: bool):
+    script = (4, 1, 2, 3)
+    saver = mirroring(keep=2, monitor="loss", asynchronous=asynchronous)
+    trainer = fit(tmp_path, saver, run_name="one", script=script)
+    assert {*mirrored()} == saved(tmp_path) == {"ep2-ba8", "ep3-ba12", "ep4-ba16"}
+    assert mirrored()[0] == "ep4-ba16"
+    for name, index in Mirror("faulty://runs/one").saved().items():
+        manifest = json.loads((tmp_path / "checkpoints" / name / "manifest.json").read_text())
+        facts = {file.rpartition("/")[2]: one for file, one in index.files.items()}
+        assert facts.pop("manifest.json")["size"] == (tmp_path / "checkpoints" / name / "manifest.json").stat().st_size
+        assert facts == manifest["files"]
+    assert Mirror("faulty://runs/one").read_index("ep4-ba16").best == ["ep2-ba8"]
+    assert saver.mirrored_at == "faulty://runs/one" and not (tmp_path / ".mirror").exists()
+    plain = fit(tmp_path / "plain", CheckpointSaver(), script=script)
+    for own, expected in zip(trainer.state.model.parameters(), plain.state.model.parameters(), strict=True):
+        assert torch.equal(own, expected)
+
+
+def test_what_is_downloaded_is_what_was_uploaded(tmp_path: Path, remote: type[Faulty]):
+    fit(tmp_path / "run", mirroring(), run_name="one")
+    mirror = Mirror("faulty://runs/one")
+    (tmp_path / "copy").mkdir()
+    mirror.download(mirror.read_index("ep4-ba16"), "ep4-ba16", tmp_path / "copy")
+    assert saved(tmp_path / "copy") == {"ep4-ba16"}
+    place = Path("checkpoints", "ep4-ba16", "state.pt")
+    assert (tmp_path / "copy" / place).read_bytes() == (tmp_path / "run" / place).read_bytes()
+
+
+def test_a_mirror_that_is_away_costs_a_warning_and_has_the_newest_once_it_is_back(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
+):
+    class Back(Callback):
+        def epoch_start(self, state, logger):
+            if state.timestamp.epoch == 3:
+                remote.fault = staticmethod(lambda path, content: content)
+
+    def away(path: str, content: bytes) -> bytes:
+        raise ConnectionRefusedError(111, "no such host, user:secret")
+
+    remote.fault = staticmethod(away)
+    fit(tmp_path, mirroring(keep=-1), Back(), run_name="one")
+    (message,) = messages(caplog)
+    assert "mirror faulty://runs/one: checkpoint ep" in message and "training goes on without it" in message
+    assert {*mirrored()} == saved(tmp_path) == {"ep1-ba4", "ep2-ba8", "ep3-ba12", "ep4-ba16"}
+
+
+def test_a_mirror_that_stays_away_is_told_at_the_end(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
+):
+    def full(path: str, content: bytes) -> bytes:
+        raise OSError(28, "no space left")
+
+    remote.fault = staticmethod(full)
+    saver = mirroring()
+    fit(tmp_path, saver, run_name="one")
+    first, last = messages(caplog)
+    assert "no space left" in first
+    assert "does not have the last checkpoint, ep4-ba16: it has none of this run" in last and str(tmp_path) in last
+    assert mirrored() == [] and saver.mirrored_at is None and len(saved(tmp_path)) == 3
+
+
+def test_training_does_not_wait_and_the_end_waits_with_a_bound(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    gate = Gate("state.pt")
+    remote.fault = staticmethod(gate)
+
+    class Waits(Callback):
+        def epoch_start(self, state, logger):
+            assert state.timestamp.epoch == 0 or gate.reached.wait(PATIENCE)
+
+    fit(tmp_path, mirroring(mirror_timeout=0.05), Waits(), run_name="one")
+    assert gate.reached.is_set() and not gate.open.is_set()
+    # What is there now is what a kill in the middle of an upload leaves: files, and nothing to resume from.
+    assert any(path.endswith("model.pt") for path in remote.store) and mirrored() == []
+    assert "waiting for at most 0.05 s" in capfd.readouterr().err
+    assert "does not have the last checkpoint, ep4-ba16" in messages(caplog)[-1]
+    assert len(saved(tmp_path)) == 3 and not (tmp_path / ".mirror").exists()
+    gate.open.set()
+
+
+def test_the_next_session_removes_what_an_upload_left_that_was_cut_off(tmp_path: Path, remote: type[Faulty]):
+    with make_trainer(tmp_path, mirroring(), run_name="one") as first:
+        first.fit("1ep")
+    torn = "/runs/one/ep2-ba8/checkpoints/ep2-ba8/model.pt"
+    Mirror("faulty://runs/one")._remote.pipe_file(torn, b"half")
+    (tmp_path / ".mirror" / "0").mkdir(parents=True)
+    fit(tmp_path, mirroring(save_interval="3ep"), run_name="one", resume_path=tmp_path)
+    assert {*mirrored()} >= {"ep4-ba16", "ep1-ba4"}
+    assert torn not in remote.store and not (tmp_path / ".mirror").exists()
+
+
+def test_a_checkpoint_that_comes_back_changed_does_not_count(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
+):
+    def lie(path: str, content: bytes) -> bytes:
+        return b"x" + content[1:] if "ep4-ba16/model.pt" in path else content
+
+    remote.fault = staticmethod(lie)
+    fit(tmp_path, mirroring(), run_name="one")
+    assert "checkpoints/ep4-ba16/model.pt differs from what was uploaded" in messages(caplog)[0]
+    assert mirrored()[:2] == ["ep3-ba12", "ep2-ba8"] and "its newest is ep3-ba12" in messages(caplog)[-1]
+
+
+def test_old_checkpoints_that_cannot_be_removed_there_are_no_loss(
+    tmp_path: Path, remote: type[Faulty], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "may not remove")
+
+    monkeypatch.setattr(remote, "rm", refuse)
+    with make_trainer(tmp_path, mirroring(keep=1, save_interval=0), run_name="one") as trainer:
+        trainer.fit("1ep")
+        trainer.fit("1ep")
+    (message,) = messages(caplog)
+    assert "may not remove" in message
+    assert mirrored() == ["ep2-ba8"]
+    wait_until(lambda: all(thread.name != "mirror" for thread in threading.enumerate()))
+
+
+def test_a_run_leaves_the_checkpoints_of_another_one_alone(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
+):
+    fit(tmp_path / "first", mirroring(), run_name="one")
+    before = {path: one.getvalue() for path, one in remote.store.items()}
+    fit(tmp_path / "second", mirroring(), run_name="one")
+    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    assert "holds another run's checkpoints; give this run a run_name= of its own" in messages(caplog)[0]
+    fit(tmp_path / "fork", mirroring(), run_name="one", max_duration="5ep", resume_path=tmp_path / "first")
+    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
+    assert {path: one.getvalue() for path, one in remote.store.items()} != before
+
+
+def test_two_savers_have_mirrors_of_their_own(tmp_path: Path, remote: type[Faulty]):
+    with pytest.raises(ValueError, match="mirror='faulty://runs': .* each needs a mirror of its own"):
+        make_trainer(tmp_path, mirroring(), mirroring(folder="others"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"mirror": "runs"}, ValueError, "mirror='runs': must be an address, such as s3://bucket/runs"),
+        ({"mirror": "nothing://runs"}, ValueError, "mirror='nothing://runs': no such protocol"),
+        ({"mirror": "dropbox://u:secret@runs"}, ImportError, r"mirror='dropbox://\*\*\*@runs': .*dropboxdrivefs"),
+        ({"mirror": "memory://runs", "mirror_timeout": -1}, ValueError, "mirror_timeout=-1: must be a number"),
+    ],
+)
+def test_a_wrong_mirror_is_refused_at_once(arguments: dict[str, Any], kind: type[Exception], message: str):
+    with pytest.raises(kind, match=message):
+        CheckpointSaver(**arguments)
+
+
+@pytest.mark.slow
+def test_a_bucket_of_s3_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """On a server that speaks its protocol, and that goes away between two runs."""
+    pytest.importorskip("s3fs", reason="the extra remote is not installed")
+    server = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for key, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "DEFAULT_REGION": "us-east-1"}.items():
+            monkeypatch.setenv(f"AWS_{key}", value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        fit(tmp_path / "run", mirroring(mirror="s3://bucket/runs", keep=2), run_name="one")
+        mirror = Mirror("s3://bucket/runs/one")
+        assert [*mirror.saved()] == ["ep4-ba16", "ep3-ba12"] and not messages(caplog)
+        (tmp_path / "copy").mkdir()
+        mirror.download(mirror.read_index("ep4-ba16"), "ep4-ba16", tmp_path / "copy")
+        assert saved(tmp_path / "copy") == {"ep4-ba16"}
+    finally:
+        server.stop()
+    fit(tmp_path / "away", mirroring(mirror="s3://bucket/runs"), run_name="two")
+    assert "training goes on without it" in messages(caplog)[0]

@@ -1,0 +1,287 @@
+"""Sharded checkpoints: what each rank writes, what each reads again, and what is found when something is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import resource
+import shutil
+import signal
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_runs import program_of
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sharded_runs import CASES, OPTIMIZERS, difference, make_trainer, on_ranks, train
+from torch import Tensor
+
+from runner import Callback, get_global_rank
+from runner.checkpoints.digest import digest
+from runner.checkpoints.files import MANIFEST, find_checkpoint, read_file, verify
+from runner.checkpoints.shards import DTYPES, write_safetensors
+from runner.checkpoints.writing import write_checkpoint
+from runner.distributed.saved_tensor import Piece, Place, SavedTensor
+from runner.distributed.sharding import like, local, whole
+from runner.distributed.together import gather_objects
+from runner.runs.run_files import unpacked
+
+
+class Recorder:
+    """A slice of a file that counts the elements that are read."""
+
+    def __init__(self, content: Tensor):
+        self.content = content
+        self.count = 0
+
+    def __getitem__(self, at: Any) -> Tensor:
+        self.count += self.content[at].numel()
+        return self.content[at]
+
+
+def read_own_part(weight: Tensor) -> None:
+    """Load a weight from two files whose rows are not those of the ranks; count what is read."""
+    content = torch.arange(float(weight.numel())).view(weight.shape)
+    recorders = [Recorder(content[:2]), Recorder(content[2:])]
+    pieces = [Piece((start, 0), tuple(one.content.shape), one) for start, one in zip((0, 2), recorders, strict=True)]
+    loaded = like(SavedTensor(content.to("meta"), pieces), weight)
+    assert torch.equal(whole(loaded), content)
+    assert sum(one.count for one in recorders) == local(weight).numel() < content.numel()
+
+
+def cross() -> None:
+    """Save gathered and in shards, and resume in either layout; read parts; take up a shard that was altered."""
+    with on_ranks():
+        case, options = CASES["text: ema"], {"optimizers": OPTIMIZERS["adamw"]}
+        plain = train(case, Path("run"), save=Path("gathered"), parallel="fsdp", **options)
+        sharded = train(case, Path("run"), save=Path("sharded"), sharded=True, parallel="fsdp", **options)
+        assert difference(plain, sharded) == 0
+        for parallel in ("fsdp", "ddp"):
+            again = train(case, Path("run"), parallel=parallel, resume_path="sharded", **options)
+            assert difference(plain, again) == 0, parallel
+        with make_trainer("text", folder=Path("run"), parallel="fsdp") as trainer:
+            weights = dict(trainer.state.unwrapped_model.named_parameters())
+            assert len(weights["module.token_embedding.weight"]) == 11  # which two ranks do not divide
+            read_own_part(weights["module.token_embedding.weight"])
+        if get_global_rank() == 0:
+            shutil.copytree("sharded", "altered/ba1")
+            shard = Path("altered/ba1/shard-00001-of-00002.safetensors")
+            shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+        dist.barrier()
+        mine = verify("altered/ba1", get_global_rank(), 2)
+        assert len([fault for fault in gather_objects(mine) if fault]) == 1  # one of the ranks hashes it
+        with pytest.raises(ValueError, match=r"ba1' cannot be used: shard-00001-of-00002.safetensors was modified"):
+            train(case, Path("run"), parallel="fsdp", resume_path="altered/ba1", **options)
+        with pytest.raises(FileNotFoundError, match="altered"):
+            train(case, Path("run"), parallel="fsdp", resume_path="altered", **options)
+
+
+def test_two_ranks_resume_in_either_layout_to_the_bit(run_ranks, tmp_path: Path):
+    run_ranks(program_of("checkpoints/test_shards", "cross"), 2)
+    one, other = tmp_path / "gathered", tmp_path / "sharded"
+    assert verify(other) is None
+    assert {path.name for path in other.iterdir()} >= {f"shard-0000{rank}-of-00002.safetensors" for rank in (0, 1)}
+    assert digest(read_file(one, "model.pt")) == digest(read_file(other, "model.pt"))
+    gathered, sharded = (read_file(path, "state.pt") for path in (one, other))
+    for part in ("model", "optimizers", "algorithms"):
+        assert digest(gathered[part]) == digest(sharded[part]), part
+
+
+# The files, in one process
+
+
+WHOLE = torch.arange(35.0).view(5, 7)
+
+
+def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "1") -> None:
+    """Write a checkpoint of `WHOLE` with files of other ranks, whose manifest agrees with them."""
+    part = torch.zeros(0)
+    place = Place((5, 7), ((0, 0),), (0,), True)
+    write_checkpoint({"timestamp": {"batch": 1}, "model.pt": {"a": part}, "places": {id(part): place}}, path)
+    manifest = json.loads((path / MANIFEST).read_text()) | {"save": "1"}
+    for name, tensors in shards.items():
+        save_file(tensors, path / name, {"save": save})  # by the library, not by us
+        content = (path / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_any_part_of_a_tensor_is_read_from_any_shards(tmp_path: Path):
+    cuts = ((slice(0, 2), slice(0, 7)), (slice(2, 5), slice(0, 3)), (slice(2, 5), slice(3, 7)))
+    parts = {f"model.pt['a']@{rows.start},{columns.start}": WHOLE[rows, columns].clone() for rows, columns in cuts}
+    write_shards(tmp_path / "one", {f"{number}.safetensors": {key: parts[key]} for number, key in enumerate(parts)})
+    assert verify(tmp_path / "one") is None
+    found = read_file(tmp_path / "one", "model.pt")["a"]
+    assert isinstance(found, SavedTensor) and found.shape == (5, 7) and found.dtype == torch.float32
+    for top, left in itertools.product(range(5), range(7)):
+        for height, width in itertools.product(range(6 - top), range(8 - left)):
+            part = found.read_part((top, left), (height, width))
+            assert torch.equal(part, WHOLE[top : top + height, left : left + width])
+    with pytest.raises(ValueError, match=r"\(5, 7\) has no part \(2, 7\) at \(4, 0\)"):
+        found.read_part((4, 0), (2, 7))
+
+
+def test_what_computes_with_a_saved_tensor_has_it_whole(tmp_path: Path):
+    write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
+    found = read_file(tmp_path / "one", "model.pt")["a"]
+    assert torch.equal(found + 1, WHOLE + 1) and type(found + 1) is Tensor
+    assert torch.equal(torch.zeros(5, 7).copy_(found), WHOLE)
+    assert digest({"a": found}) == digest({"a": WHOLE})
+    average = found.mul_(2)  # in place, as averages of weights are
+    assert torch.equal(average, 2 * WHOLE) and torch.equal(found + 0, 2 * WHOLE)
+
+
+KEY = "model.pt['a']"
+ABOVE, BELOW = WHOLE[:2].clone(), WHOLE[2:].clone()
+WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
+    "missing": ({}, r"the shards of model.pt\['a'\] do not make up a tensor \(5, 7\), torch.float32"),
+    "gap": ({f"{KEY}@3,0": BELOW[1:]}, "do not make up"),
+    "overlapping": ({f"{KEY}@1,0": BELOW}, "do not make up"),
+    "overlapping and gap": ({f"{KEY}@1,0": WHOLE[1:2], f"{KEY}@3,0": BELOW[1:]}, "do not make up"),
+    "beyond the end": ({f"{KEY}@3,0": BELOW}, "do not make up"),
+    "other columns": ({f"{KEY}@2,1": BELOW}, "do not make up"),
+    "another rank of tensor": ({f"{KEY}@14": BELOW.flatten()}, "do not make up"),
+    "another type": ({f"{KEY}@2,0": BELOW.double()}, "do not make up"),
+    "negative start": ({f"{KEY}@2,-1": BELOW}, "which is not the name of a part"),
+    "no start": ({KEY: BELOW}, "which is not the name of a part"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_shards_that_do_not_make_up_a_tensor_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str):
+    """Their hashes are right, as those of somebody who means harm would be."""
+    others, said = WRONG[wrong]
+    whole = {"0.safetensors": {f"{KEY}@0,0": ABOVE}, "1.safetensors": {f"{KEY}@2,0": BELOW}}
+    write_shards(tmp_path / "ba1", whole)
+    write_shards(tmp_path / "ba2", {**whole, "1.safetensors": {name: one.clone() for name, one in others.items()}})
+    fault = verify(tmp_path / "ba2")
+    assert fault is not None and re.search(said, fault)
+    assert find_checkpoint(tmp_path) == tmp_path / "ba1"
+    assert [one.getMessage() for one in caplog.records] == [f"checkpoint {tmp_path / 'ba2'} is not used: {fault}"]
+    with pytest.raises(ValueError, match=r"ba2' cannot be used"):
+        find_checkpoint(tmp_path / "ba2")
+
+
+def test_torn_altered_and_foreign_shards_are_not_used(tmp_path: Path):
+    path, shard = tmp_path / "ba1", tmp_path / "ba1" / "0.safetensors"
+    write_shards(path, {shard.name: {f"{KEY}@0,0": WHOLE}})
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    assert verify(path) == "the size of 0.safetensors differs from its manifest"
+    shard.write_bytes(content[:-1] + b"\1")
+    assert verify(path) == "0.safetensors was modified: its SHA-256 differs from its manifest"
+    shard.unlink()
+    assert verify(path) == "0.safetensors is missing"
+    write_shards(path, {shard.name: {f"{KEY}@0,0": WHOLE}}, save="2")
+    assert verify(path) == "0.safetensors belongs to another checkpoint"
+    shard.write_bytes(b"\xff" * len(content))
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["files"][shard.name]["sha256"] = hashlib.sha256(shard.read_bytes()).hexdigest()
+    manifest["files"][shard.name]["size"] = len(content)
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    assert (verify(path) or "").startswith("0.safetensors is not a file of safetensors (")
+
+
+def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
+    part = WHOLE.clone()
+    content = {"tied": [part, part], "more": (1, part), "own": torch.ones(2)}
+    write_checkpoint(
+        {"timestamp": {}, "model.pt": content, "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)}},
+        tmp_path / "a",
+    )
+    found = read_file(tmp_path / "a", "model.pt")
+    assert found["tied"][0] is found["tied"][1] is found["more"][1]
+    assert digest(found) == digest(content)
+    with safe_open(tmp_path / "a/shard-00000-of-00001.safetensors", framework="pt") as file:
+        assert [*file.keys()] == ["model.pt['tied'][0]@0,0"]
+
+
+def test_a_bundle_may_hold_shards(tmp_path: Path):
+    part = WHOLE.clone()
+    content = {
+        "timestamp": {},
+        "model.pt": {"a": part},
+        "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)},
+    }
+    write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
+    (tmp_path / "run/config.yaml").write_text("{}")
+    with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:
+        for path in filter(Path.is_file, (tmp_path / "run").rglob("*")):
+            file.write(path, path.relative_to(tmp_path / "run"))
+    found = unpacked(tmp_path / "crash.zip")
+    assert torch.equal(read_file(found / "checkpoints/ba1", "model.pt")["a"] + 0, WHOLE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype):
+    tensor = torch.arange(6).view(2, 3).to(dtype)
+    with (tmp_path / "one.safetensors").open("wb") as file:
+        write_safetensors(file.write, {"a": tensor, "none": tensor[:0], "t": tensor.t()}, {"save": "é"})
+    found = load_file(tmp_path / "one.safetensors")
+    assert digest(found) == digest({"a": tensor, "none": tensor[:0], "t": tensor.t()})
+    with safe_open(tmp_path / "one.safetensors", framework="pt") as opened:
+        assert opened.metadata() == {"save": "é"}
+
+
+# The saver, on two ranks
+
+
+def save_with_saver() -> None:
+    """Save in the foreground and in the background; with a rank that cannot write, and with one whose weight is inf."""
+    from runner.callbacks import CheckpointSaver
+
+    class Hinder(Callback):
+        """Lets the second rank write no file larger than 1 kB from the second batch to the third, or gives it inf."""
+
+        def __init__(self, how: str):
+            self.how = how
+
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == 1 and get_global_rank() == 1:
+                if self.how == "no room":
+                    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+                if self.how == "infinite":
+                    block: Any = state.unwrapped_model.get_submodule("module.blocks.1")
+                    local(block.mlp.up.weight)[0, 0] = float("inf")
+
+        def batch_start(self, state, logger):
+            if state.timestamp.batch == 2 and self.how == "no room":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    with on_ranks():
+        for asynchronous, how in ((False, ""), (True, ""), (True, "no room"), (True, "infinite")):
+            saver = CheckpointSaver("1ba", keep=2, monitor="loss", asynchronous=asynchronous, sharded=True)
+            folder = Path(f"{'background' if asynchronous else 'foreground'} {how}".strip())
+            with make_trainer(
+                "text", folder=folder, parallel="fsdp", optimizers=OPTIMIZERS["adamw"], callbacks=[saver, Hinder(how)]
+            ) as trainer:
+                trainer.fit()
+        with pytest.raises(ValueError, match=r"sharded=True: each rank has the whole model; set trainer.parallel=fsdp"):
+            make_trainer("text", folder=Path("run"), callbacks=[CheckpointSaver(sharded=True)])
+
+
+def test_the_saver_keeps_what_all_ranks_have_written(run_ranks, tmp_path: Path):
+    ranks = run_ranks(program_of("checkpoints/test_shards", "save_with_saver"), 2)
+    for folder in ("foreground", "background", "background no room"):
+        checkpoints = tmp_path / folder / "checkpoints"
+        assert {path.name for path in checkpoints.iterdir()} == {"ep1-ba3", "ep2-ba4", "latest", "best"}, folder
+        assert [verify(checkpoints / name) for name in ("ep1-ba3", "latest", "best")] == [None] * 3
+        assert (checkpoints / "latest").resolve().name == "ep2-ba4"
+    one, other = (
+        read_file(tmp_path / name / "checkpoints/ep2-ba4", "model.pt") for name in ("foreground", "background")
+    )
+    assert all(isinstance(one[name], SavedTensor) for name in one) and digest(one) == digest(other)
+    assert not [*tmp_path.glob("background infinite/checkpoints/*")]
+    assert ranks[0].stderr.splitlines() == [
+        "checkpoint background no room/checkpoints/ep0-ba1 was not written: [Errno 27] File too large (rank 1)",
+        "checkpoint background infinite/checkpoints/ep0-ba1 was not written: the weights are not finite: "
+        "'module.blocks.1.mlp.up.weight'; the newest that can be resumed is none",
+    ]
+    assert not ranks[1].stderr

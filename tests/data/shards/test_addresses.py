@@ -1,0 +1,185 @@
+"""Shards at an address, on a server that fails, slows down and lies."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shard_files import SIZES, write_parquet, write_tars, write_tokens
+from shard_server import Server, serving
+
+from runner.data.shards import files
+from runner.data.shards.parquet_shards import load_parquet_shards
+from runner.data.shards.tar_shards import load_tar_shards
+from runner.data.shards.token_shards import load_token_shards
+
+pytest.importorskip("aiohttp")
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "parquet": (load_parquet_shards, write_parquet, {}),
+    "tar": (load_tar_shards, write_tars, {"inputs": "npy"}),
+    "uint16": (load_token_shards, write_tokens, {"context": 4}),
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of shards of each format, soon asked again."""
+    monkeypatch.setattr(files, "RETRY_WAITS", (0.01, 0.01))
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for _, write, _ in KINDS.values():
+        write(folder)
+    with serving(folder) as one:
+        yield one
+
+
+def load(server: Server, kind: str, tmp_path: Path, **options: Any):
+    function, _, given = KINDS[kind]
+    sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 1, "cache_gb": 0.1}
+    path = f"{server.url}/{{000..004}}.{kind}"
+    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "cache"), **given, **options})
+
+
+def local(kind: str, tmp_path: Path, **options: Any):
+    function, _, given = KINDS[kind]
+    sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 1, "cache_gb": 0.1}
+    path = str(tmp_path / "served" / f"*.{kind}")
+    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "other"), **given, **options})
+
+
+def quiet(loader: Any) -> None:
+    """Wait until nothing is fetched ahead."""
+    for thread in loader._keys._threads:
+        thread.join(60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_are_those_of_the_files(kind: str, num_workers: int, server: Server, tmp_path: Path):
+    found = [*load(server, kind, tmp_path, num_workers=num_workers)[0]]
+    expected = [*local(kind, tmp_path)[0]]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert all(count == 1 for count in server.asked.values())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "uint16"])
+def test_only_the_shards_that_are_read_are_fetched_and_the_next_one(kind: str, server: Server, tmp_path: Path):
+    train, _ = load(server, kind, tmp_path)
+    assert not server.asked
+    train.seek(0, len(train) - 1)
+    next(iter(train))
+    quiet(train)
+    last = [f"{one:03}.{kind}" for one in (*train.order.upcoming(0, len(train) - 1)[0], *train.order.upcoming(1, 0)[0])]
+    assert {*server.asked} == {*last}
+
+
+def test_an_index_is_made_once(server: Server, tmp_path: Path):
+    load(server, "tar", tmp_path)
+    assert [*server.asked.values()] == [1] * len(SIZES)
+    for file in (tmp_path / "cache").glob("*.shard"):
+        file.unlink()
+    load(server, "tar", tmp_path)
+    assert [*server.asked.values()] == [1] * len(SIZES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["fails", "breaks off", "is slow"])
+def test_a_server_that_recovers_is_asked_again(fault: str, kind: str, server: Server, tmp_path: Path, caplog: Any):
+    expected = [*local(kind, tmp_path)[0]]
+    if fault == "fails":
+        server.failures = 2
+    elif fault == "breaks off":
+        server.stops_after, server.breaks = 40, 2
+    else:
+        server.delay = 0.05
+    with caplog.at_level(logging.WARNING, "runner"):
+        found = [*load(server, kind, tmp_path)[0]]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert ("trying again" in caplog.text) == (fault != "is slow")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("fails", ConnectionError, "cannot be read: 500"),
+        ("breaks off", ConnectionError, "cannot be read: "),
+        ("says more", (ConnectionError, ValueError), "bytes came|not a whole file|no whole number"),
+        ("says no size", ValueError, "the server does not say how large the file is"),
+        ("lacks one", FileNotFoundError, "there is no such file"),
+    ],
+)
+def test_a_server_that_does_not_recover_is_one_error_with_the_address(
+    fault: str, error: Any, message: str, kind: str, server: Server, tmp_path: Path
+):
+    server.says_size = fault != "says no size"
+    server.says_more = 3 * (fault == "says more")
+    if fault == "breaks off":
+        server.stops_after, server.breaks = 40, -1
+    elif fault == "fails":
+        server.failures = 10**6
+    elif fault == "lacks one":
+        (server.folder / f"003.{kind}").unlink()
+    with pytest.raises(error, match=f"{server.url}/00.*({message})"):
+        train, _ = load(server, kind, tmp_path)
+        list(train)
+    assert not [*(tmp_path / "cache").glob("*.partial*")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_file_that_changes_during_a_run_gives_no_sample(kind: str, tags: bool, server: Server, tmp_path: Path):
+    server.tags = tags
+    train, _ = load(server, kind, tmp_path)
+    next(iter(train))
+    quiet(train)
+    for file in (tmp_path / "cache").glob("*.shard"):  # what was fetched before is still right
+        file.unlink()
+    for file in server.folder.glob(f"*.{kind}"):
+        content = file.read_bytes()
+        file.write_bytes(content if tags else content + bytes(2))
+        os.utime(file, (1, 1))
+    with pytest.raises(
+        (ValueError, ConnectionError), match=f"{server.url}/00..{kind}.*has changed since this run began"
+    ):
+        list(train)
+
+
+def test_other_content_of_the_same_size_is_refused_when_fetched_again(server: Server, tmp_path: Path):
+    server.tags = False
+    train, _ = load(server, "uint16", tmp_path)
+    list(train)
+    quiet(train)
+    for file in (tmp_path / "cache").glob("*.shard"):
+        file.unlink()
+    for file in server.folder.glob("*.uint16"):
+        content = file.read_bytes()
+        file.write_bytes(content[::-1])
+    train, _ = load(server, "uint16", tmp_path)
+    with pytest.raises(ValueError, match="its content is not what it was"):
+        list(train)
+
+
+def test_a_small_cache_is_enough(server: Server, tmp_path: Path):
+    expected = [*load(server, "uint16", tmp_path)[0]]
+    size = max(one.stat().st_size for one in server.folder.glob("*.uint16"))
+    train, _ = load(server, "uint16", tmp_path, cache_dir=str(tmp_path / "small"), cache_gb=1.5 * size / 1e9)
+    for batch, other in zip(train, expected, strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
+        assert sum(one.stat().st_size for one in (tmp_path / "small").glob("*.shard")) <= 1.5 * size
+
+
+def test_a_protocol_whose_library_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import fsspec
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", fail)
+    with pytest.raises(ImportError, match=r"path='s3://\*\*\*@.*Install s3fs.*pip install -e '.\[remote\]'"):
+        load_parquet_shards("s3://user:secret@bucket/a.parquet", cache_dir=str(tmp_path))

@@ -1,0 +1,111 @@
+"""Data in shards from the command line: resumed, on two ranks, killed, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from main_runs import run_folders
+from shard_files import write_parquet, write_tars, write_tokens
+from shard_server import serving
+
+TABLE = ("model=mlp", "model.module.in_features=4", "model.num_classes=3")
+KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "parquet": (write_parquet, ("data=parquet_shards", "data.path=shards", *TABLE)),
+    "tar": (write_tars, ("data=tar_shards", "data.path=shards", "data.inputs=npy", *TABLE)),
+    "tokens": (
+        write_tokens,
+        *(("data=token_shards", "data.path=shards", "data.context=4", "model=gpt", "model.module.context=4"),),
+    ),
+}
+SMALL = (
+    *("data.batch_size=5", "data.eval_batch_size=4", "data.shuffle_shards=2", "data.cache_dir=cache"),
+    *("data.cache_gb=0.1", "algorithms=none", "scheduler=constant", "callbacks=[checkpoint_saver]"),
+    *("trainer.device=cpu", "trainer.eval_interval=1ep"),
+)
+
+
+@pytest.fixture(params=KINDS)
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """The arguments for a run on shards of a format, which are there."""
+    write, arguments = KINDS[request.param]
+    (tmp_path / "shards").mkdir()
+    write(tmp_path / "shards")
+    return (*arguments, *SMALL)
+
+
+def weights(folder: Path, which: int) -> dict[str, torch.Tensor]:
+    run = run_folders(folder)[which]
+    return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
+
+
+def test_a_run_that_is_resumed_within_an_epoch_is_equal(command: tuple[str, ...], tmp_path: Path, run_here: Any):
+    run_here(*command, "trainer.max_duration=12ba", code=0)
+    run_here(*command, "trainer.max_duration=3ba", "data.num_workers=0", code=0)
+    changes = ("trainer.max_duration=12ba", "data.num_workers=1", "resume_allow=[data.num_workers]")
+    run_here(f"resume={run_folders(tmp_path)[1]}", *changes, code=0)
+    torch.testing.assert_close(weights(tmp_path, 1), weights(tmp_path, 0), atol=0, rtol=0)
+
+
+def test_mode_check_needs_no_training(command: tuple[str, ...], run_here: Any):
+    assert "ok batch" in run_here("mode=check", *command, code=0).out
+
+
+@pytest.mark.parametrize(
+    "command", ["parquet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tar", "tokens"))], indirect=True
+)
+def test_two_ranks_train_as_one(command: tuple[str, ...], tmp_path: Path, run_app: Any, run_here: Any):
+    command = (*command, "trainer.max_duration=8ba", "data.num_workers=1")
+    run_app(*command, "launch.nproc_per_node=2")
+    run_here(*command, code=0)
+    torch.testing.assert_close(weights(tmp_path, 0), weights(tmp_path, 1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["parquet"], indirect=True)
+def test_kills_change_nothing(command: tuple[str, ...], run_here: Any):
+    # Each process starts with the same cache, whose makers may be killed too.
+    proof = ("mode=prove", "prove.batches=12", "prove.kills=3", "prove.save_interval=2ba", "prove.patience=200")
+    assert "equal" in run_here(*command, *proof, code=0).out
+
+
+def test_shards_that_changed_are_refused_within_an_epoch(tmp_path: Path, run_here: Any):
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards")
+    run_here(*KINDS["parquet"][1], *SMALL, "trainer.max_duration=3ba", code=0)
+    write_parquet(tmp_path / "shards", [12, 7, 9, 10, 11])
+    ended = run_here("resume=latest", "trainer.max_duration=6ba", code=2)
+    assert "the order of batches has changed: blocks 4 of sizes" in ended.err
+
+
+def test_a_run_reads_from_an_address(tmp_path: Path, run_here: Callable[..., Any]):
+    pytest.importorskip("aiohttp")
+    (tmp_path / "served").mkdir()
+    write_parquet(tmp_path / "served")
+    with serving(tmp_path / "served") as server:
+        address = f"data.path='{server.url}/{{000..004}}.parquet'"
+        command = [one for one in KINDS["parquet"][1] if one != "data.path=shards"]
+        run_here(*command, *SMALL, address, "trainer.max_duration=2ep", code=0)
+        (server.folder / "001.parquet").unlink()
+        ended = run_here(*command, *SMALL, address, code=2)
+        assert f"{server.url}/001.parquet': there is no such file" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("data.path=none",), "error: data.path='none': there are no shards; give files that end with .parquet"),
+        (("data.cache_gb=1e-6",), "error: data.cache_gb=1e-06: must hold the shards that are read at a time"),
+        (("data.cache_dir=/dev/null/x",), "error: data.cache_dir='/dev/null/x': cannot be written to"),
+        (("data.path='s4://x/a.parquet'",), "error: data.path='s4://x/a.parquet': "),
+        (("data.inputs=x",), "has no column 'x', only inputs, targets"),
+    ],
+)
+def test_what_is_wrong_ends_with_2(arguments: tuple[str, ...], message: str, tmp_path: Path, run_here: Any):
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards")
+    for mode in ("train", "check"):
+        assert message in run_here(f"mode={mode}", *KINDS["parquet"][1], *SMALL, *arguments, code=2).err

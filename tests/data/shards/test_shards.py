@@ -1,0 +1,292 @@
+"""Shards of every format on this machine, read by loaders."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from shard_files import SIZES, write_arrow, write_parquet, write_tar, write_tars, write_tokens
+
+from runner.data.shards.parquet_shards import load_parquet_shards
+from runner.data.shards.tar_shards import load_tar_shards
+from runner.data.shards.token_shards import load_token_shards
+
+KINDS: dict[str, tuple[Any, Callable[[Path], Any], dict[str, Any]]] = {
+    "parquet": (load_parquet_shards, write_parquet, {}),
+    "arrow": (load_parquet_shards, write_arrow, {}),
+    "arrow stream": (load_parquet_shards, lambda folder: write_arrow(folder, stream=True), {}),
+    "arrow, compressed": (load_parquet_shards, lambda folder: write_arrow(folder, compression="zstd"), {}),
+    "tar": (load_tar_shards, write_tars, {"inputs": "npy"}),
+    "tokens": (load_token_shards, write_tokens, {"context": 4}),
+}
+SAMPLES = sum(SIZES)
+
+
+@pytest.fixture(params=KINDS)
+def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """Loads shards of a format."""
+    load, write, given = KINDS[request.param]
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write(folder)
+    return lambda **options: load(**{**small(tmp_path), **given, **options})
+
+
+def small(folder: Path, **options: Any) -> dict[str, Any]:
+    sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 2, "cache_gb": 0.1}
+    return {**sizes, "path": str(folder / "shards"), "cache_dir": str(folder / "cache"), **options}
+
+
+def numbers(batch: Any) -> list[int]:
+    return batch[0][:, 0].int().tolist()
+
+
+def test_each_sample_is_what_its_file_holds(shards: Callable[..., Any]):
+    train, evaluation = shards(eval_shards=2)
+    seen = [one for batch in train for one in numbers(batch)]
+    assert sorted(seen) == [*range(SAMPLES - 20)] and seen != sorted(seen)
+    assert seen == train.order.permutation(0).tolist()
+    assert [one for batch in evaluation for one in numbers(batch)] == [*range(SAMPLES - 20, SAMPLES)]
+    inputs, targets = next(iter(evaluation))
+    first = SAMPLES - 20
+    if inputs.dtype == torch.float32:
+        assert inputs[1].tolist() == [first + 1, (first + 1) % 3, 0.5, -1.0]
+        assert targets.tolist() == [one % 3 for one in range(first, first + 4)] and targets.dtype == torch.int64
+    else:
+        assert inputs[1].tolist() == [first + 1] * 4 and targets[1].tolist() == [first + 1] * 3 + [first + 2]
+
+
+def test_workers_a_seek_and_ranks_change_nothing(shards: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    train, _ = shards()
+    whole = [*train]
+    train.seek(0, 3)
+    assert all(
+        torch.equal(one, other)
+        for got, had in zip(train, whole[3:], strict=True)
+        for one, other in zip(got, had, strict=True)
+    )
+    workers, _ = shards(num_workers=2)
+    assert [numbers(one) for one in workers] == [numbers(one) for one in whole]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    parts = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        parts.append([numbers(batch) for batch in shards()[0]])
+    assert [one + other for one, other in zip(*parts, strict=True)][:-1] == [numbers(one) for one in whole][:-1]
+
+
+def test_given_samples_come_in_their_order(shards: Callable[..., Any]):
+    train, _ = shards()
+    assert numbers(train.pick(torch.tensor([20, 3, 3, 37]))) == [20, 3, 3, 37]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
+def test_a_stand_in_is_like_the_data(kind: str, tmp_path: Path):
+    load, write, given = KINDS[kind]
+    (tmp_path / "shards").mkdir()
+    write(tmp_path / "shards")
+    options = {**small(tmp_path), **given}
+    for real, fake in zip(load(**options), load.fake(**options), strict=True):
+        assert len(real) == len(fake)
+        for one, other in zip(next(iter(real)), next(iter(fake)), strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    assert next(iter(load.fake(**options)[0]))[1].max() == (2 if kind != "tokens" else 16)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
+def test_only_what_is_needed_is_decoded_and_the_next_shards_ahead(kind: str, tmp_path: Path):
+    load, write, given = KINDS[kind]
+    (tmp_path / "shards").mkdir()
+    write(tmp_path / "shards")
+    train, _ = load(**{**small(tmp_path), **given})
+    train.seek(0, 2)
+    next(iter(train))
+    for thread in train._keys._threads:
+        thread.join(60)
+    kept = {*(tmp_path / "cache").glob("*.shard")}
+    assert len(kept) == (4 if kind == "parquet" else 0)  # two of this group and two of the next; others in place
+
+
+def test_the_cache_stays_within_its_size(tmp_path: Path):
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards", [200] * 12)
+    wide = small(tmp_path)
+    train, _ = load_parquet_shards(**wide)
+    expected = [numbers(batch) for batch in train]
+    size = max(one.stat().st_size for one in (tmp_path / "cache").glob("*.shard"))
+    shutil.rmtree(tmp_path / "cache")
+    limit = 0.0
+    train, _ = load_parquet_shards(**{**wide, "cache_gb": 5 * size / 1e9})
+    found = []
+    for batch in train:
+        found.append(numbers(batch))
+        limit = max(limit, sum(one.stat().st_size for one in (tmp_path / "cache").glob("*.shard")))
+    assert found == expected and size < limit <= 5 * size
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_what_the_cache_holds_is_made_again_if_it_is_damaged(damage: str, tmp_path: Path):
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards")
+    expected = [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]]
+    for file in (tmp_path / "cache").glob("*.shard"):
+        file.write_bytes(file.read_bytes()[:100]) if damage == "cut" else file.unlink()
+    assert [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]] == expected
+
+
+def test_names_of_classes_and_images_become_tensors(tmp_path: Path):
+    image_of = pytest.importorskip("PIL.Image")
+    (tmp_path / "shards").mkdir()
+
+    def images(numbers: range) -> list[bytes]:
+        files = [io.BytesIO() for _ in numbers]
+        for file, number in zip(files, numbers, strict=True):
+            image_of.new("RGB", (9, 8), (number, 0, 0)).save(file, "png")
+        return [file.getvalue() for file in files]
+
+    write_parquet(tmp_path / "shards", image=images, name=lambda numbers: [f"c{one % 2}" for one in numbers])
+    columns = {"inputs": "image", "targets": "name", "image_size": 6}
+    _, evaluation = load_parquet_shards(**small(tmp_path), **columns, classes=["c0", "c1"])
+    pictures, classes = next(iter(evaluation))
+    assert pictures.shape == (4, 3, 6, 6) and classes.tolist() == [0, 1, 0, 1]
+    assert pictures[1, 0, 0, 0] == pytest.approx(((SAMPLES - 10) / 255 - 0.485) / 0.229, abs=1e-6)
+    with pytest.raises(ValueError, match="targets='name': classes lacks 'c1', which a row has; add it"):
+        list(load_parquet_shards(**small(tmp_path), **columns, classes=["c0"])[1])
+    with pytest.raises(ValueError, match="image_size=0: must be at least 1 pixel"):
+        load_parquet_shards(**small(tmp_path), **{**columns, "image_size": 0})
+
+
+def test_images_in_tar_files_are_augmented_alike_with_any_workers(tmp_path: Path):
+    pytest.importorskip("torchvision")
+    image_of = pytest.importorskip("PIL.Image")
+    (tmp_path / "shards").mkdir()
+    drawn = random.Random(0)
+    for shard in range(3):
+        files = {}
+        for number in range(8):
+            file = io.BytesIO()
+            image_of.frombytes("L", (20, 18), drawn.randbytes(360)).save(file, "png")
+            files |= {f"{number}.png": file.getvalue(), f"{number}.cls": b"1"}
+        write_tar(tmp_path / "shards" / f"{shard}.tar", files)
+    options = {**small(tmp_path), "inputs": "png", "image_size": 10, "eval_image_size": 12}
+    one, other = ([images for images, _ in load_tar_shards(**{**options, "num_workers": n})[0]] for n in (0, 2))
+    assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+    assert one[0].shape == (5, 3, 10, 10) and one[0].dtype == torch.float32
+    assert next(iter(load_tar_shards(**options)[1]))[0].shape == (4, 3, 12, 12)
+
+
+def spoil(folder: Path, how: str) -> None:
+    """Spoil the second shard of a folder, or its surroundings."""
+    second = sorted(folder.iterdir())[1]
+    content = second.read_bytes()
+    if how == "torn":
+        second.write_bytes(content[: len(content) // 2])
+    elif how == "flipped":
+        second.write_bytes(content[:60] + bytes(200) + content[260:])
+    elif how == "empty":
+        (write_parquet if second.suffix == ".parquet" else write_tokens)(folder, [4, 0, 4])
+    elif how == "other columns":
+        (folder / "other").mkdir()
+        write_parquet(folder / "other", [4], targets=lambda numbers: [0.5 for _ in numbers])[0].rename(second)
+        (folder / "other").rmdir()
+    elif how == "hostile":
+        write_tar(second, {"../../etc/passwd.npy": b"x", "../../etc/passwd.cls": b"1"})
+    elif how == "unnamed":
+        write_tar(second, {"readme": b"x"})
+    elif how == "scattered":
+        write_tar(second, {"1.npy": b"x", "2.npy": b"x", "1.cls": b"1"})
+    elif how == "no field":
+        write_tar(second, {"1.npy": b"x", "1.cls": b"1", "2.npy": b"x"})
+    elif how == "cut between members":
+        second.write_bytes(content[: 512 * 2])
+    elif how == "odd":
+        second.write_bytes(content[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "message"),
+    [
+        ("parquet", "torn", "001.parquet': not a whole file of parquet or arrow"),
+        ("parquet", "flipped", "001.parquet': a damaged file of parquet or arrow"),
+        ("parquet", "empty", "001.parquet': there are no samples in it; leave it out"),
+        ("parquet", "other columns", "001.parquet': has double in column 'targets', where '"),
+        ("arrow", "torn", "001.arrow': not a whole file of parquet or arrow"),
+        ("tar", "torn", "001.tar': member 'some/00015.cls': the file ends within it|not a whole tar file|has no end"),
+        ("tar", "cut between members", "001.tar': "),
+        ("tar", "hostile", "001.tar': member '../../etc/passwd.npy': must be a plain file, with a name that stays"),
+        ("tar", "unnamed", "001.tar': member 'readme': must be named <sample>.<field>"),
+        ("tar", "scattered", "001.tar': member '1.cls': its sample occurs twice"),
+        ("tar", "no field", "001.tar': has no column 'cls', only npy"),
+        ("tokens", "odd", "001.uint16': 57 bytes are no whole number of uint16"),
+        ("tokens", "empty", "001.uint16': there are no samples in it; leave it out"),
+    ],
+)
+def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: str, tmp_path: Path):
+    load, write, given = KINDS[kind]
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write(folder)
+    spoil(folder, how)
+    with pytest.raises(ValueError, match=message):
+        list(load(**{**small(tmp_path), **given})[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': there are no shards"),
+        ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in all"),
+        ({"cache_gb": 1e-7}, ValueError, "cache_gb=1e-07: must hold the shards that are read at a time; the largest 2"),
+        ({"cache_gb": 0}, ValueError, "cache_gb=0: must be above 0"),
+        ({"cache_dir": "/dev/null/cache"}, OSError, "cache_dir='/dev/null/cache': cannot be written to"),
+        ({"shuffle_shards": 0}, ValueError, "shuffle_shards=0"),
+        ({"inputs": "x"}, ValueError, "000.parquet': has no column 'x', only inputs, targets"),
+        ({"path": "s4://a/b.parquet"}, ValueError, "path='s4://a/b.parquet': no such protocol; use s3, gs"),
+    ],
+)
+def test_a_wrong_argument_is_one_error(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path):
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards")
+    with pytest.raises(error, match=message):
+        load_parquet_shards(**{**small(tmp_path), **change})
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path):
+    resource = pytest.importorskip("resource")
+    (tmp_path / "shards").mkdir()
+    write_parquet(tmp_path / "shards", [3000] * 3)
+    train, _ = load_parquet_shards(**small(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="cache_dir='.*': the disk is full; make room there, choose another folder"):
+            next(iter(train))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*(tmp_path / "cache").glob("*.partial*")]
+
+
+def test_a_shard_that_changes_during_a_run_is_refused(shards: Callable[..., Any], tmp_path: Path):
+    train, _ = shards(shuffle_shards=1)
+    batches = iter(train)
+    next(batches)
+    for file in (tmp_path / "shards").iterdir():
+        content = bytearray(file.read_bytes())
+        file.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="has changed since this run began"):
+        list(batches), list(train), list(train)
+
+
+def test_tokens_of_another_type_are_refused(tmp_path: Path):
+    (tmp_path / "shards").mkdir()
+    write_tokens(tmp_path / "shards")
+    numpy.zeros(90, numpy.int32).tofile(tmp_path / "shards" / "0000.int32")
+    with pytest.raises(ValueError, match="0000.int32': has int32 in column 'tokens', where '.*000.uint16' has uint16"):
+        load_token_shards(**small(tmp_path), context=4)

@@ -167,6 +167,10 @@ def test_a_compiled_optimizer_takes_any_rate_in_the_same_code(uncompiled, count_
     assert count_graphs() == 1
 
 
+def test_a_whole_step_resumes_to_the_bit(check_resume, uncompiled):
+    check_resume(lambda: [Compile(scope="step")], build=net, optimizers=OPTIMIZERS["adamw"])
+
+
 def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled):
     halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     options = {"schedulers": halving, "step_schedulers_every_batch": True, "max_duration": "2ba"}

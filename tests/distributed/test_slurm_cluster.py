@@ -120,7 +120,7 @@ def test_a_signal_of_the_scheduler_costs_no_batch(cluster: Cluster, tmp_path: Pa
     run = run_in(tmp_path)
     assert f"after {paused} batches" in log.read_text()
     logs = [(run / one / "console.log").read_text() for one in ("attempts/1", ".")]
-    assert all(text.count("MLP, ") == 1 for text in logs) and f"after {paused} batches" in logs[1]
+    assert all(text.count("MLP, ") == 1 for text in logs) and f"after {paused} batches" in logs[0]
     assert "queued" in logs[0] and "trained" in logs[1]
     sql = "select m.step from metrics m where m.key = 'loss/train/total' order by m.step"
     steps = [step for (step,) in query(tmp_path / "outputs" / "mlflow.db", sql)]

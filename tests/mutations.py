@@ -47,6 +47,27 @@ ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    Fault(
+        "attempts: an attempt goes on in the log of the one before",
+        "runner/runs/folder.py",
+        "if log.exists():",
+        "if False:",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "programs: what a hook refuses has no key",
+        "runner/modes/diagnosis.py",
+        "return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)",
+        "return WrongConfig(text)",
+        "test_programs.py",
+    ),
+    Fault(
+        "programs: a fix of a list that grows replaces it",
+        "runner/config/errors.py",
+        'fix = f"+{fix}"',
+        "pass",
+        "test_programs.py",
+    ),
     # mirrors of checkpoints
     Fault(
         "mirror: what was uploaded is not read back",
@@ -147,6 +168,13 @@ FAULTS = (
         "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)",
         "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()",
         "data/hf/test_dataset.py",
+    ),
+    Fault(
+        "speed: batches count that a GPU has not computed yet",
+        "callbacks/_clock.py",
+        "while self._laps and self._laps[0][1].query():",
+        "while self._laps:",
+        "callbacks/test_speed_monitor.py",
     ),
     Fault(
         "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
@@ -473,6 +501,13 @@ FAULTS = (
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
+        "split layers: queries, keys and values are written to a sharded checkpoint as one piece",
+        "runner/distributed/saved_tensor.py",
+        "if index == 0 or row != kept[index - 1] + 1]",
+        "if index == 0]",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
         "split layers: each rank sees samples of its own",
         "runner/dataloader.py",
         "            order.share_alike(group)\n",
@@ -583,6 +618,27 @@ FAULTS = (
         "verify(path, get_global_rank(), get_world_size())",
         "verify(path, -1, 0x7FFFFFFF)",
         "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "weights by name: all are drawn alike",
+        "runner/models/by_name.py",
+        'f"weights.{name}"',
+        '"weights"',
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: surgery before they have values is lost",
+        "runner/distributed/deferred.py",
+        "(draw is None or one._version)",
+        "draw is None",
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: ranks keep parts of weights of their own",
+        "runner/distributed/sharding.py",
+        "        value = draws[name]()\n        dist.broadcast(value, src=0)\n",
+        "        value = draws[name]()\n",
+        "models/test_by_name.py",
     ),
     # budgets
     Fault(
@@ -698,6 +754,13 @@ FAULTS = (
         "        or optimizer._optimizer_step_pre_hooks\n",
         "",
         "optim/test_unwrapped_step.py",
+    ),
+    Fault(
+        "a module of torchmetrics comes without its package",
+        "runner/libraries/torchmetrics.py",
+        '        del vars(package)["__path__"]',
+        '        vars(package)["__path__"]',
+        "libraries/test_torchmetrics.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",
@@ -1178,6 +1241,13 @@ FAULTS = (
         "runner/modes/trunk.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork is trained again from the start",
+        "runner/modes/standing.py",
+        "if checkpoint is None and (begun := forked_after(run)):",
+        "if begun := 0:",
         "runs/test_forks.py",
     ),
     Fault(

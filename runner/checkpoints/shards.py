@@ -79,7 +79,8 @@ def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
         if id(tensor) not in empty:
             empty[id(tensor)] = torch.empty(place.shape, dtype=tensor.dtype, device="meta")
             if tensor.numel():  # not so if another rank writes the same part
-                parts[f"{name}@{','.join(map(str, place.start))}"] = tensor
+                for start, piece in zip(place.starts, tensor.split([*place.rows]), strict=True):
+                    parts[f"{name}@{','.join(map(str, start))}"] = piece
         return empty[id(tensor)]
 
     files = {name: _map_named(content, cut, name) for name, content in snapshot.items() if name.endswith(".pt")}

@@ -16,8 +16,11 @@ class Place(NamedTuple):
 
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
-    start: tuple[int, ...]
-    """Position in the whole tensor at which the part begins."""
+    starts: tuple[tuple[int, ...], ...]
+    """Position in the whole tensor at which each piece of the part begins: one, but of queries, keys and values in one
+    weight, whose layer ranks split, one of each."""
+    rows: tuple[int, ...]
+    """Length of each piece along dimension 0."""
     is_first_copy: bool
     """Whether this rank is the first of those that hold the same part."""
 
@@ -29,12 +32,18 @@ def place_of(tensor: Any) -> Place:
 
 @functools.lru_cache  # the layers of a model have few shapes, and training waits for this
 def _place_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place:
+    from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    _, start = compute_local_shape_and_global_offset(shape, mesh, placements)
+    _, (_, *columns) = compute_local_shape_and_global_offset(shape, mesh, placements)
+    by_row = [Replicate() if getattr(one, "dim", 0) else one for one in placements]
+    rows = distribute_tensor(torch.arange(shape[0], device=mesh.device_type), mesh, by_row, src_data_rank=None)
+    kept: list[int] = rows.to_local().tolist()
+    firsts = [index for index, row in enumerate(kept) if index == 0 or row != kept[index - 1] + 1]
+    lengths = [end - first for first, end in zip(firsts, [*firsts[1:], len(kept)], strict=True)]
     at = zip(placements, mesh.get_coordinate(), strict=True)
     is_first = 0 in mesh.mesh and all(number == 0 for one, number in at if one.is_replicate())
-    return Place(shape, tuple(start), is_first)
+    return Place(shape, tuple((kept[first], *columns) for first in firsts), tuple(lengths), is_first)
 
 
 class Piece(NamedTuple):
@@ -84,6 +93,13 @@ class SavedTensor(Tensor):
         if read != found.numel():
             raise ValueError(f"the saved tensor {tuple(self.shape)} has no part {tuple(shape)} at {tuple(start)}")
         return found
+
+    def read_place(self, place: Place, shape: Sequence[int]) -> Tensor:
+        """Return a rank's part of it, of a given shape, reading no more than that from the files."""
+        pieces = [
+            self.read_part(start, (rows, *shape[1:])) for start, rows in zip(place.starts, place.rows, strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0, *shape[1:], dtype=self.dtype), *pieces])
 
     def read(self) -> Tensor:
         """Return it whole, as an ordinary tensor."""

@@ -28,6 +28,7 @@ SAFE = (
     "vars",  # the keys that use these values change with them, and are judged themselves
     "test",  # it comes after training
     "budget",  # a schedule stretches with it, as with trainer.max_duration
+    "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and goes on
@@ -135,6 +136,7 @@ def tell_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[
     """
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
+    print(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}", file=sys.stderr)
     for one in changes:
         print(f"INFO: {one}", file=sys.stderr)
 

@@ -102,7 +102,7 @@ WHOLE = torch.arange(35.0).view(5, 7)
 def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "1") -> None:
     """Write a checkpoint of `WHOLE` with files of other ranks, whose manifest agrees with them."""
     part = torch.zeros(0)
-    place = Place((5, 7), (0, 0), True)
+    place = Place((5, 7), ((0, 0),), (0,), True)
     write_checkpoint({"timestamp": {"batch": 1}, "model.pt": {"a": part}, "places": {id(part): place}}, path)
     manifest = json.loads((path / MANIFEST).read_text()) | {"save": "1"}
     for name, tensors in shards.items():
@@ -192,7 +192,8 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
     part = WHOLE.clone()
     content = {"tied": [part, part], "more": (1, part), "own": torch.ones(2)}
     write_checkpoint(
-        {"timestamp": {}, "model.pt": content, "places": {id(part): Place((5, 7), (0, 0), True)}}, tmp_path / "a"
+        {"timestamp": {}, "model.pt": content, "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)}},
+        tmp_path / "a",
     )
     found = read_file(tmp_path / "a", "model.pt")
     assert found["tied"][0] is found["tied"][1] is found["more"][1]
@@ -203,7 +204,11 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
 
 def test_a_bundle_may_hold_shards(tmp_path: Path):
     part = WHOLE.clone()
-    content = {"timestamp": {}, "model.pt": {"a": part}, "places": {id(part): Place((5, 7), (0, 0), True)}}
+    content = {
+        "timestamp": {},
+        "model.pt": {"a": part},
+        "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)},
+    }
     write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
     (tmp_path / "run/config.yaml").write_text("{}")
     with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:

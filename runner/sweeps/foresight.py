@@ -37,6 +37,7 @@ OF_TIME = ("max_duration", "eval_interval", "scale_schedule_ratio", "scale_warmu
 COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION)
 OURS = ("runner.", "torch.")
 LOOKS_AT_LENGTH = re.compile(r"max_duration|progress\b|elapsed|is_due|dataloader_len")
+FRACTION = re.compile(r"\ddur\b")  # in a callback's arguments: a time that stretches with the run
 UNCOUNTED: Any = object()  # samples, tokens and seconds are not known beforehand: to compute with them is a TypeError
 
 
@@ -170,7 +171,8 @@ class Foreseen:
             return [section, self._length if looks_at_length(target.__module__) else ""]
         intervals = {one: made for one in section if (made := _as_interval(one, section[one])) is not None}
         self._foresee_intervals(name, [*intervals.values()])
-        return {one: value for one, value in section.items() if one not in intervals}
+        rest = {one: value for one, value in section.items() if one not in intervals}
+        return {**rest, "max_duration": self._length} if FRACTION.search(repr(rest)) else rest
 
 
 def _value(effect: Effect, moment: Moment) -> Any:

@@ -152,6 +152,7 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
     with ExitStack() as claims:
         begun = last_saved(Path(job.run_dir)) if job.config["resume"] is not None else None
         if begun is None:
+            (shared / f"begun-{identity}").unlink(missing_ok=True)  # an earlier attempt may have left nothing behind
             start, due = _wait_for_nodes(nodes, shared, identity, claims, is_stopped)
         else:
             later = [one for one in nodes if one["batch"] > begun]

@@ -269,6 +269,11 @@ ALONE = {
         {"trainer__max_duration": ["2ep", "5ep"]},
         "scheduler",
     ),
+    "a fraction of the run in a callback": (
+        (*CONSTANT, "callbacks=learning_curves", "+callbacks.learning_curves.after=0.5dur"),
+        {"trainer__max_duration": ["2ep", "5ep"]},
+        "callbacks.learning_curves",
+    ),
     "callbacks in another order": (
         (*CONSTANT,),
         {"callbacks": ["[lr_monitor,speed_monitor]", "[speed_monitor,lr_monitor]"]},

@@ -101,6 +101,7 @@ def test_jobs_that_share_are_equal_to_the_bit_to_jobs_alone(folder: Path, run_he
     assert len(batches(folder)) == 4 * 24
     done = run_here(*command, "share=true", "hydra.sweep.dir=shared", code=0)
     assert "share: 4 jobs train 51 batches in place of 96, 47% less" in done.out and done.err == ""
+    assert [one.count("from batch 14") for one in done.out.splitlines()].count(1) == 2
     assert batches(folder) == [
         f"{name} {batch}" for name, start in zip(NAMES, STARTS, strict=True) for batch in range(start, 24)
     ]
@@ -113,17 +114,22 @@ def test_jobs_that_share_are_equal_to_the_bit_to_jobs_alone(folder: Path, run_he
         assert json.loads((run / "environment.json").read_text())["from_batch"] == start
     assert not (folder / "shared" / SHARED).exists()  # nobody needs the checkpoints of nodes any more
 
+
+@pytest.mark.slow
+def test_a_job_that_began_with_another_can_be_trained_again_and_verified(folder: Path, run_here: Any):
+    command = ("-m", *POINTS, *QUIET, "share=true", "hydra.sweep.dir=shared")
+    run_here(*command, code=0)
     leaf = folder / "shared" / NAMES[3]
     run_here(f"rerun={leaf}", "hydra.run.dir=again", code=0)
-    assert_equal(folder / "again", folder / "alone" / NAMES[3])
+    assert_equal(folder / "again", leaf)
+    assert result_of(folder / "again").forked_at == 0
     verified = run_here("verify", str(leaf), "verify.batches=24", code=0)
     assert "equal to the bit up to batch 24; 24 digests compared" in verified.out
-
-    again = run_here(*command, "share=true", "hydra.sweep.dir=shared", code=0)
-    assert again.out.count("skipped: it has already ended") == 4
+    assert run_here(*command, code=0).out.count("skipped: it has already ended") == 4
 
 
-@pytest.mark.parametrize("ends", [pytest.param("error", marks=pytest.mark.slow), "SIGTERM"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["error", "SIGTERM"])
 def test_a_job_that_ends_before_the_others_need_it_is_replaced_and_goes_on(folder: Path, run_here: Any, ends: str):
     run_here("-m", *POINTS, *QUIET, NOTE, "hydra.sweep.dir=alone", code=0)
     batches(folder)
@@ -243,8 +249,6 @@ def test_explain_shows_the_tree_before_anything_trains(folder: Path, run_here: A
         (0, 13, 24),
     ]
     assert told["jobs"][1]["overrides"] == ["scheduler.t_decay=0.25dur", "scheduler.alpha_f=0.1"]
-    alone = run_here("-m", "mode=explain", "share=true", "seed=0,1", *QUIET, code=0)
-    assert "in place of 48: they share nothing" in alone.out and alone.out.count("1-24     seed\n") == 2
 
 
 @pytest.mark.parametrize(

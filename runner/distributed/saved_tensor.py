@@ -3,38 +3,64 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Run(NamedTuple):
+    """Neighbouring indices of a dimension that a rank holds."""
+
+    start: int
+    """The first of them in the whole tensor."""
+    at: int
+    """Where they begin in the rank's part."""
+    length: int
+
 
 class Place(NamedTuple):
-    """Where a rank's part of a sharded tensor lies."""
+    """Which indices of a sharded tensor a rank holds."""
 
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
-    start: tuple[int, ...]
-    """Position in the whole tensor at which the part begins."""
+    runs: tuple[tuple[Run, ...], ...]
+    """The indices of each dimension. More than one run have weights of several layers in one, such as q, k and v."""
     is_first_copy: bool
     """Whether this rank is the first of those that hold the same part."""
 
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """Yield the blocks of which the part consists: where each begins in the whole, and its slices in the part."""
+        for block in itertools.product(*self.runs):
+            yield tuple(one.start for one in block), tuple(slice(one.at, one.at + one.length) for one in block)
+
 
 def place_of(tensor: Any) -> Place:
-    """Return where this rank's part of a sharded tensor lies."""
+    """Return which part of a sharded tensor this rank holds."""
     return _place_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
 @functools.lru_cache  # the layers of a model have few shapes, and training waits for this
-def _place_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+def _place_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> Place:
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
-    _, start = compute_local_shape_and_global_offset(shape, mesh, placements)
-    at = zip(placements, mesh.get_coordinate(), strict=True)
-    is_first = 0 in mesh.mesh and all(number == 0 for one, number in at if one.is_replicate())
-    return Place(shape, tuple(start), is_first)
+    runs = []
+    for dim, size in enumerate(shape):
+        index = torch.arange(size, device=mesh.device_type).view([-1 if one == dim else 1 for one in range(len(shape))])
+        along = [one if getattr(one, "dim", None) == dim else Replicate() for one in placements]
+        held = distribute_tensor(index, mesh, along, src_data_rank=None).to_local().flatten().tolist()
+        firsts = [at for at in range(len(held)) if at == 0 or held[at] != held[at - 1] + 1]
+        runs.append(tuple(Run(held[at], at, end - at) for at, end in pairwise([*firsts, len(held)])))
+    coordinates = zip(placements, mesh.get_coordinate() or (), strict=True)
+    is_first = 0 in mesh.mesh and all(number == 0 for one, number in coordinates if one.is_replicate())
+    return Place(shape, tuple(runs), is_first)
 
 
 class Piece(NamedTuple):
@@ -83,6 +109,19 @@ class SavedTensor(Tensor):
                 read += found[ours].numel()
         if read != found.numel():
             raise ValueError(f"the saved tensor {tuple(self.shape)} has no part {tuple(shape)} at {tuple(start)}")
+        return found
+
+    def read_at(self, place: Place) -> Tensor:
+        """Return the part that a rank holds of it.
+
+        Raises:
+            ValueError: the part is that of a tensor of another shape.
+        """
+        if tuple(self.shape) != place.shape:
+            raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")
+        found = torch.empty([sum(run.length for run in runs) for runs in place.runs], dtype=self.dtype)
+        for start, block in place.blocks():
+            found[block] = self.read_part(start, found[block].shape)
         return found
 
     def read(self) -> Tensor:

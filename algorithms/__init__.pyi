@@ -7,12 +7,14 @@ from runner.algorithms.blurpool import BlurPool
 from runner.algorithms.channels_last import ChannelsLast
 from runner.algorithms.colout import ColOut
 from runner.algorithms.compile import Compile
+from runner.algorithms.cuda_graph import CUDAGraph
 from runner.algorithms.cudnn_benchmark import CudnnBenchmark
 from runner.algorithms.cutmix import CutMix
 from runner.algorithms.cutout import CutOut
 from runner.algorithms.ddp import DDP
 from runner.algorithms.ema import EMA
 from runner.algorithms.factorize import Factorize
+from runner.algorithms.float8 import Float8
 from runner.algorithms.gated_linear_units import GatedLinearUnits
 from runner.algorithms.ghost_batch_norm import GhostBatchNorm
 from runner.algorithms.gradient_clipping import GradientClipping
@@ -57,6 +59,7 @@ __all__ = [
     "BatchAugment",
     "BatchSizeWarmup",
     "BlurPool",
+    "CUDAGraph",
     "ChannelsLast",
     "ColOut",
     "Compile",
@@ -64,6 +67,7 @@ __all__ = [
     "CutMix",
     "CutOut",
     "Factorize",
+    "Float8",
     "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",

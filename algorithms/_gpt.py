@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from runner.models import GPT
+
+Made = TypeVar("Made")
+
+
+class Kept(Generic[Made]):
+    """What follows from the shape of queries, for the last one: all layers share it, and most batches have the same.
+
+    Args:
+        make: makes it for queries (N, H, T, D / H).
+    """
+
+    def __init__(self, make: Callable[[Tensor], Made]) -> None:
+        self.make = make
+        self._made_for: Any = None
+        self._made: Made | None = None
+
+    def of(self, x: Tensor) -> Made:
+        """Return it for queries or keys (N, H, T, D / H)."""
+        if torch.compiler.is_compiling():  # it becomes part of the graph, which knows what is computed twice
+            return self.make(x)
+        needed = (x.shape[1:], x.dtype, x.device)
+        if self._made is None or needed != self._made_for:
+            with torch.inference_mode(False):  # training may use it after an inference has made it
+                self._made = self.make(x)
+            self._made_for = needed
+        return self._made
 
 
 def drop_positions(module: nn.Module, index: int) -> None:

@@ -13,7 +13,7 @@ from runner import Algorithm, Logger, State
 from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
-from runner.algorithms._gpt import drop_positions
+from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._sequences import cut_into_pieces
 from runner.algorithms._surgery import operate
 from runner.checks import check_whole
@@ -53,19 +53,25 @@ class _FadingAttention(nn.Module):
     Args:
         max_length: length of the longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
+        biases: what `alibi` returns.
     """
 
-    def __init__(self, max_length: int, dropout: float) -> None:
+    def __init__(self, max_length: int, dropout: float, biases: Kept[Tensor]) -> None:
         super().__init__()
         self.max_length = max_length
         self.dropout = dropout
+        self.biases = biases
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape."""
-        n_heads, length = q.shape[1:3]
-        refuse_longer(length, self.max_length)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape.
+
+        A mask is that of `document_mask`.
+        """
+        refuse_longer(q.shape[2], self.max_length)
         dropout = self.dropout if self.training else 0.0
-        bias = alibi(n_heads, length, q.device, q.dtype)
+        bias = self.biases.of(q)[None]  # torch has no fused attention for masks of three dimensions
+        if mask is not None:
+            bias = bias.masked_fill(~mask, -math.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 
@@ -113,9 +119,11 @@ class ALiBi(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
+        biases = Kept(lambda q: alibi(*q.shape[1:3], q.device, q.dtype))
+
         def fade(attend: nn.Module, index: int) -> nn.Module:
             assert isinstance(attend, CausalAttention)
-            return _FadingAttention(self.max_sequence_length, attend.dropout)
+            return _FadingAttention(self.max_sequence_length, attend.dropout, biases)
 
         def lengthen(gpt: nn.Module, index: int) -> None:
             assert isinstance(gpt, GPT)

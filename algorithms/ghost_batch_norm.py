@@ -24,8 +24,13 @@ def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:
     Returns:
         Normalized inputs (N, C, ...).
     """
-    chunks = inputs.tensor_split(math.ceil(len(inputs) / size))
-    return torch.cat([norm(chunk) for chunk in chunks]) if len(chunks) > 1 else norm(inputs)
+    count = math.ceil(len(inputs) / size)
+    if count <= 1:
+        return norm(inputs)
+    least, larger = divmod(len(inputs), count)
+    # Not tensor_split, whose gradient is a tensor of the whole size for each chunk.
+    chunks = inputs.split([least + (index < larger) for index in range(count)])
+    return torch.cat([norm(chunk) for chunk in chunks])
 
 
 class _GhostNorm(nn.Module):

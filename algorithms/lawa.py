@@ -83,6 +83,7 @@ class LAWA(TimedAverage, WeightAverage):
         self._snapshots = deque(state["snapshots"], maxlen=self.window)
 
     def effect_at(self, state: State) -> Any:
+        """Return how the weights are averaged at this moment, None if they are not; for sweeps that share."""
         return (self.window, self.bn_batches) if self._averages(state) else None
 
     def _averages(self, state: State) -> bool:

@@ -91,6 +91,7 @@ class LayerFreezing(Algorithm):
             parameter.grad = None
 
     def effect_at(self, state: State) -> float:
+        """Return the fraction of layers to freeze at this moment; also for sweeps that share."""
         return frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
-from runner.algorithms._gpt import drop_positions
+from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._surgery import operate
 from runner.models import GPT
 from runner.models.gpt import Attention
@@ -47,38 +47,14 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
 
-class _Tables:
-    """The tables of `rotate` for the last length, which all layers share, as they are the same from batch to batch.
-
-    Args:
-        base: base of the frequencies, see `rotate`.
-    """
-
-    def __init__(self, base: float) -> None:
-        self.base = base
-        self._made_for: Any = None
-        self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-
-    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tables for queries or keys (..., T, D)."""
-        if torch.compiler.is_compiling():  # they become part of the graph, which knows what is computed twice
-            return make_tables(x, self.base)
-        needed = (x.shape[-2:], x.dtype, x.device)
-        if needed != self._made_for:
-            with torch.inference_mode(False):  # training may use them after an inference has made them
-                self._tables = make_tables(x, self.base)
-            self._made_for = needed
-        return self._tables
-
-
 class _Rotary(nn.Module):
     """`rotate` as a module.
 
     Args:
-        tables: what it needs for that.
+        tables: what `make_tables` returns.
     """
 
-    def __init__(self, tables: _Tables) -> None:
+    def __init__(self, tables: Kept[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.tables = tables
 
@@ -124,6 +100,6 @@ class RotaryEmbedding(Algorithm):
                     f"{one.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
                 )
         seams = {one.rotary for one in attentions}
-        tables = _Tables(self.base)
+        tables = Kept(partial(make_tables, base=self.base))
         policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(tables)}
         operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match)

@@ -103,6 +103,7 @@ class SelectiveBackprop(Algorithm):
         refuse_alternating_flips(state.algorithms)
 
     def effect_at(self, state: State) -> Any:
+        """Return how samples of the next batch are selected, None if they are not; for sweeps that share."""
         return (self.keep, self.scale_factor, self.input_key) if self._selects(state) else None
 
     def _selects(self, state: State) -> bool:

@@ -43,8 +43,10 @@ FIRST_SEED = 1000  # settings were chosen with others
 # Algorithms that have no row, and why.
 NOT_MEASURED = {
     "compile": "compiling takes longer than these runs",
+    "cuda_graph": "needs a GPU",
     "cudnn_benchmark": "needs a GPU",
     "ddp": "does nothing in a single process",
+    "float8": "needs a GPU",
     "gyro_dropout": "takes the place of dropout, which neither recipe has",
     "low_precision_group_norm": "does nothing in 32 bits",
     "low_precision_layer_norm": "does nothing in 32 bits",

@@ -98,7 +98,7 @@ def compare_cases() -> Found:
 
 
 def compare_split() -> Found:
-    """Return the differences of each case, in 64 bits: of tensor_parallel=2 from ddp, of resumed runs. All ranks."""
+    """Return the differences of each case, in 64 bits: of split layers from ddp, and of resumed runs. All ranks."""
     found: Found = {}
     layout = {"tensor_parallel": 2, "parallel": "ddp" if torch.distributed.get_world_size() == 2 else "fsdp"}
     for name in runs.SPLIT:

@@ -265,6 +265,8 @@ LEFT_OUT = {
     "TensorBoardLogger": "needs tensorboard",
     "SweepPruner": "needs a sweep",
     "Compile": "changes what an operation is",
+    "CUDAGraph": "needs a GPU",
+    "Float8": "needs a GPU",
     "CudnnBenchmark": "needs a GPU",
     "DDP": "does nothing in a single process",
     "ReduceOnPlateau": "acts after evaluations",

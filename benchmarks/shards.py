@@ -162,7 +162,7 @@ def measure_resume(folder: Path, rounds: int, shards: int, rows: int, batches: t
 def main() -> int:
     """Run both measurements; return 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="few samples, to see that it runs")
     given = parser.parse_args()
     shards, rows = (MIXED + 1, 200) if given.quick else (SHARDS, ROWS)

@@ -6,39 +6,39 @@ import re
 
 TERAFLOPS: dict[str, dict[str, float]] = {
     # NVIDIA Blackwell Architecture Technical Brief: HGX B200, and a GPU of GB200 NVL72
-    r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000},
-    r"B200": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500},
+    r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500},
+    r"B200": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250},
     # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as its sellers publish it
-    r"GH200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
-    r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148, "fp8": 296},
-    r"H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
-    r"H100 PCIe": {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513},
-    r"H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1670.5},
-    r"H100": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
+    r"GH200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148},
+    r"H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    r"H100 PCIe": {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756},
+    r"H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
+    r"H100": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"A100": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
     # NVIDIA's data sheets of V100, T4, L4, L40S, A10 and RTX A6000
     r"V100.*PCIE": {"fp32": 14, "fp16": 112},
     r"V100": {"fp32": 15.7, "fp16": 125},
     r"T4": {"fp32": 8.1, "fp16": 65},
-    r"L4": {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121, "fp8": 242.5},
-    r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362, "fp8": 733},
+    r"L4": {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121},
+    r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
     r"A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125},
     r"RTX A6000": {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8},
     # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A
     r"RTX 3090": {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71},
-    r"RTX 4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
-    r"RTX 4080": {"fp32": 48.7, "tf32": 48.7, "bf16": 97.5, "fp16": 97.5, "fp8": 194.9},
-    r"RTX 5090": {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419},
-    r"RTX 5080": {"fp32": 56.3, "tf32": 56.3, "bf16": 112.6, "fp16": 112.6, "fp8": 225.1},
+    r"RTX 4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2},
+    r"RTX 4080": {"fp32": 48.7, "tf32": 48.7, "bf16": 97.5, "fp16": 97.5},
+    r"RTX 5090": {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5},
+    r"RTX 5080": {"fp32": 56.3, "tf32": 56.3, "bf16": 112.6, "fp16": 112.6},
     # AMD's data sheets of MI300X and MI300A
-    r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
-    r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6, "fp8": 1961.2},
+    r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4},
+    r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6},
 }
 """Peak TFLOP/s by a pattern for the device name and by number format, without sparsity and accumulating in fp32.
 
 The first pattern that matches counts."""
 
-_FORMATS = {"fp32": "fp32", "tf32": "tf32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8"}
+_FORMATS = {"fp32": "fp32", "tf32": "tf32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16"}
 
 
 def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | None:

@@ -71,6 +71,7 @@ class JSONLinesLogger(LoggerDestination):
         self._write([encode_line(_describe(record), _encode) for record in records])
 
     def log_past(self, records: Sequence[Record]) -> None:
+        """Log what another run logged up to where this one began."""
         from runner import Timestamp
 
         if self.path is not None and self.path.exists():

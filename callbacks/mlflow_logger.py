@@ -184,6 +184,7 @@ class MLflowLogger(LoggerDestination):
         return found
 
     def log_past(self, records: Sequence[Record]) -> None:
+        """Log what another run logged up to where this one began."""
         self._best = BestValues()  # which would otherwise know the best values, and not log them
         self.log_records(records)
 

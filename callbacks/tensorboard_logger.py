@@ -62,6 +62,7 @@ class TensorBoardLogger(LoggerDestination):
         )
 
     def log_past(self, records: Sequence[Record]) -> None:
+        """Log what another run logged up to where this one began."""
         self.log_records(records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

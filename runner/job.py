@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from runner.distributed.job import Job
 from runner.distributed.launch import Ranks, check_gpus
 from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
+from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
@@ -94,8 +96,11 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Ob
         with without_ranks():
             return run(job)
     if hydra_config.mode is RunMode.RUN:
-        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext(), ranks().sharing(job):
-            return run(job)
+        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext():
+            if mode.trains and is_slurm_job() and not sys.stdout.isatty():
+                return run_logged(job)
+            with ranks().sharing(job):
+                return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it
             return result.answer
@@ -268,13 +273,27 @@ def run(job: Job) -> Objective:
         return mode.run(job)
 
 
+def run_logged(job: Job) -> Objective:
+    """Run a job, and keep what all ranks print in its folder as well. Rank 0."""
+    job = replace(job, log=run_folder.begin_log(Path(job.run_dir)), is_logged_too=True)
+    try:
+        with output_to(job.log, job.is_logged_too), ranks().sharing(job):
+            return run(job)
+    except WrongConfig:
+        raise
+    except Exception as error:
+        with output_to(job.log):  # the command prints it later
+            print_failure(error)
+        raise
+
+
 def follow(ranks: Ranks) -> int:
     """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
 
     Errors that all ranks raise alike are printed by rank 0 only.
     """
     for job in ranks.receive():
-        with output_to(job.log):
+        with output_to(job.log, job.is_logged_too):
             try:
                 run(job)
             except WrongConfig as error:

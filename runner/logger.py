@@ -207,14 +207,11 @@ def join(records: Sequence[Record]) -> list[Record]:
 
 
 def read_back(records: Sequence[Record]) -> None:
-    """Replace tensors in records by floats, in place, with one sync for each dtype on each device but the host."""
+    """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for metrics in (record.metrics for record in records):
         for key, tensor in [(key, value) for key, value in metrics.items() if type(value) is not float]:
-            if tensor.is_cpu:
-                metrics[key] = float(tensor.item())
-            else:
-                groups.setdefault((tensor.device, tensor.dtype), []).append((metrics, key))
+            groups.setdefault((tensor.device, tensor.dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

@@ -6,6 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from runner.failures.facts import annotate
 from runner.time import Interval
 
 if TYPE_CHECKING:
@@ -73,9 +74,12 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
         problem = "is the name of several metrics" if named else "is not a metric of this run"
-        listed = ", ".join(repr(f"{one.label}/{one.name}") for one in choices) or "none: this run evaluates nothing"
+        names = tuple(f"{one.label}/{one.name}" for one in choices)
+        listed = ", ".join(map(repr, names)) or "none: this run evaluates nothing"
         asked_for = f"{argument}={monitor!r}" + ("" if label is None else f" of {label!r}")
-        raise ValueError(f"{asked_for} {problem}; there are {listed}")
+        error = ValueError(f"{asked_for} {problem}; there are {listed}")
+        annotate(error, argument=argument, allowed=names)
+        raise error
     _warn_if_never_measured(state, named[0], f"{argument}={monitor!r}")
     return named[0]
 

@@ -18,8 +18,7 @@ class Precision(StrEnum):
 
     `fp32`, in which torch lets convolutions on CUDA use TF32 all the same; `tf32`, in which matrix products use it too:
     several times faster, with 10 bits of a fraction in place of 23; `amp_bf16` and `amp_fp16` (autocast, the latter
-    with loss scaling); `bf16` (weights and inputs as well); `amp_fp8` (Transformer Engine layers in 8 bits, everything
-    else as in `amp_bf16`).
+    with loss scaling); `bf16` (weights and inputs as well). For 8 bits there is the algorithm `Float8`.
     """
 
     FP32 = "fp32"
@@ -27,10 +26,11 @@ class Precision(StrEnum):
     AMP_BF16 = "amp_bf16"
     AMP_FP16 = "amp_fp16"
     BF16 = "bf16"
-    AMP_FP8 = "amp_fp8"
 
     @classmethod
     def _missing_(cls, value: object) -> Precision:
+        if "fp8" in str(value).lower():
+            raise ValueError(f"precision={value!r}: choose 'amp_bf16', and add the algorithm Float8")
         near = difflib.get_close_matches(str(value), list(cls), n=1, cutoff=0.0)[0]
         raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
 
@@ -38,22 +38,12 @@ class Precision(StrEnum):
         """Check that a device supports this precision, and warn if it is slow there.
 
         Raises:
-            ValueError: tf32 was chosen without a CUDA device that has it; or amp_fp8 without one of compute capability
-                8.9 or more, or without Transformer Engine.
+            ValueError: tf32 was chosen without a CUDA device that has it.
         """
         if self is Precision.TF32 and (device.type != "cuda" or not torch.cuda.is_tf32_supported()):
             raise ValueError(
                 f"precision='tf32' needs a CUDA device of capability 8.0 or more, not {device}; use 'fp32'"
             )
-        if self is Precision.AMP_FP8:
-            if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
-                raise ValueError(
-                    f"precision='amp_fp8' needs a CUDA device of capability 8.9 or more, not {device}; use 'amp_bf16'"
-                )
-            try:
-                import transformer_engine.pytorch  # noqa: F401  # pyright: ignore[reportMissingImports]
-            except ImportError:
-                raise ValueError("precision='amp_fp8' needs transformer-engine; or use 'amp_bf16'") from None
         if device.type == "cpu" and self in (Precision.AMP_BF16, Precision.BF16) and not _fast_bf16_on_cpu():
             warnings.warn(
                 f"precision={self.value!r}: this CPU has no bfloat16 unit; expect it to be about ten times slower",
@@ -75,11 +65,6 @@ class Precision(StrEnum):
             return torch.autocast(device.type, torch.bfloat16)
         if self is Precision.AMP_FP16:
             return torch.autocast(device.type, torch.float16)
-        if self is Precision.AMP_FP8:
-            import transformer_engine.pytorch as te  # pyright: ignore[reportMissingImports]
-
-            in_bf16 = torch.autocast(device.type, torch.bfloat16)  # for layers outside Transformer Engine
-            return lambda function: in_bf16(te.fp8_autocast()(function))
         return lambda function: function
 
     def cast(self, batch: Any) -> Any:

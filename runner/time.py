@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from runner.failures.nearest_times import nearest_times
 
 
 class TimeUnit(StrEnum):
@@ -30,7 +31,6 @@ class TimeUnit(StrEnum):
 _NUMBER = "[0-9]+(?:[.][0-9]+)?"
 _COUNT = re.compile(f"([0-9]+)(iter|ep|ba|sp|tok)|({_NUMBER})(dur|sec)")
 _CLOCK = re.compile(f"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?")
-_TYPED = re.compile(r"-?\s*([0-9]*[.]?[0-9]+(?:e-?[0-9]{1,2})?)\s*([a-z%]*)")
 _ALLOWED = (
     "a whole number with a unit ('10ep', '100ba'; also iter, sp, tok), a fraction of max_duration from 0 to 1 "
     "('0.5dur'), or wall-clock time ('90s', '1h30m')"
@@ -93,7 +93,11 @@ class Time:
         if isinstance(time, Time) and 0 <= time.value <= (1 if time.unit is TimeUnit.DURATION else math.inf):
             return time
         error, shown = (ValueError, str(value)) if isinstance(value, str | Time) else (TypeError, value)
-        raise error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{_suggestion(str(value))}")
+        near = nearest_times(str(value), _UNIT_OF_WORD)
+        question = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        problem = error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{question}")
+        vars(problem)["meant"] = "".join(near[:1])  # what a program may type in its place
+        raise problem
 
     @classmethod
     def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
@@ -158,21 +162,6 @@ def _read(text: str) -> Time | None:
         hours, minutes, seconds = (Fraction(part or 0) for part in match.groups())
         return Time(float(3600 * hours + 60 * minutes + seconds), TimeUnit.SECOND)
     return None
-
-
-def _suggestion(text: str) -> str:
-    """Return a sentence that suggests the times nearest to what was typed; empty if there are none."""
-    match = _TYPED.fullmatch(text.strip().lower())
-    words = get_close_matches(match[2] or "ep", _UNIT_OF_WORD, n=1) if match else []
-    if not match or not words:
-        return ""
-    unit = _UNIT_OF_WORD[words[0]]
-    number = Decimal(match[1]) / (100 if match[2] == "%" else 1)
-    if unit == "dur" or (number < 1 and not match[2]):
-        number, unit = min(number, Decimal(1)), "dur"
-    numbers = (number,) if unit in ("dur", "sec", "h", "m", "s") else (math.floor(number), math.ceil(number))
-    guesses = dict.fromkeys(f"'{Decimal(number).normalize():f}{unit}'" for number in numbers if number)
-    return f" Did you mean {' or '.join(guesses)}?" if guesses else ""
 
 
 _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}

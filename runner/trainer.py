@@ -66,7 +66,7 @@ class Trainer:
         algorithms: objects that change training; run in the order given, except where they declare another.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
         loggers: logger destinations.
-        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', 'bf16' (weights too), or 'amp_fp8'.
+        precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', or 'bf16' (weights too).
         grad_accum: the number of microbatches per batch.
         microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.

@@ -44,6 +44,7 @@ LOOP = "runner/loop.py"
 ACCUMULATION = "runner/accumulation.py"
 LOSS = "runner/loss.py"
 ORDER = "runner/data/order.py"
+SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
     # mirrors of checkpoints
@@ -139,6 +140,34 @@ FAULTS = (
         ">= BUCKET_BYTES",
         ">= 0",
         "distributed/test_collectives.py",
+    ),
+    Fault(
+        "hf_dataset: images cross to the GPU as floating point",
+        "runner/data/hf/columns.py",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)",
+        "return torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float()",
+        "data/hf/test_dataset.py",
+    ),
+    Fault(
+        "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
+        "algorithms/_recording.py",
+        "cache_enabled=False",
+        "cache_enabled=True",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: a loss that is read back later is that of a later batch",
+        "algorithms/_recording.py",
+        "return self._total.clone()",
+        "return self._total.view(())",
+        "algorithms/test_cuda_graph.py",
+    ),
+    Fault(
+        "cuda graph: passes before the recording count in running statistics",
+        "algorithms/_recording.py",
+        "        buffers.put_back()\n",
+        "",
+        "algorithms/test_cuda_graph.py",
     ),
     Fault(
         "compile: each learning rate is a number of its own to the compiled step",
@@ -262,6 +291,91 @@ FAULTS = (
         "loader.seek(epoch, batch)",
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
+    ),
+    # data in shards, and documents packed into windows
+    Fault(
+        "shards: each epoch mixes them as the first one",
+        SHARD_ORDER,
+        "self._generator(epoch, group)",
+        "self._generator(0, group)",
+        "data/shards/test_order.py",
+    ),
+    Fault(
+        "shards: a group of them is not done before the next",
+        SHARD_ORDER,
+        "samples[drawn]}",
+        "samples}",
+        "data/shards/test_order.py data/shards/test_shards.py",
+    ),
+    Fault(
+        "shards: another mixture goes on within an epoch",
+        "runner/checkpoints/snapshot.py",
+        '"seed", "blocks")',
+        '"seed")',
+        "data/shards/test_shard_commands.py",
+    ),
+    Fault(
+        "shards: a short download is taken for the file",
+        "runner/data/shards/files.py",
+        "!= self.size:",
+        "< 0:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a file at an address may change during a run",
+        "runner/data/shards/files.py",
+        "        retried(self.address, fetch)\n        self.check()\n",
+        "        retried(self.address, fetch)\n",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: other content of the same size is taken",
+        "runner/data/shards/dataset.py",
+        "kept.read_text() != digest",
+        "kept.read_text() == ''",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a server that fails once is given up",
+        "runner/data/shards/files.py",
+        "if wait is None or status in LASTING:",
+        "if True:",
+        "data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: the cache grows without bound",
+        "runner/data/shards/cache.py",
+        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
+        "                        taken -= one\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: none is fetched ahead",
+        "runner/data/shards/dataset.py",
+        "self._fetch([*now, *following])",
+        "self._fetch([])",
+        "data/shards/test_shards.py data/shards/test_addresses.py",
+    ),
+    Fault(
+        "shards: a member of a tar file may be named outside of it",
+        "runner/data/shards/formats.py",
+        'if name.startswith(("/", "..")) or not member.isreg()',
+        "if not member.isreg()",
+        "data/shards/test_shards.py",
+    ),
+    Fault(
+        "packing: documents see each other",
+        "runner/models/gpt.py",
+        "(documents[:, None, :, None] == documents[:, None, None, :]).tril()",
+        "(documents[:, None, :, None] >= documents[:, None, None, :]).tril()",
+        "data/text/test_packing.py",
+    ),
+    Fault(
+        "packing: the first window with room is taken",
+        "runner/data/text/packing.py",
+        "room = length + (fitting & -fitting).bit_length() - 1",
+        "room = length + fitting.bit_length() - 1",
+        "data/text/test_packing.py",
     ),
     # what is known of each sample
     Fault(
@@ -389,8 +503,8 @@ FAULTS = (
     Fault(
         "split layers: queries, keys and values are cut as one",
         "runner/distributed/tensor_parallel.py",
-        "_StridedShard(0, split_factor=JOINED)",
-        "Shard(0)",
+        "split_factor=JOINED",
+        "split_factor=1",
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
@@ -894,6 +1008,56 @@ FAULTS = (
         "return float(np.mean(np.abs(sums) >= observed))",
         "return float(np.mean(sums >= observed))",
         "runs/test_decision.py",
+    ),
+    # sharing
+    Fault(
+        "sharing: a class of a user is taken to do nothing that matters",
+        "runner/sweeps/foresight.py",
+        "if not all(_is_ours(one) for one in ([*inner] if is_told else [outer, *inner])):",
+        "if not all(_is_ours(one) for one in inner):",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: a batch at whose end jobs differ is shared",
+        "runner/sweeps/shared_tree.py",
+        "else max(0, now.batch - 1)",
+        "else now.batch",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: an algorithm that looks at the length of the run is shared between lengths",
+        "runner/sweeps/foresight.py",
+        "self._length if looks_at_length(target.__module__) else ",
+        "",
+        "sweeps/test_shared_tree.py",
+    ),
+    Fault(
+        "sharing: the digests of the common part are left behind",
+        "runner/sweeps/shared_beginning.py",
+        "if digests is not None and is_rank_zero():",
+        "if False:",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: the best checkpoint of the common part is left behind",
+        "runner/sweeps/sharing.py",
+        "    if kept.is_dir():\n",
+        "    if False:\n",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: MLflow does not hear of the best values of the common part",
+        "callbacks/mlflow_logger.py",
+        "        self._best = BestValues()  # which",
+        "        # which",
+        "sweeps/test_sharing.py",
+    ),
+    Fault(
+        "sharing: the checkpoint of a node goes before all have begun",
+        "runner/sweeps/sharing.py",
+        "        if not _is_needed(shared, one):\n",
+        "        if _is_ready(shared, one):\n",
+        "sweeps/test_sharing.py",
     ),
     # pruning
     Fault(

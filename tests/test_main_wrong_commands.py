@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "data.batch_size=-5": ("data.batch_size=-5", "at least 1"),
     "trainer.load_strict=perhaps": ("trainer.load_strict='perhaps'", "takes true or false"),
     "trainer.precision=fp64": ("trainer.precision='fp64'", "did you mean 'fp32'"),
-    "trainer.device=gpu": ("trainer.device='gpu'", "'cuda'"),
+    "trainer.device=gpu": ("trainer.device='gpu'", "trainer.device=cuda"),
     "trainer.device=cuda:99": ("trainer.device='cuda:99'", "give auto or cpu"),
     "trainer.grad_accum=0": ("trainer.grad_accum=0", "at least 1"),
     "trainer.microbatch_size=-3": ("trainer.microbatch_size=-3", "'auto'"),

@@ -155,7 +155,7 @@ def test_integers_are_not_cast(precision: str):
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [("amp_bf6", "amp_bf16"), ("fp16", "bf16"), ("amp", "amp_fp8"), ("FP32", "fp32"), ("float32", "fp32")],
+    [("amp_bf6", "amp_bf16"), ("fp16", "bf16"), ("amp", "amp_fp16"), ("FP32", "fp32"), ("float32", "fp32")],
 )
 def test_an_unknown_precision_names_the_nearest(wrong: str, meant: str):
     with pytest.raises(ValueError, match=f"precision={wrong!r}: must be one of .*'fp32'.*did you mean "):
@@ -163,8 +163,8 @@ def test_an_unknown_precision_names_the_nearest(wrong: str, meant: str):
     assert Precision(meant) in Precision
 
 
-def test_fp8_is_refused_on_the_cpu():
-    with pytest.raises(ValueError, match="precision='amp_fp8' needs a CUDA device of capability 8.9 or more, not cpu"):
+def test_fp8_is_an_algorithm():
+    with pytest.raises(ValueError, match="precision='amp_fp8': choose 'amp_bf16', and add the algorithm Float8"):
         train("amp_fp8")
 
 

@@ -129,10 +129,10 @@ def read_digests(path: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     path = path / FILE if path.is_dir() else path
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"path={str(path)!r}: no digests there; a run writes them with +callbacks=state_digest")
     found = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

@@ -27,7 +27,7 @@ def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
 
 
 def last_saved(run_dir: Path) -> int | None:
-    """Return the batch of the last of a run's checkpoints that it can be resumed from; None if there is none."""
+    """Return the batch of the newest checkpoint that a run can be resumed from; None if there is none."""
     return max((read_time(one).batch for one in _resumable(run_dir)), default=None)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.config.foreign import about_foreign
+from runner.config.nearest import Advice
 
 LISTS = ("callbacks", "algorithms")
 """The config groups from which a run can choose several names."""
@@ -103,17 +104,19 @@ def check_options(arguments: Sequence[str]) -> None:
         meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
         is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
         if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
-            raise ValueError(f"{argument}: no such option. {_about_option(name, _value_of_option(place, arguments))}")
+            about = _about_option(name, _value_of_option(place, arguments))
+            raise ValueError(f"{argument}: no such option. " + about)
 
 
-def _about_option(name: str, value: str | None) -> str:
+def _about_option(name: str, value: str | None) -> Advice:
     """Return what to type instead of an option that does not exist."""
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
-        return f"Keys are written without dashes; {foreign}"
+        return Advice("Keys are written without dashes; ") + foreign
     near = difflib.get_close_matches(name, OPTIONS, n=1)
     guess = f"Did you mean {near[0]}? " if near else ""
-    return f"{guess}Keys are written without dashes: {key}={value or '...'}"
+    fix = near[0] if near else f"{key}={value}" if value else ""
+    return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
 
 
 def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:

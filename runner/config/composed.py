@@ -7,8 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.catalogue import choices
 from runner.config.foreign import about_foreign
-from runner.config.nearest import nearest
+from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
 from runner.modes.table import MODE_KEYS, MODES, find_mode
 
@@ -74,7 +75,9 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     """
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
-        raise WrongKey(group, f"needs a `_target_`; choose a file of conf/{group}/", repr(section))
+        allowed = tuple(one.name for one in choices() if one.group == group)
+        reason = Advice(f"needs a `_target_`; choose a file of conf/{group}/").knowing(allowed=allowed)
+        raise WrongKey(group, reason, repr(section))
     return section
 
 
@@ -178,7 +181,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         )
     for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
-            raise WrongKey(key, "must be true or false", repr(config[key]))
+            raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
     for key, what in (
         ("allow_targets", "classes, such as [my_module.MyModel]"),
         ("allow_addresses", "addresses or paths, such as [http://host:5000]"),

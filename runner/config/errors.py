@@ -72,12 +72,17 @@ class Explanation(NamedTuple):
 
     def as_error(self, error: Exception) -> WrongConfig:
         """Return the exception to raise after another one, whose facts it takes over."""
-        advice = next((one for one in (self.text, getattr(error, "reason", "")) if isinstance(one, Advice)), Advice())
+        told = (self.text, getattr(error, "reason", ""), *error.args)
+        advice = next((one for one in told if isinstance(one, Advice)), Advice())
         at = self.at or self.key or advice.key
-        fix = fix_of(at, advice.meant, self.is_value)
-        if fix and not self.is_value and (value := typed_value(sys.argv[1:], at)) is not None:
+        facts = facts_of(error)
+        meant = facts.meant or getattr(error, "meant", "")  # of a value
+        fix = advice.fix or fix_of(at, advice.meant or meant, self.is_value or bool(meant))
+        if self.is_value and not advice.fix and fix and any(one.startswith(f"+{at}=") for one in sys.argv[1:]):
+            fix = f"+{fix}"  # without it, a list would be replaced, and a new key would be none
+        if fix and "=" not in fix and (value := typed_value(sys.argv[1:], at)) is not None:
             fix = f"{fix}={value}"
-        return WrongConfig(self.message, self.key, at, advice.allowed, fix)
+        return WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
 
     @property
     def message(self) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from runner.config.nearest import Advice
+
 OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
 """Sections in which a key may belong to a class of the user's own, and mean something else."""
 
 
-def about_foreign(key: str, value: Any = None) -> str | None:
+def about_foreign(key: str, value: Any = None) -> Advice | None:
     """Return what to write in place of a key of another library, or None if the key is in no such library.
 
     Args:
@@ -23,7 +25,7 @@ def about_foreign(key: str, value: Any = None) -> str | None:
     if isinstance(value, Mapping):
         for name, one in value.items():
             if (found := about_foreign(f"{key}.{name}", one)) is not None:
-                return f"for {key}.{name} {found}"
+                return Advice(f"for {key}.{name} ") + found
         value = None
     row = _row(key)
     if row is None:
@@ -32,13 +34,19 @@ def about_foreign(key: str, value: Any = None) -> str | None:
     text = row.get("values", {}).get(shown.lower(), row.get("write", "")).replace("{}", shown)
     if text.startswith(f"{key}="):  # the key exists here, only not in this run
         return None
-    return "; ".join(filter(None, [text and f"write {text}", row.get("note", "").replace("{}", shown)]))
+    note = row.get("note", "").replace("{}", shown)
+    return Advice("; ".join(filter(None, [text and f"write {text}", note]))).knowing(fix=_as_argument(text))
 
 
-def about_foreign_value(key: str, value: Any) -> str | None:
+def about_foreign_value(key: str, value: Any) -> Advice | None:
     """Return what to write in place of a value that a key has in other libraries, or None if it is not one of these."""
     text = _table().get(key, {}).get("values", {}).get(str(value).lower())
-    return text and f"write {text}"
+    return Advice(f"write {text}").knowing(fix=_as_argument(text)) if text else None
+
+
+def _as_argument(text: str) -> str:
+    """Return a text if it is a single argument that can be typed as it stands, or else an empty one."""
+    return text if "=" in text and " " not in text and "..." not in text and "<" not in text else ""
 
 
 def _row(key: str) -> dict[str, Any] | None:

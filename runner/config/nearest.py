@@ -16,13 +16,15 @@ class Advice(str):
     """The nearest of them, if any is near."""
     key: str = ""
     """The config key at fault, if it is known."""
+    fix: str = ""
+    """The whole argument to type in place of the wrong one, if that takes more than the nearest name."""
 
     def knowing(self, **facts: Any) -> Advice:
         """Return the same phrase with further facts."""
         return self._with(str(self), facts)
 
     def __add__(self, text: str) -> Advice:
-        return self._with(str(self) + str(text), {})
+        return self._with(str(self) + str(text), vars(text) if isinstance(text, Advice) else {})
 
     def __radd__(self, text: str) -> Advice:
         return self._with(str(text) + str(self), {})

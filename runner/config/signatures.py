@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import hydra.utils
 
 from runner.config.foreign import about_foreign
-from runner.config.nearest import nearest
+from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
 from runner.libraries.targets import prepare_import
 
@@ -142,7 +142,10 @@ def _why_not_found(target: str, cause: BaseException) -> str:
             found = hydra.utils.get_object(module)
         except Exception:
             continue
-        return f"{module} has no {parts[depth]!r}; {nearest(parts[depth], _callables(found))}"
+        near = nearest(parts[depth], _callables(found))
+        whole = {"allowed": tuple(f"{module}.{one}" for one in near.allowed)} if depth == len(parts) - 1 else {}
+        meant = ".".join([module, near.meant, *parts[depth + 1 :]]) if near.meant else ""
+        return (Advice(f"{module} has no {parts[depth]!r}; ") + near).knowing(meant=meant, **whole)
     return f"there is no module {parts[0]!r}, neither installed nor in the working directory"
 
 
@@ -169,7 +172,18 @@ def _check_types(
             hint = parameter.annotation
             shown = " or ".join(dict.fromkeys(_in_words(hints[key])))
             shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
-            raise WrongKey(f"{path}.{key}", f"{section['_target_']} takes {shown}", repr(value))
+            reason = Advice(f"{section['_target_']} takes {shown}").knowing(allowed=_listed(hints[key]))
+            raise WrongKey(f"{path}.{key}", reason, repr(value))
+
+
+def _listed(hint: Any) -> tuple[str, ...]:
+    """Return all values that an annotation allows, if they can be listed."""
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        parts = [_listed(one) for one in get_args(hint)]
+        return tuple(value for part in parts for value in part) if all(parts) else ()
+    plain = {bool: ("true", "false"), NoneType: ("null",), Literal: tuple(map(str, get_args(hint)))}
+    return plain.get(origin, ())
 
 
 def _in_words(hint: Any) -> Iterator[str]:

@@ -63,7 +63,9 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if found := NO_SUCH_KEY.match(text):
         return _as_advice(_about_missing_key(found[1], error, overrides, conf)).knowing(key=found[1])
     if found := KEY_EXISTS.match(text):
-        return Advice(f"+{found[1]}: is there already; write {found[1]}=... without the +").knowing(key=found[1])
+        typed = [one.lstrip("+") for one in overrides if one.startswith(f"+{found[1]}=")][-1:]
+        text = f"+{found[1]}: is there already; write {found[1]}=... without the +"
+        return Advice(text).knowing(key=found[1], fix="".join(typed))
     if found := NO_SUCH_GROUP.match(text):
         return _about_override_in_file(found[1], found[2], conf)
     if found := OVERRIDE_FIRST.match(text):
@@ -80,7 +82,8 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         key, _, value = found[1].partition("=")
         takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
-        return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key)
+        fix = f"{key}=[{value}]" if key in LISTS else ""
+        return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
     return text.partition("\n\n")[0]
 
 
@@ -120,11 +123,11 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
     groups = _groups_by_choice(overrides)
+    own = tuple(listed or [one for one, having in groups.items() if group in having])
     if (foreign := about_foreign(typed)) is not None:
-        return f"{typed}: no such choice; {foreign}"
+        return (Advice(f"{typed}: no such choice; ") + foreign).knowing(allowed=own)
     if name in groups and group not in groups[name]:
-        return f"{typed}: no such choice; did you mean {_typed(name, groups[name])}?"
-    own = listed or [one for one, having in groups.items() if group in having]
+        return (Advice(f"{typed}: no such choice; ") + _meant(name, groups[name])).knowing(allowed=own)
     return f"{typed}: no such choice; " + nearest(name, own)
 
 
@@ -137,9 +140,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return f"{typed}: has no value; write {typed}=..., without spaces"
     groups = _groups_by_choice(overrides) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
-        return f"{typed}: has no key; did you mean {_typed(near[0], groups[near[0]])}?"
+        return f"{typed}: has no key; " + _meant(near[0], groups[near[0]])
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
-        return f"{typed}: has no key; {foreign}"
+        return f"{typed}: has no key; " + foreign
     key, equals, value = typed.partition("=")
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
         return f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{key}=\"{value}\"'"
@@ -159,7 +162,7 @@ def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], con
     """Return a message about a typed key that is not in the composed config."""
     typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
     if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
-        return f"{typed[0]}: no such key; {foreign}"
+        return f"{typed[0]}: no such key; " + foreign
     config = _compose_without(key, overrides, conf)
     inner = getattr(error.__cause__, "full_key", None)
     if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
@@ -172,7 +175,8 @@ def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
     if group in LISTS:
         return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
     if any(one.startswith(f"+{group}=") for one in overrides):
-        return f"+{group}: there is one already; write {group}=... without the +"
+        typed = next(one.lstrip("+") for one in overrides if one.startswith(f"+{group}="))
+        return Advice(f"+{group}: there is one already; write {group}=... without the +").knowing(key=group, fix=typed)
     return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
 
 
@@ -190,8 +194,11 @@ def about_override_first(file: str) -> str:
     return f"{file}: in its defaults an override stands before a list; put overrides last"
 
 
-def _typed(name: str, groups: Sequence[str]) -> str:
-    return " or ".join(f"{'+' if group in LISTS else ''}{group}={name}" for group in groups)
+def _meant(name: str, groups: Sequence[str]) -> Advice:
+    """Return a question whether a choice of some groups was meant."""
+    typed = [f"{'+' if group in LISTS else ''}{group}={name}" for group in groups]
+    fix, key = (typed[0], groups[0]) if len(typed) == 1 else ("", "")
+    return Advice(f"did you mean {' or '.join(typed)}?").knowing(fix=fix, key=key)
 
 
 def _about_empty(overrides: Sequence[str], conf: Path) -> str:
@@ -220,7 +227,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
         if part not in node:
             group = parts[0]
             if depth == 1 and (found := _about_absent(group, part, conf)):
-                return f"{key}: {found}"
+                return f"{key}: " + found
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
@@ -241,17 +248,20 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
     return f"{key}: is not there beside what else was typed; add it with +{key}=..."
 
 
-def _about_absent(group: str, name: str, conf: Path) -> str | None:
+def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
     """Return what to do about a callback or algorithm that is not in a run; None if its name is known nowhere."""
     files = [path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"]
     if name in files:
-        return f"{name!r} is not part of this run; it is added with +{group}={name}"
+        text = f"{name!r} is not part of this run; it is added with +{group}={name}"
+        return Advice(text).knowing(fix=f"+{group}={name}")
     if group not in LISTS:
         return None
     if (foreign := about_foreign(f"{group}={name}")) is not None:
-        return f"there is no {name!r}; {foreign}"
-    near = difflib.get_close_matches(name, files, n=1)
-    return f"there is no {name!r}; did you mean {near[0]!r}? It is added with +{group}={near[0]}" if near else None
+        return Advice(f"there is no {name!r}; ") + foreign
+    if not (near := difflib.get_close_matches(name, files, n=1)):
+        return None
+    text = f"there is no {name!r}; did you mean {near[0]!r}? It is added with +{group}={near[0]}"
+    return Advice(text).knowing(fix=f"+{group}={near[0]}")
 
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:

@@ -19,7 +19,8 @@ class Job:
         threads: CPU threads of each process; None leaves the number as it is.
         may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
         arguments: the overrides and options that the record keeps, from which the run can be composed again.
-        log: the file that takes what is printed, for a job of a sweep; empty: the terminal.
+        log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
+        is_logged_too: whether what goes to `log` is printed as well.
         code: modules of a saved run that are imported in place of the current ones, by path.
         parent: the config of the run that a fork begins from, as that run had it there; empty if it is no fork.
         shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
@@ -36,6 +37,7 @@ class Job:
     may_be_over: bool = False
     arguments: list[str] = field(default_factory=list)
     log: str = ""
+    is_logged_too: bool = False
     code: dict[str, str] = field(default_factory=dict)
     parent: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch.distributed as dist
 
@@ -53,5 +54,5 @@ def share_samples(ranks: int) -> None:
     _data_group = None
     if ranks > 1:
         size = get_world_size()
-        groups = [dist.new_group([*range(first, size, ranks)], timeout=TIMEOUT) for first in range(ranks)]
+        groups: list[Any] = [dist.new_group([*range(first, size, ranks)], timeout=TIMEOUT) for first in range(ranks)]
         _data_group = groups[get_global_rank() % ranks]

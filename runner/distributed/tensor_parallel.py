@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -161,29 +161,27 @@ def is_joined(parameter: Any) -> bool:
     return any(isinstance(one, _StridedShard) for one in parameter.placements)
 
 
-def _keep(name: str, module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]) -> None:
+def _distribute(module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]) -> None:
+    """Make a layer's parameters DTensors, whole but for those named, between inputs and outputs that are tensors."""
     for key, one in [*module.named_parameters(recurse=False)]:
         placed = distribute_tensor(one.detach(), mesh, [placements.get(key, Replicate())], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(placed, one.requires_grad))
 
+    def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:])
 
-def _enter(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
-    return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:])
-
-
-def _leave(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Tensor:
-    return outputs.to_local()
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(lambda module, inputs, outputs: outputs.to_local())
 
 
 def _keep_whole(module: nn.Module, mesh: DeviceMesh) -> None:
     """Keep a layer whole on each rank, as DTensors: optimizers and norms take no mixture of these and others."""
-    distribute_module(module, mesh, partial(_keep, placements={}), _enter, _leave)
+    _distribute(module, mesh, {})
 
 
 def _split_joined(module: nn.Module, mesh: DeviceMesh) -> None:
     """Give each rank its heads' columns of the queries, of the keys and of the values."""
-    columns = _StridedShard(0, split_factor=JOINED)
-    distribute_module(module, mesh, partial(_keep, placements={"weight": columns}), _enter, _leave)
+    _distribute(module, mesh, {"weight": _StridedShard(0, split_factor=JOINED)})
 
 
 def _parallelize(style: Any, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -203,7 +201,7 @@ STYLES: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
 def _drops_apart(module: nn.Module) -> bool:
     """Return whether a module drops attention weights, those of other heads on each rank."""
     if type(module).__name__ == "CausalAttention":
-        return module.dropout > 0  # pyright: ignore[reportOperatorIssue]
+        return bool(module.dropout > 0)  # pyright: ignore[reportOperatorIssue]
     return hasattr(module, "o_proj") and getattr(module, "attention_dropout", 0) > 0
 
 

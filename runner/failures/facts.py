@@ -48,6 +48,8 @@ class Facts:
         target: the `_target_` that raised the exception when it was called with its section.
         works_without: the config group without which the failure does not occur.
         refusal: the message for people, if the failure shows that the config is wrong although it could be built.
+        allowed: what may stand in place of the refused value; empty if that cannot be listed.
+        meant: the value that was probably meant.
         of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
     """
 
@@ -58,6 +60,8 @@ class Facts:
     target: str = ""
     works_without: str = ""
     refusal: str = ""
+    allowed: tuple[str, ...] = ()
+    meant: str = ""
     of_environment: bool = False
 
     @property
@@ -94,7 +98,7 @@ class Facts:
             )
             for one in data["raisers"]
         )
-        return cls(**{**data, "raisers": raisers})
+        return cls(**{**data, "raisers": raisers, "allowed": tuple(data["allowed"])})
 
 
 UNKNOWN = Facts()
@@ -132,7 +136,9 @@ def add_raiser(
     annotate(error, raisers=(*facts_of(error).raisers, Raiser(config_key, event, timestamp)))
 
 
-def wrong_argument(name: str, value: object, reason: str, kind: type[Exception] = ValueError) -> Exception:
+def wrong_argument(
+    name: str, value: object, reason: str, kind: type[Exception] = ValueError, **facts: Any
+) -> Exception:
     """Return an exception for a wrong argument, with the message `name=value: reason`.
 
     Args:
@@ -140,9 +146,10 @@ def wrong_argument(name: str, value: object, reason: str, kind: type[Exception] 
         value: the value that was given.
         reason: what is allowed, and what to do.
         kind: the class of the exception.
+        facts: further fields of `Facts`, such as `allowed`.
     """
     error = kind(f"{name}={value!r}: {reason}")
-    annotate(error, argument=name)
+    annotate(error, argument=name, **facts)
     return error
 
 

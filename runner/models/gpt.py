@@ -33,10 +33,26 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values.
+
+        A mask is that of :func:`document_mask`.
+        """
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+
+
+def document_mask(positions: Tensor) -> Tensor:
+    """Return which positions (columns) each position (rows) attends to: those before it in its document, and itself.
+
+    Args:
+        positions: of each token in its document ``(N, T)``, int64; a document begins where they are 0.
+
+    Returns:
+        Truth values ``(N, 1, T, T)``.
+    """
+    documents = (positions == 0).cumsum(dim=1)
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 class Attention(nn.Module):
@@ -69,15 +85,15 @@ class Attention(nn.Module):
         self.attend: nn.Module = CausalAttention(dropout)
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Return the attention's output at each position, ``(N, T, D)``."""
+    def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the attention's output at each position, ``(N, T, D)``; a mask is that of :func:`document_mask`."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
         q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
         q = self.rotary(self.q_norm(q))
         k = self.rotary(self.k_norm(k))
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(start_dim=2))
+        return self.out(self.attend(q, k, v, mask).transpose(1, 2).flatten(start_dim=2))
 
 
 class FeedForward(nn.Module):
@@ -120,9 +136,15 @@ class TransformerBlock(nn.Module):
         self.mlp = FeedForward(d_model, activation)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Return the block's output ``(N, T, D)``; the tokens ``(N, T)`` are those that x came from."""
-        x = x + self.dropout(self.attention(self.norm1(x), tokens))
+    def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the block's output ``(N, T, D)``.
+
+        Args:
+            x: the block's input ``(N, T, D)``.
+            tokens: the tokens ``(N, T)`` that x came from.
+            mask: that of :func:`document_mask`; None lets each position attend to all before it.
+        """
+        x = x + self.dropout(self.attention(self.norm1(x), tokens, mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -191,11 +213,13 @@ class GPT(nn.Module):
         if tied_head:
             self.head.weight = self.token_embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the logits of each position's next token, ``(N, T, V)``.
 
         Args:
             tokens: int64 ``(N, T)``, T at most ``context``.
+            positions: of each token in its document, int64 ``(N, T)``, if rows hold several documents: they start again
+                at 0 with each, which does not attend to those before it. None: each row is one document.
 
         Raises:
             ValueError: the sequence is longer than ``context``.
@@ -205,10 +229,12 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             if length > self.context:
                 raise ValueError(f"a sequence of {length} tokens is longer than context={self.context!r}")
-            x = x + self.position_embedding(torch.arange(length, device=tokens.device))
+            places = torch.arange(length, device=tokens.device) if positions is None else positions
+            x = x + self.position_embedding(places)
         x = self.dropout(x)
+        mask = None if positions is None else document_mask(positions)
         for block in self.blocks:
-            x = block(x, tokens)
+            x = block(x, tokens, mask)
         return self.head(self.norm(x))
 
     def flops_per_token(self, context: int) -> float:

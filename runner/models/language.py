@@ -19,11 +19,12 @@ class LanguageModel(Model):
     """A language model made of a plain module: the mean cross entropy of the next token.
 
     Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out. The loss also takes targets
-    that are probabilities ``(N, T, V)``, which algorithms put in their place.
+    that are probabilities ``(N, T, V)``, which algorithms put in their place. Where several documents share a row, a
+    third tensor has the position ``(N, T)`` of each token in its document.
 
     Args:
-        module: maps inputs ``(N, T)`` to logits ``(N, T, V)``. If it has a method ``flops_per_token(context)``, the
-            model can tell its floating-point operations.
+        module: maps inputs ``(N, T)``, and positions if batches have them, to logits ``(N, T, V)``. If it has a method
+            ``flops_per_token(context)``, the model can tell its floating-point operations.
         metric_name: name of the evaluation metric, such as ``'BitsPerByte'`` when the tokens are bytes.
 
     Attributes:
@@ -38,7 +39,7 @@ class LanguageModel(Model):
 
     def forward(self, batch: Any) -> Tensor:
         """Return the logits ``(N, T, V)``."""
-        return self.module(batch[0])
+        return self.module(batch[0], *batch[2:])
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
         """Return the cross entropy in nats, averaged over the valid targets; 0 when none is valid."""

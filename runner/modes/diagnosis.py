@@ -91,7 +91,7 @@ def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> It
     except WrongConfig:
         raise
     except Exception as error:
-        raise WrongConfig(_describe(error, config, choices)) from error
+        raise _refused(_describe(error, config, choices), error) from error
 
 
 @contextmanager
@@ -123,8 +123,13 @@ def refusing_first_batch() -> Iterator[None]:
         yield
     except Exception as error:
         if refusal := facts_of(error).refusal:
-            raise WrongConfig(refusal) from error
+            raise _refused(refusal, error) from error
         raise
+
+
+def _refused(text: str, error: Exception) -> WrongConfig:
+    facts = facts_of(error)
+    return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)
 
 
 @contextmanager

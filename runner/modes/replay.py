@@ -6,7 +6,7 @@ is. Where the run kept digests, they say whether all is equal to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from runner.files.whole import read_object, write_whole
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.modes.replayed import ReplayedBatch
@@ -101,7 +102,7 @@ def _show_checkpoint(path: Path, run: Path) -> str:
 def _read_crash(run: Path) -> dict[str, Any]:
     """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
     found = read_object(run / FACTS)
-    texts = {key: str(found.get(key, "")) for key in ("type", "at", "message", "by")}
+    texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
     batch = found.get("batch")
     return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
 
@@ -130,12 +131,13 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
     inputs, targets = inputs_and_targets(_joined(noted.microbatches))
     outputs = _joined(noted.outputs)
     worst = sorted(noted.samples, key=lambda one: -one.loss)[: asked["worst"]]
+    decode = _decoder(job.config["data"])
     described = [
         {
             "index": one.index,
             "loss": one.loss,
             "is": describe_target(targets, outputs, one.place),
-            "text": show_text(inputs, one.place),
+            "text": show_text(inputs, one.place, decode),
         }
         for one in worst
     ]
@@ -222,6 +224,14 @@ def _largest(norms: Mapping[str, float]) -> str:
     largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
     more = f", and {len(norms) - SHOWN} smaller ones" if len(norms) > SHOWN else ""
     return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
+
+
+def _decoder(data: Mapping[str, Any]) -> Callable[[list[int]], str] | None:
+    """Return what turns tokens into text, where one of Hugging Face's tokenizers made them."""
+    from runner.data.text.tokenizer import load_pretrained_tokenizer
+
+    name = data.get("tokenizer") if str(data.get("_target_")).startswith("runner.data.") else None
+    return load_pretrained_tokenizer(name).decode if isinstance(name, str) else None
 
 
 def _joined(parts: list[Any]) -> Any:

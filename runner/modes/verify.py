@@ -31,9 +31,11 @@ from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
 from runner.runs.past import given_run, record_of
 from runner.runs.record import environment, packages_of
 from runner.runs.run_files import write_pin
+from runner.runs.trust import is_own
 from runner.runs.uncommitted import patch
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.hooks import Callback
@@ -184,6 +186,8 @@ def _report(
             rows.append(("pinned", show_path(Path(asked["pin"]))))
         print_block("", rows)
         return
+    if not is_own(record_of(run, asked["batch"])):
+        rows.append(("changed", "the record: you have not made it, or it was edited later"))
     known = f"equal {how} up to batch {found.agreed}" if found.agreed else "the first that was compared"
     rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}; {known}{only}"))
     rows.append(("first", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
@@ -194,7 +198,7 @@ def _report(
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        return read_digests(run)
+        return sorted(read_digests(run), key=lambda one: one["batch"])
     except (OSError, ValueError):
         return []
 
@@ -216,7 +220,7 @@ def _changed_since(record: Path) -> Iterator[str]:
     now = environment(packages) if isinstance(packages, dict) else environment()
     before, after = ({key: one[key] for key in ENVIRONMENT if key in one} for one in (then, now))
     for change in find_changes(before, after):
-        yield str(change)
+        yield printable(change)
     if changed := changed_modules(record):
         yield f"code: {', '.join(sorted(changed))}"
     if (record / PATCH).is_file() and (record / PATCH).read_bytes() != patch():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,13 +37,23 @@ def is_image(inputs: Tensor | None) -> bool:
     return inputs is not None and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
 
 
-def show_text(inputs: Tensor | None, place: int) -> str:
-    """Return a sample of tokens (N, T) as text where they are bytes, otherwise as numbers; '' if it has no tokens."""
+def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], str] | None = None) -> str:
+    """Return a sample of tokens (N, T) as text; '' if it has no tokens.
+
+    Args:
+        inputs: the tokens of all samples.
+        place: the sample.
+        decode: what turns tokens into text; None takes them for bytes if they can be, and shows numbers otherwise.
+    """
     if inputs is None or inputs.ndim != 2 or inputs.is_floating_point():
         return ""
     tokens = inputs[place].tolist()
-    is_bytes = all(0 <= one < 256 for one in inputs.flatten().tolist())
-    text = bytes(tokens).decode(errors="replace") if is_bytes else " ".join(map(str, tokens))
+    if decode is not None:
+        text = decode(tokens)
+    elif all(0 <= one < 256 for one in inputs.flatten().tolist()):
+        text = bytes(tokens).decode(errors="replace")
+    else:
+        text = " ".join(map(str, tokens))
     return shorten(" ".join(text.split()), TEXT)
 
 

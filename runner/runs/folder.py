@@ -21,7 +21,8 @@ from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
 
-LOG = "console.log"  # in the folder of a sweep's job: what it printed
+LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its newest attempt printed
+ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
@@ -105,6 +106,21 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
     return str(root / known[identity])
 
 
+def begin_log(run_dir: Path) -> str:
+    """Return the path of an attempt's log, after moving that of the attempt before to `attempts/1` and so on. Rank 0.
+
+    Raises:
+        OSError: the log cannot be moved.
+    """
+    log = run_dir / LOG
+    if log.exists():
+        before = [int(one.name) for one in run_dir.glob(f"{ATTEMPTS}/*") if one.name.isdecimal()]
+        folder = run_dir / ATTEMPTS / f"{max(before, default=0) + 1}"
+        folder.mkdir(parents=True)
+        log.rename(folder / LOG)
+    return str(log)
+
+
 def watch(folder: Path) -> None:
     """Let `remove_unused` check a folder and its parents later, those of them that do not exist yet."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -151,7 +167,7 @@ def owned(run_dir: Path) -> Iterator[None]:
 @contextmanager
 def removed_when_refused(run_dir: Path) -> Iterator[None]:
     """Remove the run's folder if a WrongConfig is raised within the context and it was empty before. Rank 0."""
-    is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK}
+    is_empty = is_rank_zero() and run_dir.is_dir() and {*os.listdir(run_dir)} <= {LOCK, LOG}
     is_new = is_empty and not Path.cwd().is_relative_to(run_dir.resolve())  # never the user's working directory
     try:
         yield

@@ -35,6 +35,7 @@ from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
 from runner.terminal.console import show_path
+from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 
@@ -125,11 +126,13 @@ def differences(then: Mapping[str, Any]) -> list[str]:
     """Return lines about differences from a record's environment that affect results: the commit and versions."""
     lines = []
     commit = git_commit()
-    if then.get("git_commit") and commit and then["git_commit"] != commit:
-        lines.append(f"the run was made at git commit {then['git_commit'][:10]}, this is {commit[:10]}")
+    before = printable(then.get("git_commit") or "")[:10]
+    if before and commit and before != commit[:10]:
+        lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
+    packages = then.get("packages")
     versions = [
-        f"{name} {version_then}, now {_version(name)}"
-        for name, version_then in (then.get("packages") or {}).items()
+        printable(f"{name} {version_then}, now {_version(name)}")
+        for name, version_then in (packages if isinstance(packages, dict) else {}).items()
         if version_then != _version(name)
     ]
     if versions:
@@ -187,5 +190,5 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ValueError):  # no name at all
         return None

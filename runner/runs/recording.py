@@ -12,8 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from runner.budget import unmeasured
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
@@ -22,9 +20,12 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.exit_codes import DIVERGED
+from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
+from runner.files.whole import read_bounded
 from runner.runs.forks import FORKED_AT, PARENT
+from runner.runs.listing import LARGEST, load_plain
 from runner.runs.load import LoadMeter
 from runner.runs.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import error_object, give
@@ -85,7 +86,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
     for asked in objectives_of(objective):
         if not any(asked in (one, one.partition("/")[2]) for one in names):
-            raise ValueError(f"objective={asked!r}: this run has no such metric; {nearest(asked, names)}")
+            raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
 
 
 def identify(config: Mapping[str, Any]) -> str:
@@ -99,8 +100,8 @@ def identity_in(folder: Path) -> str | None:
     if (found := read_result(folder)) is not None:
         return found.identity
     try:
-        return identify(yaml.safe_load((folder / "config.yaml").read_bytes()))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return identify(load_plain(read_bounded(folder / "config.yaml", LARGEST).decode()))
+    except (OSError, ValueError, AttributeError):
         return None
 
 

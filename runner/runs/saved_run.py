@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -23,11 +22,12 @@ from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.files.addresses import without_credentials
+from runner.files.whole import read_bounded
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
 from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
-from runner.runs.listing import OUTPUTS
+from runner.runs.listing import LARGEST, OUTPUTS, load_plain
 from runner.runs.mirrored import download_run, is_address, mirror_of
 from runner.runs.past import record_of
 from runner.runs.recompose import (
@@ -198,9 +198,9 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         folder = record_of(run_dir, first_batch(mode, arguments))
     elif key == "resume" and (batch := fork_batch(arguments)) is not None:
         folder = record_of(run_dir, batch)
-    config = _read_yaml(folder / "config.yaml")
-    overrides = _read_yaml(folder / "overrides.yaml") or []
-    environment = _read_yaml(folder / "environment.json") or {}
+    names = ("config.yaml", "overrides.yaml", "environment.json")
+    config, overrides, environment = (_read_yaml(folder / name, f"{key}={given!r}") for name in names)
+    overrides, environment = overrides or [], environment or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is not the record of a run")
     if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
@@ -286,8 +286,15 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
     return [str(one) for one in (value if isinstance(value, list) else [value])]
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_yaml(path: Path, named: str) -> Any:
+    """Return what a file of a record holds, None if there is no such file; whoever wrote it, it stays small.
+
+    Raises:
+        ValueError: it is no YAML, or stands for more values than anyone could read.
+    """
     if not path.is_file():
         return None
-    with path.open("rb") as file:  # given the file rather than its text, YAML's errors name it
-        return yaml.safe_load(file)
+    try:
+        return load_plain(read_bounded(path, LARGEST).decode())
+    except ValueError as error:
+        raise ValueError(f"{named}: its {path.name} cannot be read: {error}") from error

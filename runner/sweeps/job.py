@@ -23,7 +23,7 @@ from runner.distributed.session import Requeued, SessionOver, end
 from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
-from runner.runs.folder import LOG
+from runner.runs.folder import LOG, begin_log
 from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
@@ -133,7 +133,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
                 raise SystemExit(128 + signal.SIGTERM)
-            with output_to(log), _failures_logged():
+            with output_to(begin_log(folder)), _failures_logged():
                 if not is_new:
                     print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
                     job = _resumed(job)

@@ -111,7 +111,8 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
                     build.check(job.config)
                     _make(job.config, made, is_here)
             except WrongConfig as error:
-                raise WrongConfig(name_job_in(str(error), error.key, job.overrides), error.key) from error.__cause__
+                text = name_job_in(str(error), error.key, job.overrides)
+                raise WrongConfig(text, error.key, error.at, error.allowed, error.fix) from error.__cause__
 
 
 def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:

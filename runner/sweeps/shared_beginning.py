@@ -74,7 +74,7 @@ class SharedNodes(Callback):
             logger.flush()
             path = Path(node["path"])
             shutil.rmtree(path.parent, ignore_errors=True)
-            origin = {"run": str(state.run_dir), "history": _read(state.run_dir / HISTORY)}
+            origin = {"run": str(state.run_dir.absolute()), "history": _read(state.run_dir / HISTORY)}
             _keep_checkpoints(state.run_dir, path.parent / KEPT)
             try:
                 write_checkpoint({**snapshot, ORIGIN: {**origin, "digests": _read(state.run_dir / DIGESTS)}}, path)

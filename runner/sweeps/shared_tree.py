@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from runner.config.command_line import key_of
 from runner.runs.changes import find_changes
 from runner.runs.recording import fingerprint
 from runner.sweeps.foresight import START, Foreseen, next_moment
@@ -97,15 +98,17 @@ def plan_tree(jobs: Sequence[PlannedJob]) -> Tree:
     for one in found:
         branch = tree.branches[one.number]
         if branch.parent is None:
-            branch.why = "" if one.number in heads else one.unknown or branch.why or _difference(one, found)
+            typed = [key_of(override) for override in branch.overrides]
+            branch.why = "" if one.number in heads else one.unknown or branch.why or _difference(one, found, typed)
     tree.nodes.sort(key=lambda one: one.batch)
     return tree
 
 
-def _difference(job: Foreseen, others: Sequence[Foreseen]) -> str:
-    """Return in which keys a job differs from the one that is most like it; empty if it is the only one."""
+def _difference(job: Foreseen, others: Sequence[Foreseen], typed: Sequence[str]) -> str:
+    """Return in which keys a job differs from the one that is most like it: those that were typed, if any were."""
     found = [[one.key for one in find_changes(other.fixed, job.fixed)] for other in others if other is not job]
-    return ", ".join(min(found, key=len, default=[]))
+    nearest = min(found, key=len, default=[])
+    return ", ".join([one for one in nearest if one in typed] or nearest)
 
 
 def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node | None) -> None:

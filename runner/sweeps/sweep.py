@@ -310,7 +310,7 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
         choice = hydra_config.runtime.choices.get(group)
         if choice != plain and f"{group}={choice}" not in recorded:
-            raise ValueError(f"{group}={choice}: is for several runs; add -m: python -m runner -m {group}={choice}")
+            raise WrongKey(group, f"is for several runs; add -m: python -m runner -m {group}={choice}", str(choice))
 
 
 def register_resolver() -> None:

@@ -32,11 +32,12 @@ def lasting_output() -> Iterator[None]:
 
 
 @contextmanager
-def output_to(path: str) -> Iterator[None]:
+def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
     """Append what this process prints and logs within the `with` block to a file, instead of the terminal.
 
     Args:
         path: the file; if it is empty, the terminal stays in use.
+        is_printed: whether it goes to the terminal as well.
     """
     if not path:
         yield
@@ -45,12 +46,16 @@ def output_to(path: str) -> Iterator[None]:
         file = Path(path).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         stack.callback(_close, file)
         lasting: Any = _LastingStream(file, Path(path).name, sys.stderr)
-        stack.enter_context(redirect_stdout(lasting))
-        stack.enter_context(redirect_stderr(lasting))
+
+        def to_file(stream: Any) -> Any:
+            return _Both(stream, lasting) if is_printed else lasting
+
+        stack.enter_context(redirect_stdout(to_file(sys.stdout)))
+        stack.enter_context(redirect_stderr(to_file(sys.stderr)))
         for handler in logging.getLogger().handlers:
             if type(handler) is logging.StreamHandler:  # its stream may be the one that `sys.stderr` wraps
                 stack.callback(handler.setStream, handler.stream)
-                handler.setStream(lasting)
+                handler.setStream(to_file(handler.stream))
         yield
 
 
@@ -70,6 +75,21 @@ def move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(now)
             stack.callback(handler.setStream, before)
+
+
+class _Both:
+    """Writes text to a stream and to a file; in all else it is the stream."""
+
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream = stream
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _LastingStream:

@@ -13,7 +13,7 @@ from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
 from runner.ordering import snake_case
 
-NEED_A_GPU = {"CudnnBenchmark"}
+NEED_A_GPU = {"CUDAGraph", "CudnnBenchmark", "Float8"}
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}
 """All algorithms but those that need a GPU: config name and class."""
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from planted_runs import NONSENSE, train_language
 from torch import Tensor
 
-from runner import Algorithm, LanguageModel, Trainer, save_checkpoint
+from runner import Algorithm, save_checkpoint
 from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree, SpikeGuard
 from runner.algorithms.spike_guard import deviations
 from runner.callbacks import InMemoryLogger
-from runner.data import TensorLoader
-from runner.models import GPT
-from runner.schedulers import cosine_annealing
 
 GUARD: dict[str, Any] = {"window": 8, "interval": 4}
 
@@ -221,50 +219,11 @@ def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == whole
 
 
-def make_text(windows: int, seed: int) -> Tensor:
-    """Return windows (N, 33) of a language of 32 tokens, of which each has three that may follow the two before."""
-    grammar = torch.randint(32, (4, 32, 3), generator=torch.Generator().manual_seed(7))
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(32, (windows, 33), generator=generator)
-    for place in range(2, 33):
-        choice = torch.randint(3, (windows,), generator=generator)
-        text[:, place] = grammar[text[:, place - 2] % 4, text[:, place - 1], choice]
-    return text
-
-
-def train_language(batches: int, seed: int, bad: range, *algorithms: Algorithm) -> tuple[float, int]:
-    """Return the final loss of a GPT, of whose batches some hold the same nonsense in every sample; and the spikes."""
-    text, held_out = make_text(8 * batches, 1), make_text(256, 2)
-    inputs, targets = text[:, :-1].clone(), text[:, 1:].clone()
-    loader = TensorLoader(inputs, targets, batch_size=8, shuffle=True, seed=seed)
-    for batch in bad:
-        samples = loader.order.indices(0, batch)
-        inputs[samples] = 0
-        targets[samples] = torch.arange(32).flip(0)
-    torch.manual_seed(seed)
-    memory = InMemoryLogger()
-    with Trainer(
-        model=LanguageModel(GPT(vocab_size=32, context=32, d_model=32, n_layers=1, n_heads=2)),
-        train_dataloader=loader,
-        eval_dataloader=TensorLoader(held_out[:, :-1], held_out[:, 1:], batch_size=256, shuffle=False),
-        optimizers=lambda params: torch.optim.AdamW(params, lr=1e-2),
-        schedulers=cosine_annealing(alpha_f=0.02),
-        max_duration="1ep",
-        seed=seed,
-        algorithms=[*algorithms],
-        loggers=[memory],
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-    return trainer.state.eval_metric_values["eval"]["loss"].item(), len(memory.data.get("spike_guard/rollbacks", []))
-
-
 @pytest.mark.slow
 def test_nonsense_in_the_data_costs_nothing_with_the_guard():
-    bad = range(557, 565)
     clean, _ = train_language(700, 0, range(0))
-    spoilt, _ = train_language(700, 0, bad)
-    guarded, spikes = train_language(700, 0, bad, SpikeGuard())
+    spoilt, _ = train_language(700, 0, NONSENSE)
+    guarded, spikes = train_language(700, 0, NONSENSE, SpikeGuard())
     assert spikes
     assert guarded < 1.01 * clean < 1.01 * spoilt / 1.01
 

@@ -219,6 +219,17 @@ def test_someone_elses_bundle_needs_permission_for_each_thing(
     assert "the failure of the run: RuntimeError" in again
 
 
+def test_what_a_stranger_wrote_is_shown_harmless(crashed: Path, tmp_path: Path, run_here: Any):
+    texts = {"type": "\x1b[31mE", "at": ["\x1b]0;t\x07"], "message": "\x1b[2J", "batch": 10**30}
+    odd = {"packages": {"": "1", "\x1b[2Jx": "2", "torch": ["\x1b[31m"]}, "git_commit": ["\x1b[31m"], "threads": 1e9}
+    with zipfile.ZipFile(crashed) as file, zipfile.ZipFile(tmp_path / "odd.zip", "w") as other:
+        changed = {"crash.json": json.dumps(texts), "environment.json": json.dumps(odd)}
+        for name in file.namelist():
+            other.writestr(name, changed.get(name, file.read(name)))
+    error = run_here("replay", "odd.zip", code=1).err
+    assert "not the failure of the run: ?[31mE at " in error and "\x1b" not in error
+
+
 def test_a_run_whose_bug_is_fixed_does_not_fail(crashed: Path, tmp_path: Path, run_here: Any):
     done = run_here("replay", "run", "~callbacks.own", code=0)  # the crash of a run is in its folder
     assert "warning crash  it did not fail this time; then it was RuntimeError at own.py" in done.out

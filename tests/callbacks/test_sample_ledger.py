@@ -7,13 +7,14 @@ import pyarrow.parquet
 import pytest
 import torch
 import torch.nn.functional as F
+from planted_runs import flip_labels, keep_ledger
 from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, LanguageModel, Trainer
 from runner.algorithms import InfoBatch, LabelSmoothing, MixUp, SeqLengthWarmup
 from runner.callbacks import InMemoryLogger, SampleLedger
 from runner.callbacks._sample_history import add_epoch, find_suspects, mean_losses, new_history
-from runner.data import DatasetLoader, TensorLoader, load_digits
+from runner.data import DatasetLoader, TensorLoader
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -115,20 +116,9 @@ def test_samples_never_seen_are_no_suspects():
 
 def test_wrong_labels_are_named(tmp_path: Path):
     """Of 5 % wrong labels, at least 80 % are among the 8 % that are named."""
-    train, *_ = load_digits(batch_size=64, eval_batch_size=64, seed=0)
+    train, wrong = flip_labels(seed=0)
     images, labels = train.tensors
-    generator = torch.Generator().manual_seed(0)
-    wrong = torch.randperm(len(labels), generator=generator)[: len(labels) // 20]
-    labels = labels.clone()
-    labels[wrong] = (labels[wrong] + torch.randint(1, 10, wrong.shape, generator=generator)) % 10
-    train.tensors = (images, labels)
-    memory = InMemoryLogger()
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    model = ClassificationModel(network, 10)
-    ledger = SampleLedger(0.08)
-    arguments: dict[str, Any] = {"model": model, "train_dataloader": train, "max_duration": "8ep", "loggers": [memory]}
-    with make_trainer(tmp_path, ledger, **arguments) as trainer:
-        trainer.fit()
+    memory = keep_ledger(train, seed=0, run_dir=tmp_path)
     named = [row[0] for row in memory.tables["sample_ledger"]["rows"]]
     assert len(named) == round(0.08 * len(labels))
     assert len({*named} & {*wrong.tolist()}) >= 0.8 * len(wrong)

@@ -180,7 +180,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path):
     [
         ("NVIDIA H100 80GB HBM3", "amp_bf16", False, 989.4),
         ("NVIDIA H100 PCIe", "amp_bf16", False, 756),
-        ("NVIDIA H200", "amp_fp8", False, 1978.9),
+        ("NVIDIA H200", "amp_bf16", False, 989.4),
         ("NVIDIA B200", "amp_bf16", False, 2250),
         ("NVIDIA GB200", "amp_bf16", False, 2500),
         ("NVIDIA GH200 480GB", "tf32", False, 494.7),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from main_runs import OWN, SHORT
 
 from runner.distributed import slurm
 from runner.distributed.environment import kept_over_restarts
@@ -167,3 +168,24 @@ def test_what_is_requeued(requeue: bool | None, variables: dict[str, str], reque
 def test_requeue_is_checked():
     with pytest.raises(ValueError, match="requeue='yes': must be true, false, or null"):
         Launch(requeue="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_attempt_of_a_job_keeps_what_it_printed(ranks: int, run_app: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN)
+    job: dict[str, str | None] = {"SLURM_JOB_ID": "71"}
+    command = (*SHORT, "callbacks=[checkpoint_saver,console_summary]", "hydra.run.dir=run")
+    launch = f"launch.nproc_per_node={ranks}"
+    failed = run_app(*command, launch, "+callbacks.failing._target_=own.Failing", env=job, exit_code=1)
+    goes_on = (*command, launch, "resume=run")
+    run_app(*goes_on, "trainer.max_duration=1ep", env=job)
+    done = run_app(*goes_on, env=job)
+    logs = [(tmp_path / "run" / one / "console.log").read_text() for one in ("attempts/1", "attempts/2", ".")]
+    assert "RuntimeError: a callback that fails" in logs[0] and "RuntimeError: a callback that fails" in failed.stderr
+    assert ["trained  1 epochs" in logs[1], "trained  2 epochs" in logs[2]] == [False, True]
+    assert "trained" in logs[1] and logs[2].splitlines()[-1] in done.stdout
+
+
+def test_outside_of_slurm_a_run_keeps_no_log(run_app: Any, tmp_path: Path):
+    run_app(*SHORT, "callbacks=[checkpoint_saver]", "hydra.run.dir=run")
+    assert not (tmp_path / "run" / "console.log").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from python_process import PATIENCE, wait_until
+from python_process import PATIENCE, find_free_port, wait_until
 from slurm_cluster import Cluster, missing, running_cluster
 from stores import query
 
@@ -118,11 +119,40 @@ def test_a_signal_of_the_scheduler_costs_no_batch(cluster: Cluster, tmp_path: Pa
 
     run = run_in(tmp_path)
     assert f"after {paused} batches" in log.read_text()
+    logs = [(run / one / "console.log").read_text() for one in ("attempts/1", ".")]
+    assert all(text.count("MLP, ") == 1 for text in logs) and f"after {paused} batches" in logs[1]
+    assert "queued" in logs[0] and "trained" in logs[1]
     sql = "select m.step from metrics m where m.key = 'loss/train/total' order by m.step"
     steps = [step for (step,) in query(tmp_path / "outputs" / "mlflow.db", sql)]
     assert steps == [*range(1, BATCHES + 1)], "each batch is logged once, in one run"
     assert query(tmp_path / "outputs" / "mlflow.db", "select count(*) from runs") == [(1,)]
     assert_equal_to_a_whole_run(tmp_path, run)
+
+
+def test_torchrun_s_script_of_the_docs_goes_on_after_a_signal(cluster: Cluster, tmp_path: Path):
+    """As it stands on the page, but for one process a node without a GPU, and for names that no name server knows."""
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    script = next(one for one in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "srun torchrun" in one)
+    torchrun = f"{sys.executable} -m torch.distributed.run --local-addr=127.0.0.1"
+    changes = {
+        " --gpus-per-node=8": "",
+        "--nproc_per_node=8": "--nproc_per_node=1",
+        "srun torchrun": f"srun {torchrun}",
+        "$head:29400": f"127.0.0.1:{find_free_port()}",
+        "experiment=digits_plain": " ".join(TINY),
+    }
+    for before, after in changes.items():
+        assert before in script
+        script = script.replace(before, after)
+    (tmp_path / "job.sh").write_text(script)
+    cluster.ask("sbatch", f"--chdir={tmp_path}", f"--output={tmp_path}/job.log", str(tmp_path / "job.sh"))
+    wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
+    cluster.ask("scancel", "--signal=USR1", "1")
+    log = tmp_path / "job.log"
+    wait_for(cluster, tmp_path, lambda: "requeued: Slurm job 1" in log.read_text(), "the requeue")
+    wait_for(cluster, tmp_path, lambda: status(tmp_path) == "FINISHED", "the end")
+    assert (run_in(tmp_path) / "attempts" / "1" / "console.log").is_file()
+    assert_equal_to_a_whole_run(tmp_path, run_in(tmp_path))
 
 
 def test_a_time_limit_is_no_end(cluster: Cluster, tmp_path: Path):
@@ -179,6 +209,7 @@ def test_jobs_of_a_sweep_are_requeued_too(launch: tuple[str, ...], cluster: Clus
     results = [json.loads(path.read_text()) for path in first.glob("*/*/seed*/result.json")]
     assert [one["status"] for one in results] == ["FINISHED", "FINISHED"]
     assert "== again on " in (job / "console.log").read_text()
+    assert "== again on " not in (job / "attempts" / "1" / "console.log").read_text()
     assert_equal_to_a_whole_run(tmp_path, job, "seed=3")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from runner.checkpoints.digest import read_digests
 from runner.modes.verify import check_verify, compare
 from runner.runs.run_files import unpacked
 
@@ -154,6 +156,25 @@ def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, ru
     assert verified(run_here, "run", "batches=4", slightly, "tolerance=0.001")["equal"] is True
     assert verified(run_here, "run", "batches=8", "optimizer.lr=0.2", "tolerance=0.001", code=1)["parts"]
     assert verified(run_here, "run", "data.seed=3", "batches=4", "tolerance=0.9", code=1)["parts"] == ["samples"]
+
+
+def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path, run_here: Any):
+    run_here(*SMALL, *KEPT, "hydra.run.dir=run", code=0)
+    record, kept = tmp_path / "run" / "config.yaml", tmp_path / "run" / "digests.jsonl"
+    lines = kept.read_text().splitlines()
+    kept.write_bytes("\n".join([*lines[::-1], "[1]", '{"batch": "x"}']).encode() + b"\xff\xfe[[[[")
+    assert verified(run_here, "run", "batches=8")["compared"] == 8  # in whatever order they are
+    record.write_text(record.read_text().replace("  lr: 0.1\n", "  lr: 0.2\n"))
+    done = run_here("verify", "run", "batches=2", code=1).out
+    assert "changed    the record: you have not made it, or it was edited later" in done
+    record.write_text("vars: &v\n  me: *v\n")
+    assert (
+        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=2).err
+    )
+    kept.unlink()
+    os.mkfifo(kept)
+    with pytest.raises(FileNotFoundError):
+        read_digests(tmp_path / "run")
 
 
 def test_a_run_without_digests_says_so(run_here: Any):

@@ -302,7 +302,7 @@ def test_the_length_of_a_run_matters_to_what_mentions_it():
     known = {one.stem: looks_at_length(import_module(f"runner.algorithms.{one.stem}").__name__) for one in files}
     looking = {name for name, looks in known.items() if looks}
     assert {"gyro_dropout", "batch_size_warmup", "info_batch", "schedule_free", "spike_guard", "ema"} <= looking
-    assert {"mixup", "cutmix", "label_smoothing", "batch_augment", "gradient_clipping", "sam"} & looking == set()
+    assert {"mixup", "cutmix", "label_smoothing", "batch_augment", "gradient_clipping", "cutout"} & looking == set()
 
 
 def test_a_moment_knows_neither_samples_nor_seconds():

@@ -64,6 +64,20 @@ def test_what_is_printed_and_logged_goes_to_the_file_alone(tmp_path: Path, capsy
     assert capsys.readouterr() == ("after\n", "logged after\n")
 
 
+def test_what_is_printed_can_go_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    console = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(console)
+    try:
+        with lasting_output(), output_to(str(tmp_path / "console.log"), is_printed=True):
+            print("printed")
+            logging.getLogger("runner").warning("logged")
+            print("told", file=sys.stderr)
+    finally:
+        logging.getLogger().removeHandler(console)
+    assert (tmp_path / "console.log").read_text() == "printed\nlogged\ntold\n"
+    assert capsys.readouterr() == ("printed\n", "logged\ntold\n")
+
+
 def test_without_a_file_the_terminal_stays():
     stream = sys.stdout
     with output_to(""):

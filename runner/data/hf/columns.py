@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.data.images.imagefolder import MEAN, STD
+from runner.data.images.imagefolder import normalized
 from runner.libraries.hugging_face import import_hf
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
-MEANS, DEVIATIONS = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
 
 
 class Columns(Dataset[tuple[Tensor, ...]]):
-    """The rows of a data set as tuples of tensors, one per column.
+    """The rows of a data set as tuples of tensors, one per column; images are bytes until a batch is normalized.
 
     Args:
         rows: a ``datasets.Dataset``.
@@ -73,6 +72,11 @@ class Columns(Dataset[tuple[Tensor, ...]]):
                 raise ValueError(f"{key}={column!r}: samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
         return tuple(torch.stack(one) for one in parts)
 
+    def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return a batch with its images as float32 ``(N, 3, H, W)``, normalized by ImageNet's mean and deviation."""
+        dtypes = [self._dtypes[column] for column in self.columns.values()]
+        return tuple(normalized(one) if dtype is None else one for one, dtype in zip(batch, dtypes, strict=True))
+
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
         if value is None:
@@ -86,7 +90,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
 
 
 def image_tensor(image: Any, size: int | None) -> Tensor:
-    """Return a Pillow image as float32 ``(3, H, W)``, normalized by ImageNet's mean and deviation.
+    """Return a Pillow image as uint8 ``(3, H, W)``.
 
     Args:
         image: an image of any mode.
@@ -99,8 +103,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
         image = image.resize([max(size, round(side * scale)) for side in image.size], import_hf("PIL.Image").BILINEAR)
         left, top = ((side - size) // 2 for side in image.size)
         image = image.crop((left, top, left + size, top + size))
-    pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float() / 255
-    return (pixels - MEANS) / DEVIATIONS
+    return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
 
 
 def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
@@ -187,7 +190,7 @@ def fake_batches(
         ValueError: a column does not exist, or does not become a tensor.
     """
     row: Mapping[str, Any] | None = None
-    likenesses: list[tuple[Tensor, bool]] = []
+    likenesses: list[Tensor] = []
     for key, column in columns.items():
         check_column(features, key, column)
         feature = features[column]
@@ -198,12 +201,12 @@ def fake_batches(
             row = first() if row is None else row
             value = row[column]
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
-        made = torch.rand(tuple(shape)) if dtype is None else torch.full(tuple(shape), largest, dtype=dtype)
-        likenesses.append((made, dtype is None))
+        is_image = dtype is None
+        pixels = torch.randint(256, tuple(shape)) if is_image else torch.full(tuple(shape), largest, dtype=dtype)
+        likenesses.append(normalized(pixels) if is_image else pixels)
 
     def make(samples: int) -> tuple[Tensor, ...]:
-        ones = [(made - MEANS) / DEVIATIONS if is_image else made for made, is_image in likenesses]
-        return tuple(one.expand(samples, *one.shape).clone() for one in ones)
+        return tuple(one.expand(samples, *one.shape).clone() for one in likenesses)
 
     return make
 

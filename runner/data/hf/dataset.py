@@ -180,6 +180,8 @@ def _load(
             return window_loaders((_tokenize(part, text, encoder, cache) for part in parts), seed, sizes)
         train, *others = _data_sets(parts, columns)
     shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
+    if isinstance(train, Columns):
+        shared["transform"] = train.normalize  # in training on a GPU it runs there
     return (
         DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),
         *(DatasetLoader(one, sizes["eval_batch_size"], shuffle=False, **shared) for one in others),

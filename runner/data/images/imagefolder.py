@@ -117,9 +117,13 @@ def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
 
 def normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return images `(N, 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation, and their labels."""
-    images, labels = batch
+    return normalized(batch[0]), batch[1]
+
+
+def normalized(images: Tensor) -> Tensor:
+    """Return images `(..., 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation."""
     mean, std = _mean_and_std(images.device)
-    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std), labels
+    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
 
 
 @functools.cache  # once a device: a copy for each batch would wait for the device

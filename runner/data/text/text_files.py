@@ -1,4 +1,10 @@
-"""Language modelling on your own text files, as bytes or with a tokenizer of Hugging Face."""
+"""Language modelling on your own text files, as bytes or with a tokenizer of Hugging Face.
+
+Tokens are held as uint8, uint16 or int32, in memory or in a memory-mapped file: with a tokenizer they are kept
+in `cache`, under a name made from the files' paths, sizes and times of change and of the tokenizer's vocabulary and
+version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens is moved to
+the device as a whole, if there is room; otherwise batches are, as they are stored.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import OrderedLoader
+from runner.data.text.packing import document_ends, packed_loaders, split_ends
 from runner.data.text.token_cache import TokenCache, state_of
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, HFTokenizer, Tokenizer, load_tokenizer
 from runner.data.text.windows import (
@@ -38,6 +47,7 @@ def _fake(
     test_path: str | None,
     test_share: float,
     tokenizer: str | None,
+    pack_documents: bool,
     cache: str | None,
     seed: int,
     **sizes: Any,
@@ -54,7 +64,7 @@ def _fake(
         return max(size // BYTES_PER_TOKEN, 4 * sizes["context"]) if kept is None else kept
 
     counts = _in_order(split_tokens(count(files[0]), shares), [count(one) for one in files[1:]], eval_path)
-    return fake_window_loaders(counts, encoder.vocab_size, WindowSizes(**sizes))
+    return fake_window_loaders(counts, encoder.vocab_size, WindowSizes(**sizes), pack_documents)
 
 
 @faked_by(_fake)
@@ -66,6 +76,7 @@ def load_text_files(
     test_path: str | None = None,
     test_share: float = 0.0,
     tokenizer: str | None = None,
+    pack_documents: bool = False,
     context: int = 128,
     batch_size: int = 8,
     eval_batch_size: int = 64,
@@ -73,19 +84,12 @@ def load_text_files(
     cache: str | None = "~/.cache/experiment-runner/tokens",
     seed: int = 0,
 ) -> tuple[OrderedLoader, ...]:
-    """Return a training and an evaluation loader over text files, joined in the order of their paths.
-
-    With `test_path` or `test_share`, a third loader has texts to test on.
+    """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
     inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
     rest shorter than a window is left out. Each file is followed by the tokenizer's end-of-text token, if it has one.
     Files of more than 262,144 characters are tokenized in pieces that end with a line.
-
-    Tokens are held as uint8, uint16 or int32, in memory or in a memory-mapped file: with a tokenizer they are kept
-    in `cache`, under a name made from the files' paths, sizes and times of change and of the tokenizer's vocabulary and
-    version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens is moved to
-    the device as a whole, if there is room; otherwise batches are, as they are stored.
 
     Args:
         path: a text file, or a folder of them.
@@ -95,6 +99,7 @@ def load_text_files(
         test_path: a file or folder of texts to test on; None keeps a part of the training text for that, if asked.
         test_share: share of the tokens that is kept for testing, the last ones; 0 keeps none.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        pack_documents: whether windows hold whole files that do not attend to each other, see `PackedWindows`.
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
         eval_batch_size: windows in an evaluation batch, all ranks together.
@@ -115,9 +120,14 @@ def load_text_files(
     shares = _check(sizes, eval_path, eval_share, test_path, test_share)
     files = _list_files(path, pattern, eval_path, test_path)
     encoder = load_tokenizer(tokenizer)
-    text, *others = (_read(one, encoder, cache) for one in files)
-    parts = _in_order(text.split(split_tokens(len(text), shares)), others, eval_path)
-    return window_loaders(parts, seed, sizes)
+    texts = [_read(one, encoder, cache) for one in files]
+    counts = split_tokens(len(texts[0]), shares)
+    parts = _in_order(texts[0].split(counts), texts[1:], eval_path)
+    if not pack_documents:
+        return window_loaders(parts, seed, sizes)
+    first, *others = (_ends(*one, encoder) for one in zip(texts, files, strict=True))
+    ends = _in_order(split_ends(first, counts), others, eval_path)
+    return packed_loaders(parts, ends, sizes, TokenCache(cache), [[_key(one, encoder) for one in files], counts], seed)
 
 
 def _check(
@@ -180,6 +190,15 @@ def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
         return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     make = partial(encoder.encode_all, _pieces(files))
     return TokenCache(cache).tokens(_key(files, encoder), encoder.dtype, make)
+
+
+def _ends(tokens: Tensor, files: list[Path], encoder: Tokenizer) -> NDArray[Any]:
+    """Return after how many tokens each file ends."""
+    if not isinstance(encoder, HFTokenizer):
+        return numpy.cumsum([file.stat().st_size for file in files])
+    if encoder.end is None:
+        raise ValueError("pack_documents=True: this tokenizer has no token that ends a text; choose another one")
+    return document_ends(tokens, encoder.end)
 
 
 def _key(files: list[Path], encoder: Tokenizer) -> Any:

@@ -134,13 +134,16 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
     )
 
 
-def fake_window_loaders(counts: Iterable[int], vocab_size: int, sizes: WindowSizes) -> tuple[FakeLoader, ...]:
+def fake_window_loaders(
+    counts: Iterable[int], vocab_size: int, sizes: WindowSizes, has_positions: bool = False
+) -> tuple[FakeLoader, ...]:
     """Return stand-ins for the loaders of :func:`window_loaders`, with the largest token everywhere.
 
     Args:
         counts: the number of tokens of each part.
         vocab_size: number of different tokens.
         sizes: sizes that :func:`check_windows` has passed.
+        has_positions: whether batches have the positions of tokens as a third part.
 
     Raises:
         ValueError: a part is shorter than a window.
@@ -153,10 +156,10 @@ def fake_window_loaders(counts: Iterable[int], vocab_size: int, sizes: WindowSiz
     if limit is not None:
         others[0] = min(others[0], limit // context)
 
-    def make(samples: int) -> tuple[Tensor, Tensor]:
+    def make(samples: int) -> tuple[Tensor, ...]:
         # The largest token, so that a model with too small a vocabulary is found.
         tokens = torch.full((samples, context), vocab_size - 1)
-        return tokens, tokens
+        return (tokens, tokens, torch.arange(context).expand(samples, -1)) if has_positions else (tokens, tokens)
 
     return (
         FakeLoader(make, train, sizes["batch_size"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -54,18 +55,26 @@ class HFCausalLM(HFNetwork):
             reason = f"{name!r} has {positions} positions; give at most that many, or choose another model"
             raise wrong_argument("context", self._longest, reason)
 
-    def forward(self, tokens: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, tokens: Tensor, positions: Tensor | None = None
+    ) -> Tensor:
         """Return the logits of each position's next token, `(N, T, V)`.
 
         Args:
             tokens: int64 `(N, T)` in [0, V), T at most `context`. No row holds padding on its left.
+            positions: of each token in its document, int64 `(N, T)`, if rows hold several documents: transformers finds
+                out by itself where they start again, which waits for the device, and masks the attention.
 
         Raises:
-            ValueError: the sequence is longer than `context`.
+            ValueError: the sequence is longer than `context`; or there are positions, and the model does not take any.
         """
         if self.context is not None and tokens.shape[1] > self.context:
             raise ValueError(f"a sequence of {tokens.shape[1]} tokens is longer than context={self.context!r}")
-        return super().forward(input_ids=tokens).logits
+        if positions is None:
+            return super().forward(input_ids=tokens).logits
+        if "position_ids" not in inspect.signature(self.base.forward).parameters:
+            raise ValueError(f"{type(self.base).__name__} takes no positions, so that documents cannot share a row")
+        return self.network(input_ids=tokens, position_ids=positions, **self._options).logits
 
     def flops_per_token(self, context: int) -> float:
         """Return the floating-point operations of the forward and backward pass for one token of a sequence.

@@ -14,7 +14,7 @@ from runner import ClassificationModel, Trainer
 from runner.data import DatasetLoader
 from runner.data.folds import Folds
 from runner.data.hf.dataset import load_hf_dataset
-from runner.data.images.imagefolder import MEAN, STD
+from runner.data.images.imagefolder import MEAN, STD, normalized
 
 SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0, "cache": None}
 DEFAULTS = {key: one.default for key, one in inspect.signature(load_hf_dataset).parameters.items()}
@@ -145,6 +145,7 @@ def load_saved(saved: Path, **options: Any) -> tuple[Any, Any]:
 def test_images_are_normalized(saved: Path, column: str, size: int | None, shape: tuple[int, int], num_workers: int):
     options = {"inputs": column, "targets": "label", "image_size": size, "num_workers": num_workers}
     for loader in load_saved(saved, **options):
+        assert next(iter(loader.untransformed()))[0].dtype == torch.uint8  # what crosses to a GPU
         for images, labels in loader:
             assert images.dtype == torch.float32 and images.shape[1:] == (3, *shape)
             expected = (torch.eye(3)[labels] - torch.tensor(MEAN)) / torch.tensor(STD)
@@ -160,7 +161,7 @@ def test_the_center_is_cut_out():
     image.paste((255, 255, 255), (10, 0, 20, 10))
     for size in (10, 5, 20):
         inner = slice(1, -1)  # whose edges are blurred
-        cut = image_tensor(image, size)[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
+        cut = normalized(image_tensor(image, size))[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
         torch.testing.assert_close(cut + torch.tensor(MEAN).view(3, 1, 1), torch.ones_like(cut), atol=0.01, rtol=0)
 
 

@@ -21,17 +21,16 @@ def test_each_sample_comes_once_an_epoch_in_groups_of_blocks(mixed: int, batch_s
     seen = [one for batch in epoch(order, 1) for one in batch]
     assert sorted(seen) == [*range(sum(SIZES))]
     assert seen == order.permutation(1).tolist()
+    block = numpy.searchsorted(numpy.cumsum(SIZES), seen, "right").tolist()
     if batch_size == 1:  # the blocks of a group are done before another group begins
-        block = numpy.searchsorted(numpy.cumsum(SIZES), seen, "right").tolist()
-        done = 0
-        while done < len(seen):
-            group = list(dict.fromkeys(block[done:]))[:mixed]
-            size = sum(SIZES[one] for one in group if one is not None)
-            found = set(block[done : done + size])
-            assert len(found) <= mixed and size >= min(SIZES)
-            size = sum(SIZES[one] for one in found)
-            assert set(block[done : done + size]) == found
-            done += size
+        runs = sum(one != other for one, other in pairwise(block)) + 1
+        assert (runs == len(SIZES)) == (mixed == 1)  # within it, they are mixed
+        batch = 0
+        while batch < len(order):
+            now, _, due = order.upcoming(1, batch)
+            assert len(now) <= mixed and {*block[batch:due]} == {*now}
+            assert due - batch == sum(SIZES[one] for one in now)
+            batch = due
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():

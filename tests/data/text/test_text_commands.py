@@ -40,6 +40,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_replay_shows_the_text_of_tokens(here: Path, run_here: Any):
+    run_here(*DATA["text_files"], *SHORT, *TOKENS, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)
+    found = json.loads(run_here("replay", "run", "2", "output=json", code=0).out)["result"]
+    words = found["worst"][0]["text"].split()
+    assert len(words) > 3 and {*words[1:-1]} <= {*TEXT.split()}
+
+
 def weights(folder: Path, which: int = -1) -> dict[str, torch.Tensor]:
     run = run_folders(folder)[which]
     return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)

@@ -1,0 +1,118 @@
+"""Training steps whose work on the GPU is recorded once and then done again, in fixed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from runner.algorithms._snapshot import KeptBuffers
+from runner.algorithms._whole_step import Step
+from runner.batch import map_tensors, tensors
+from runner.loss import total_of
+
+WARM_UP = 3  # passes before the recording, as torch does it: libraries choose and allocate what may not be recorded
+
+
+def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
+    """Record what a function asks of the GPU.
+
+    Args:
+        function: works on tensors that stay where they are.
+        pool: memory that recordings share, from `torch.cuda.graph_pool_handle`.
+
+    Returns:
+        What the function returned, and a function that has the GPU compute it again, in the same place.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Threads that read back metrics meanwhile do no harm.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = function()
+    return result, graph.replay
+
+
+class Recording:
+    """Forward pass, loss and backward pass of one layout of batches, whose inputs and results lie in fixed memory.
+
+    Args:
+        step: returns the outputs for a batch and their loss.
+        batch: a batch of this layout.
+        model: the model, whose parameters and buffers `step` uses.
+    """
+
+    def __init__(self, step: Step, batch: Any, model: nn.Module) -> None:
+        self.layout = layout_of(batch)
+        self.parameters = [one for one in model.parameters() if one.requires_grad]
+        self._inputs = map_tensors(batch, torch.clone)
+        cuda = [one.device for one in self.parameters[:1] if one.is_cuda]
+        buffers = KeptBuffers(model)
+        buffers.keep()
+        with torch.random.fork_rng(cuda):  # the passes here are none of training
+            stream = torch.cuda.Stream(cuda[0]) if cuda else None
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._backward(self._forward(step)[2], None)
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+            pool = torch.cuda.graph_pool_handle() if cuda else None
+            (outputs, loss, total), self._replay_forward = record(lambda: self._forward(step), pool)
+            self._scale = torch.ones_like(total)
+            self._gradients, self._replay_backward = record(lambda: self._backward(total, self._scale), pool)
+        buffers.put_back()
+        self._outputs = map_tensors(outputs, torch.detach)
+        self._total = total.detach()
+        self._parts = {name: part.detach() for name, part in loss.items()} if isinstance(loss, dict) else None
+
+    def run(self, batch: Any) -> tuple[Any, Any]:
+        """Return the outputs for a batch, which last until the next, and its loss, through which gradients come."""
+        for its, given in zip(tensors(self._inputs), tensors(batch), strict=True):
+            its.copy_(given, non_blocking=True)
+        total = _Replayed.apply(self, *self.parameters)
+        if self._parts is None:
+            return self._outputs, total
+        return self._outputs, {**{name: part.clone() for name, part in self._parts.items()}, "total": total}
+
+    def forward(self) -> Tensor:
+        """Compute the loss; return a copy, because losses are read later than the next one is there."""
+        self._replay_forward()
+        return self._total.clone()
+
+    def backward(self, scale: Tensor) -> list[Tensor | None]:
+        """Return the gradients of the loss times a scale, which last until the next."""
+        self._scale.copy_(scale)
+        self._replay_backward()
+        return [None if one is None else one.detach() for one in self._gradients]  # detached: `.grad` needs no copy
+
+    def _forward(self, step: Step) -> tuple[Any, Any, Tensor]:
+        kind = next(tensors(self._inputs)).device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        # Weights that autocast has kept in another format are not looked at again when a recording is replayed.
+        with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+            outputs, loss = step(self._inputs)
+            return outputs, loss, total_of(loss)
+
+    def _backward(self, total: Tensor, scale: Tensor | None) -> Any:
+        with torch.autocast(total.device.type, enabled=False):
+            return torch.autograd.grad(total, self.parameters, scale, allow_unused=True)
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, *parameters: Tensor) -> Tensor:
+        ctx.recording = recording
+        return recording.forward()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, *ctx.recording.backward(gradient)
+
+
+def layout_of(batch: Any) -> Any:
+    """Return the nesting of a batch with the shape and type of each tensor."""
+    return map_tensors(batch, lambda one: (one.shape, one.dtype))

@@ -1,0 +1,79 @@
+"""CUDA graphs of a training step: what the GPU does for a batch is recorded once, and then asked for by two calls."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runner import Algorithm, Logger, State
+from runner.algorithms._recording import Recording, layout_of
+from runner.algorithms._whole_step import Step, join_loss, refuse_what_needs_parts
+
+log = logging.getLogger("runner")
+
+DEVICES = ("cuda",)
+
+
+class CUDAGraph(Algorithm):
+    """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls a batch.
+
+    That pays off where the host cannot ask for kernels as fast as the GPU computes them: small models, small batches.
+    The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
+    one that is smaller, evaluations and optimizers run as ever. Dropout follows the seeds of each batch, as without.
+
+    Outputs and gradients lie in memory that the next batch overwrites. What the model's Python code decides for itself
+    (a branch, a random number from Python) is decided once, when it is recorded.
+
+    Raises:
+        ValueError: after loading, the device is no GPU; a batch is split into microbatches, whose gradients would lie
+            in one place; the model is sharded or has a `training_step`; another algorithm acts between the forward
+            pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph, for
+            which it has to see the graph of each batch.
+
+    Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
+    """
+
+    # Those that change the shape of batches, or what the model does, from one batch to another; and what is recorded
+    # by others, or looks at random states while it runs.
+    conflicts_with = (
+        "ActivationCheckpointing",
+        "BatchSizeWarmup",
+        "Compile",
+        "GyroDropout",
+        "LayerFreezing",
+        "ProgressiveResizing",
+        "SelectiveBackprop",
+        "SeqLengthWarmup",
+        "StochasticDepth",
+    )
+    runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        if state.device.type not in DEVICES:
+            raise ValueError(f"CUDAGraph needs a CUDA device, not {state.device}: leave it out")
+        if state.grad_accum > 1 or state.microbatch_size:
+            raise ValueError("CUDAGraph cannot accumulate gradients: set grad_accum=1 and microbatch_size=None")
+        refuse_what_needs_parts(state, "CUDAGraph", "leave one of them out")
+        join_loss(state.unwrapped_model, lambda step, batch: self._run(step, batch, state.unwrapped_model))
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        ddp = state.model
+        if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
+            raise ValueError("CUDAGraph: DDP sees no single step: leave out static_graph and find_unused_parameters")
+
+    def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
+        if not torch.is_grad_enabled():
+            return step(batch)
+        if self._recording is None:
+            self._recording = Recording(step, batch, model)
+            log.info("CUDAGraph recorded a step; batches of another shape are computed as ever")
+        if layout_of(batch) != self._recording.layout:
+            return step(batch)
+        return self._recording.run(batch)

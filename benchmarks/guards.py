@@ -1,0 +1,73 @@
+"""Whether SpikeGuard and SampleLedger find what is planted in the data, and nothing else.
+
+    python benchmarks/guards.py [--seeds 5]
+
+- SpikeGuard: the final loss of a small GPT on clean text, and with 8 of 700 batches replaced by nonsense, without and
+  with the guard; and how often it acts in 20 runs on clean text.
+- SampleLedger: how many of the digits whose labels were changed, 5 % of all, are among the 8 % that it names.
+
+The exit code is 1 where, in the mean over seeds, a run with the guard ends more than 1 % above the clean one or a run
+without it does not, where the guard acts on clean text, or where the ledger names less than 80 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from planted_runs import NONSENSE, flip_labels, keep_ledger, train_language  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+from runner.algorithms import SpikeGuard  # noqa: E402
+
+CLEAN = 20
+
+
+def measure_guard(seeds: int) -> bool:
+    """Print losses with and without the guard; return whether it saves what nonsense costs and leaves clean text."""
+    above: dict[str, list[float]] = {"nonsense": [], "guard": []}
+    print("SpikeGuard: final loss    clean   nonsense   with the guard   went back")
+    for seed in range(seeds):
+        clean, _ = train_language(700, seed, range(0))
+        spoilt, _ = train_language(700, seed, NONSENSE)
+        guarded, spikes = train_language(700, seed, NONSENSE, SpikeGuard())
+        above["nonsense"].append(spoilt / clean - 1)
+        above["guard"].append(guarded / clean - 1)
+        print(f"{f'seed {seed}':>22} {clean:8.4f} {spoilt:10.4f} {guarded:16.4f} {spikes:11}", flush=True)
+    acted = sum(train_language(250, seed, range(0), SpikeGuard())[1] > 0 for seed in range(CLEAN))
+    means = {name: statistics.fmean(one) for name, one in above.items()}
+    print(
+        f"above the clean run: {means['nonsense']:.2%} with nonsense, {means['guard']:.2%} with the guard, in the mean"
+    )
+    print(f"it acted in {acted} of {CLEAN} clean runs")
+    return means["guard"] <= 0.01 < means["nonsense"] and acted == 0
+
+
+def measure_ledger(seeds: int) -> bool:
+    """Print the shares of wrong labels that are named; return whether they are 80 % on average."""
+    shares = []
+    for seed in range(seeds):
+        train, wrong = flip_labels(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = keep_ledger(train, seed, run_dir=folder).tables["sample_ledger"]["rows"]
+        shares.append(len({row[0] for row in rows} & {*wrong.tolist()}) / len(wrong))
+    shown = ", ".join(f"{one:.0%}" for one in shares)
+    print(f"SampleLedger: of 5 % wrong labels, among the 8 % named: {shown}; mean {statistics.fmean(shares):.0%}")
+    return statistics.fmean(shares) >= 0.8
+
+
+def main() -> int:
+    """Print all figures; exit code 1 where one misses what is promised."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each kind")
+    seeds = parser.parse_args().seeds
+    return int(not all([measure_guard(seeds), measure_ledger(seeds)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -119,7 +119,7 @@ class ALiBi(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        biases = Kept(lambda q: alibi(*q.shape[1:3], q.device, q.dtype))
+        biases = Kept(lambda q: alibi(q.shape[1], q.shape[2], q.device, q.dtype))
 
         def fade(attend: nn.Module, index: int) -> nn.Module:
             assert isinstance(attend, CausalAttention)

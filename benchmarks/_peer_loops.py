@@ -4,6 +4,7 @@ Whatever the library, the same clock is read at the same place: where it asks fo
 steps. There the run waits, so that those of other libraries can take their turns.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import contextlib
@@ -294,7 +295,7 @@ def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> No
         ),
         train_dataset=loader.dataset,
         callbacks=ten(hook("on_step_begin"), hook("on_step_end")) if setting == "callbacks" else None,
-        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)),
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

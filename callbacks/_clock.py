@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -32,3 +34,40 @@ def wait_and_read_clock(device: torch.device) -> float:
 
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def make_event() -> Any:
+    """Return an event of the CUDA device."""
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)
+
+
+class DeviceStopwatch:
+    """Seconds that a CUDA device takes from one point of its queue to another, known once it is there.
+
+    The host may be far ahead of the device, so its own clock says how long it takes to ask, not to compute.
+    """
+
+    def __init__(self) -> None:
+        self._started: Any = None
+        self._laps: deque[tuple[Any, Any, Any]] = deque()
+
+    def start(self) -> None:
+        """Start a lap here in the queue."""
+        self._started = make_event()
+        self._started.record()
+
+    def stop(self, label: Any) -> None:
+        """End the lap here in the queue."""
+        stopped = make_event()
+        stopped.record()
+        self._laps.append((self._started, stopped, label))
+
+    def passed(self, wait: bool = False) -> Iterator[tuple[float, Any]]:
+        """Yield the seconds and the label of each lap that the device has completed, or of all, waiting for it."""
+        if wait and self._laps:
+            self._laps[-1][1].synchronize()
+        while self._laps and self._laps[0][1].query():
+            started, stopped, label = self._laps.popleft()
+            yield started.elapsed_time(stopped) / 1000, label

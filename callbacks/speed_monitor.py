@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
+from runner.callbacks._clock import SAMPLING, DeviceStopwatch, seconds_in, wait_and_read_clock
 from runner.callbacks._peak_flops import find_peak
 from runner.checks import check_whole
 
@@ -23,8 +23,8 @@ class SpeedMonitor(Callback):
 
     Values are logged at most every 50 ms and for the last batch, and the times once more at FIT_END. The time of a
     batch runs from its request to its BATCH_END: it includes waiting for data, but no evaluations, checkpoints or gaps
-    between epochs. Until the window is full, rates are over the batches so far. On a GPU the host runs ahead; work
-    still queued when an evaluation starts is waited for there and counts as training.
+    between epochs. Until the window is full, rates are over the batches so far. On a GPU, which the host is ahead of,
+    these are the batches that it has completed, by its own clock; an evaluation, a checkpoint and FIT_END wait for it.
 
     Args:
         window_size: number of batches that a rate is taken over, at least 1.
@@ -66,6 +66,7 @@ class SpeedMonitor(Callback):
         self._fit_started: float | None = None
         self._asked = self._evaluation_started = self._next = 0.0
         self._logged: int | None = None  # batch
+        self._stopwatch: DeviceStopwatch | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner.distributed.ranks import get_data_parallel_size, get_world_size
@@ -74,36 +75,44 @@ class SpeedMonitor(Callback):
         self._shares = get_data_parallel_size()
         self._fit_started = time.perf_counter()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
+        self._stopwatch = DeviceStopwatch() if state.device.type == "cuda" else None
         if not self._window:
             now = state.timestamp
             self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         self._asked = time.perf_counter()
+        if self._stopwatch is not None:
+            self._stopwatch.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         ended = time.perf_counter()
-        self._train += ended - self._asked
         now = state.timestamp
         flops = state.unwrapped_model.flops_per_batch(state.batch)
         if flops is not None:
             self._flops += flops * self._shares
-        self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
-        if ended >= self._next:
+        counts = (now.batch, now.sample, now.token, self._flops)
+        if self._stopwatch is None:
+            self._train += ended - self._asked
+            self._window.append((self._train, *counts))
+        else:
+            self._stopwatch.stop(counts)
+            self._take_laps()
+        if ended >= self._next and len(self._window) > 1:
             self._next = ended + SAMPLING
             self._logged = now.batch
             logger.log_uncopied(self._rates() | self._times())
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        queued = time.perf_counter()
         # The intended host-device sync, once per group of evaluations.
         self._evaluation_started = wait_and_read_clock(state.device)
-        self._train += self._evaluation_started - queued
+        self._take_laps()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         self._val += time.perf_counter() - self._evaluation_started
 
     def fit_end(self, state: State, logger: Logger) -> None:
+        self._take_laps(wait=True)  # the intended host-device sync at the end
         if self._logged is not None:  # include what came after the last batch, such as an evaluation
             rates = {} if self._logged == state.timestamp.batch else self._rates()
             logger.log_uncopied(rates | self._times())
@@ -111,6 +120,7 @@ class SpeedMonitor(Callback):
         self._fit_started = None
 
     def state_dict(self) -> dict[str, Any]:
+        self._take_laps(wait=True)  # a checkpoint waits for the device anyway
         return {
             "train": self._train,
             "val": self._val,
@@ -125,6 +135,12 @@ class SpeedMonitor(Callback):
         self._total = state["total"]
         self._flops = state["flops"]
         self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
+
+    def _take_laps(self, wait: bool = False) -> None:
+        """Count the batches that a GPU has completed."""
+        for seconds, counts in self._stopwatch.passed(wait) if self._stopwatch is not None else ():
+            self._train += seconds
+            self._window.append((self._train, *counts))
 
     def _rates(self) -> dict[str, float]:
         ranks = self._ranks

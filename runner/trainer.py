@@ -352,10 +352,11 @@ class Trainer:
         model = state.unwrapped_model
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
-        model.to(state.device, state.precision.weight_dtype)
+        self._layout.move(model, state.device, state.precision.weight_dtype)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
-        model = state.model = state.unwrapped_model.to(state.device, state.precision.weight_dtype)  # for new modules
+        model = state.model = state.unwrapped_model
+        self._layout.move(model, state.device, state.precision.weight_dtype)  # for new modules
         self._layout.place(model, state.device)
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)

@@ -149,6 +149,13 @@ FAULTS = (
         "data/hf/test_dataset.py",
     ),
     Fault(
+        "speed: batches count that a GPU has not computed yet",
+        "callbacks/_clock.py",
+        "while self._laps and self._laps[0][1].query():",
+        "while self._laps:",
+        "callbacks/test_speed_monitor.py",
+    ),
+    Fault(
         "cuda graph: weights that autocast has cast stay as they were when a step was recorded",
         "algorithms/_recording.py",
         "cache_enabled=False",
@@ -584,6 +591,27 @@ FAULTS = (
         "verify(path, -1, 0x7FFFFFFF)",
         "checkpoints/test_shards.py",
     ),
+    Fault(
+        "weights by name: all are drawn alike",
+        "runner/models/by_name.py",
+        'f"weights.{name}"',
+        '"weights"',
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: surgery before they have values is lost",
+        "runner/distributed/deferred.py",
+        "(draw is None or one._version)",
+        "draw is None",
+        "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: ranks keep parts of weights of their own",
+        "runner/distributed/sharding.py",
+        "        value = draws[name]()\n        dist.broadcast(value, src=0)\n",
+        "        value = draws[name]()\n",
+        "models/test_by_name.py",
+    ),
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
@@ -698,6 +726,13 @@ FAULTS = (
         "        or optimizer._optimizer_step_pre_hooks\n",
         "",
         "optim/test_unwrapped_step.py",
+    ),
+    Fault(
+        "a module of torchmetrics comes without its package",
+        "runner/libraries/torchmetrics.py",
+        '        del vars(package)["__path__"]',
+        '        vars(package)["__path__"]',
+        "libraries/test_torchmetrics.py",
     ),
     Fault(
         "fp16: gradients are clipped before they are unscaled",

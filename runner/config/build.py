@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -175,10 +176,14 @@ def make_model(config: Mapping[str, Any]) -> Any:
     """
     import torch
 
+    from runner.models.by_name import make_by_name
     from runner.randomness import stream_seed
 
-    torch.manual_seed(stream_seed(int(config["seed"]), "model"))
-    model = make("model", config["model"])
+    seed = stream_seed(int(config["seed"]), "model")
+    torch.manual_seed(seed)
+    by_name = config.get("init_weights") == "by_name"
+    made = partial(make, "model", config["model"])
+    model = make_by_name(made, seed) if by_name else made()
     if not isinstance(model, torch.nn.Module):
         target = config["model"]["_target_"]
         reason = (

@@ -22,7 +22,19 @@ OF_THE_COMMAND = (
     *MODE_KEYS,
 )
 """The keys that say what this command does, rather than what is trained."""
-KEYS = (*GROUPS, "folds", "seed", "run_name", "experiment_name", "budget", "objective", "test", "vars", *OF_THE_COMMAND)
+KEYS = (
+    *GROUPS,
+    "folds",
+    "seed",
+    "init_weights",
+    "run_name",
+    "experiment_name",
+    "budget",
+    "objective",
+    "test",
+    "vars",
+    *OF_THE_COMMAND,
+)
 TYPES = {
     int: "a whole number",
     float: "a number",
@@ -179,6 +191,9 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         raise WrongKey(
             "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
         )
+    if config["init_weights"] not in ("in_order", "by_name"):
+        reason = "must be in_order, as the model is made, or by_name, each weight by itself"
+        raise WrongKey("init_weights", reason, repr(config["init_weights"]))
     for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))

@@ -30,6 +30,24 @@ def find_repeated(model: nn.Module) -> dict[str, nn.Module]:
     return dict(search(model, ""))
 
 
+def find_units(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that are gathered one at a time, by name: the outermost repeated blocks.
+
+    What only wraps a block belongs to it. A block that shares a parameter with the rest of the model is left out: it is
+    gathered with the rest.
+    """
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    units: dict[int, tuple[str, nn.Module]] = {}
+    for name, module in find_repeated(model).items():
+        while (outer := name.rpartition(".")[0]) and wraps_one(model.get_submodule(outer)):
+            name = outer
+            module = model.get_submodule(outer)
+        inside = Counter(id(parameter) for one in module.modules() for parameter in one.parameters(recurse=False))
+        if inside and all(owners[key] == count for key, count in inside.items()):
+            units[id(module)] = name, module
+    return dict(units.values())
+
+
 def wraps_one(module: nn.Module) -> bool:
     """Return whether a module holds nothing but one other module, and is none of torch's containers."""
     return len(module._modules) == 1 and not module._parameters and not isinstance(module, CONTAINERS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.distributed.blocks import find_repeated, wraps_one
+from runner.distributed.blocks import find_units
 from runner.distributed.collectives import replicate
+from runner.distributed.deferred import Draw, deferred, fill, free
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
 from runner.model import Model
@@ -137,6 +137,15 @@ class Layout:
         exact = get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
         return model.training_step is None and microbatch_size != "auto" and not exact
 
+    def move(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Move a model to this rank's device; weights without values get these first, unless they will be sharded."""
+        if self.shards and get_world_size() > 1:
+            free(model, device, dtype)
+            return
+        if device.type != "meta":
+            fill(model)
+        model.to(device, dtype)
+
     def place(self, model: nn.Module, device: torch.device) -> None:
         """Split and shard a model in place, after all ranks got the weights of rank 0; no replica changes. All ranks.
 
@@ -150,6 +159,7 @@ class Layout:
             return
         if self.parallel == "fsdp":
             check_parameters(model)
+        draws = deferred(model)
         broadcast_tensors(model)
         with suppress(Exception):  # a model that cannot be copied trains all the same
             OUTLINES[model] = copy_outline(model)
@@ -166,6 +176,8 @@ class Layout:
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         if self.parallel == "fsdp":
             self._shard(model, mesh[names[: names.index("shard") + 1]])
+        if draws:
+            fill_shards(model, device, draws)
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         """Shard a model in place over the ranks of a mesh."""
@@ -220,24 +232,6 @@ def _dimension(parameter: Any, shards: int) -> Any:
     return Shard(1)
 
 
-def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that are gathered one at a time, by name: the outermost repeated blocks.
-
-    What only wraps a block belongs to it. A block that shares a parameter with the rest of the model is left out: it is
-    gathered with the rest.
-    """
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
-    units: dict[int, tuple[str, nn.Module]] = {}
-    for name, module in find_repeated(model).items():
-        while (outer := name.rpartition(".")[0]) and wraps_one(model.get_submodule(outer)):
-            name = outer
-            module = model.get_submodule(outer)
-        inside = Counter(id(parameter) for one in module.modules() for parameter in one.parameters(recurse=False))
-        if inside and all(owners[key] == count for key, count in inside.items()):
-            units[id(module)] = name, module
-    return dict(units.values())
-
-
 def check_parameters(model: nn.Module) -> None:
     """Check that the parameters of a model can be sharded.
 
@@ -258,7 +252,29 @@ def check_parameters(model: nn.Module) -> None:
 def broadcast_tensors(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers to all ranks, which may have been initialized differently. All ranks."""
     for one in chain(model.parameters(), model.buffers()):
-        dist.broadcast(one, src=0)
+        if not one.is_meta:
+            dist.broadcast(one, src=0)
+
+
+@torch.no_grad()
+def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw]) -> None:
+    """Draw the values of a sharded model's parameters, one at a time, and keep this rank's part of each. All ranks.
+
+    Args:
+        model: the model, whose parameters are on the meta device where they have no values.
+        device: this rank's device.
+        draws: what draws the values, by name; those of rank 0 count.
+    """
+    names = {name: one for name, one in model.named_parameters() if name not in draws}
+    kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}
+    model.to_empty(device=device)
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if name in kept:
+            local(one).copy_(kept[name])
+            continue
+        value = draws[name]()
+        dist.broadcast(value, src=0)
+        local(one).copy_(local(like(value.to(one.dtype), one)))
 
 
 def is_sharded(value: Tensor | nn.Module) -> bool:

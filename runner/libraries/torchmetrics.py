@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
@@ -22,20 +25,78 @@ def import_torchmetrics() -> ModuleType:
     It imports torchvision too, if installed, even if nothing needs it; that is done first, by the function that copes
     with operators that do not load.
     """
-    if "torchmetrics" in sys.modules:
+    package = sys.modules.get("torchmetrics")
+    if isinstance(package, _Package):
+        package.load()
+    if package is not None:
+        return package
+    with _lean():
         return importlib.import_module("torchmetrics")
+
+
+def import_metric() -> Any:
+    """Return ``torchmetrics.Metric``, in a tenth of the time; the rest of torchmetrics is loaded when first asked for.
+
+    Until then the package in ``sys.modules`` is one whose own code has not run. Matplotlib, which the class imports for
+    plots of itself, waits as well.
+    """
+    spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
+    if spec is not None:
+        package = module_from_spec(spec)
+        package.__class__ = _Package
+        vars(package)["_logger"] = logging.getLogger("torchmetrics")  # which its warnings take from the package
+        sys.modules["torchmetrics"] = package
+        plot = "torchmetrics.utilities.plot"
+
+        def draw(*arguments: Any, **named: Any) -> Any:
+            return importlib.import_module(plot).plot_single_or_multi_val(*arguments, **named)
+
+        names = {"plot_single_or_multi_val": draw, "_AX_TYPE": Any, "_PLOT_OUT_TYPE": Any}
+        with _standing_in({plot: names}):
+            importlib.import_module("torchmetrics.utilities")  # first, as the two import each other
+            importlib.import_module("torchmetrics.metric")
+        del vars(package)["__path__"]  # so that an import of a module in it asks for this, and loads the package first
+    return importlib.import_module("torchmetrics.metric").Metric
+
+
+class _Package(ModuleType):
+    """The package before its own code has run, which it does when something is asked for that is not there."""
+
+    def load(self) -> None:
+        """Run the code, and be a usual module from then on."""
+        spec: Any = self.__spec__
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+        self.__path__ = spec.submodule_search_locations
+        with _lean():
+            spec.loader.exec_module(self)
+
+    def __getattr__(self, name: str) -> Any:
+        self.load()
+        return getattr(self, name)
+
+
+@contextmanager
+def _lean() -> Iterator[None]:
+    """Let modules that torchmetrics imports and seldom needs wait, while it is imported in the body."""
     if find_spec("torchvision") is not None:
         import_torchvision()
     # torchmetrics patches the module only where this name is missing.
     stand_ins: dict[str, dict[str, Any]] = {"scipy.signal": {"hamming": None}}
     if (spec := find_spec("transformers")) is not None:
         stand_ins["transformers"] = {"__getattr__": _later, "__spec__": spec}
+    with _standing_in(stand_ins):
+        yield
+
+
+@contextmanager
+def _standing_in(stand_ins: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Put modules with some names in the places of those that are not loaded, while the body runs."""
     placed = [name for name in stand_ins if name not in sys.modules]
     for name in placed:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(stand_ins[name])
     try:
-        return importlib.import_module("torchmetrics")
+        yield
     finally:
         for name in placed:
             del sys.modules[name]

@@ -1,4 +1,4 @@
-"""A metric for language models: the mean cross entropy in bits. Importing this file imports torchmetrics."""
+"""A metric for language models: the mean cross entropy in bits. Importing it takes torchmetrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runner.libraries.torchmetrics import import_torchmetrics
+from runner.libraries.torchmetrics import import_metric
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 else:
-    Metric = import_torchmetrics().Metric
+    Metric = import_metric()
 
 
 class BitsPerToken(Metric):

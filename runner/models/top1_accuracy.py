@@ -1,4 +1,4 @@
-"""A metric for classifiers: the share of right answers, in few operations. Importing this file imports torchmetrics."""
+"""A metric for classifiers: the share of right answers, in few operations. Importing it takes torchmetrics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runner.libraries.torchmetrics import import_torchmetrics
+from runner.libraries.torchmetrics import import_metric
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 else:
-    Metric = import_torchmetrics().Metric
+    Metric = import_metric()
 
 
 class Top1Accuracy(Metric):

@@ -28,6 +28,7 @@ SAFE = (
     "vars",  # the keys that use these values change with them, and are judged themselves
     "test",  # it comes after training
     "budget",  # a schedule stretches with it, as with trainer.max_duration
+    "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and goes on

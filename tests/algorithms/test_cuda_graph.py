@@ -127,7 +127,7 @@ def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_recorded_step_trains_the_same_and_runs_no_python(both, stand_in, device: str):
     recorded, plain = both(device=device)
-    exact = {"rtol": 0, "atol": 0} if device == "cpu" else {}
+    exact: Any = {"rtol": 0, "atol": 0} if device == "cpu" else {}
     torch.testing.assert_close(recorded[:2], plain[:2], **exact)  # dropout and running statistics too
     # Three passes and the recording, and the last batch of each of three epochs, which is smaller.
     assert recorded[2].calls == _recording.WARM_UP + 1 + 3 and plain[2].calls == 9

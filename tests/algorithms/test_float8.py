@@ -1,3 +1,5 @@
+"""Float8, where torchao is: pip install --no-deps torchao."""
+
 from __future__ import annotations
 
 import importlib.util

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
-from runner.callbacks import InMemoryLogger, SpeedMonitor
+from runner.callbacks import InMemoryLogger, SpeedMonitor, _clock, speed_monitor
 from runner.callbacks._clock import SAMPLING
 from runner.callbacks._peak_flops import find_peak
 
@@ -161,6 +161,57 @@ def test_what_the_model_does_not_count_is_not_logged():
         "time/val",
         "time/total",
     }
+
+
+class Queue:
+    """A device that the host is ahead of: a batch takes it 10 ms, and it is asked to go on only now and then."""
+
+    ready = 0.0  # seconds at which the device will have done all that is queued
+    reached = 0.0  # seconds up to which it has
+
+    class Event:
+        def record(self) -> None:
+            self.at = Queue.ready
+
+        def query(self) -> bool:
+            return self.at <= Queue.reached
+
+        def synchronize(self) -> None:
+            Queue.reached = max(Queue.reached, self.at)
+
+        def elapsed_time(self, other: Queue.Event) -> float:
+            return 1000 * (other.at - self.at)
+
+
+def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.MonkeyPatch):
+    class Asks(Callback):
+        def before_forward(self, state, logger):
+            Queue.ready += 0.01
+
+        def batch_end(self, state, logger):
+            if state.timestamp.batch % 10 == 0:
+                Queue.reached = Queue.ready - 0.045  # it is five batches behind
+
+    class OnDevice(SpeedMonitor):
+        def fit_start(self, state, logger):
+            super().fit_start(state, logger)
+            self._stopwatch = _clock.DeviceStopwatch()
+
+    monkeypatch.setattr(_clock, "make_event", Queue.Event)
+    monkeypatch.setattr(speed_monitor, "SAMPLING", 0.0)
+    batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 20
+    options = {"train_dataloader": batches, "callbacks": [Asks(), OnDevice(time_unit="seconds")], "max_duration": "2ep"}
+    series, _, _ = fit(SpeedMonitor(), **options, eval_dataloader=None)
+    # Nothing is known before the tenth batch, and it is never waited for until the end.
+    assert series["throughput/batches_per_sec"] == pytest.approx([100.0] * 31)
+    assert series["time/train"][0] == pytest.approx(0.05) and series["time/train"][-1] == pytest.approx(0.4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_done_what_is_counted():
+    series, _, seconds = fit(SpeedMonitor(time_unit="seconds"), device="cuda")
+    assert 0 < series["time/train"][-1] <= seconds
+    assert series["throughput/batches_per_sec"][-1] == pytest.approx(20 / series["time/train"][-1])
 
 
 @pytest.mark.usefixtures("steady")

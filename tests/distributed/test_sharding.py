@@ -20,7 +20,8 @@ from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, ge
 from runner.algorithms import StochasticDepth
 from runner.checkpoints.digest import digest, read_digests
 from runner.checkpoints.files import read_file, verify
-from runner.distributed.sharding import Layout, check_parameters, count_copies, find_units, is_sharded, local, whole
+from runner.distributed.blocks import find_units
+from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8
 from runner.modes.sizes import measure, size_of
 

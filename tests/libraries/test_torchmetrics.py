@@ -13,6 +13,25 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
+def test_a_metric_of_ours_loads_the_base_class_and_the_rest_comes_when_asked_for():
+    out = run_python(
+        "import sys, torch\n"
+        "from runner.models.top1_accuracy import Top1Accuracy\n"
+        "metric = Top1Accuracy()\n"
+        "metric.update(torch.eye(3), torch.tensor([0, 1, 1]))\n"
+        "rest = ('matplotlib', 'scipy', 'torchvision', 'torchmetrics.functional', 'torchmetrics.utilities.plot')\n"
+        "print(round(metric.compute().item(), 3), [one for one in rest if one in sys.modules])\n"
+        "import torchmetrics.aggregation\n"  # loads the package before it, as ever
+        "print('torchmetrics.classification' in sys.modules, type(torchmetrics) is type(sys))\n"
+        "print(torchmetrics.Metric in Top1Accuracy.__mro__, torchmetrics.metric.Metric is torchmetrics.Metric)\n"
+        "print(torchmetrics.utilities.plot.__name__, torchmetrics.__version__ > '1')\n"
+        "print(sorted(torchmetrics.MetricCollection({'a': Top1Accuracy()}).keys()))\n"
+        "print(*(type(one).__name__ for one in metric._plot(torch.tensor(0.5))))\n"
+    )
+    expected = ["0.667 []", "True True", "True True", "torchmetrics.utilities.plot True", "['a']", "Figure Axes"]
+    assert out.splitlines() == expected
+
+
 @pytest.mark.slow
 def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_imported_afterwards():
     out = run_python(

@@ -585,6 +585,20 @@ FAULTS = (
         "checkpoints/test_shards.py",
     ),
     Fault(
+        "shards: rank 0 gathers what it has no memory for",
+        "runner/checkpoints/shards.py",
+        "2 * size > psutil.virtual_memory().available",
+        "False",
+        "checkpoints/test_shards.py",
+    ),
+    Fault(
+        "shards: what was half written stays",
+        "runner/checkpoints/writing.py",
+        "        if is_first:\n            shutil.rmtree(hidden, ignore_errors=True)\n",
+        "",
+        "checkpoints/test_shards.py checkpoints/test_files.py",
+    ),
+    Fault(
         "shards: a rank hashes nothing of what it takes up",
         "runner/checkpoints/files.py",
         "verify(path, get_global_rank(), get_world_size())",

@@ -25,7 +25,7 @@ from torch import Tensor
 from runner import Callback, get_global_rank
 from runner.checkpoints.digest import digest
 from runner.checkpoints.files import MANIFEST, find_checkpoint, read_file, verify
-from runner.checkpoints.shards import DTYPES, write_safetensors
+from runner.checkpoints.shards import DTYPES, should_shard, write_safetensors
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Piece, Place, Run, SavedTensor
 from runner.distributed.sharding import like, local, whole
@@ -69,6 +69,10 @@ def cross() -> None:
             weights = dict(trainer.state.unwrapped_model.named_parameters())
             assert len(weights["module.token_embedding.weight"]) == 11  # which two ranks do not divide
             read_own_part(weights["module.token_embedding.weight"])
+            assert not should_shard(trainer.state, None)  # there is memory for all of it
+            huge = torch.zeros(1).expand(1 << 45)
+            trainer.state.optimizers[0].state[weights["module.token_embedding.weight"]]["huge"] = huge
+            assert should_shard(trainer.state, None) and not should_shard(trainer.state, False)
         if get_global_rank() == 0:
             shutil.copytree("sharded", "altered/ba1")
             shard = Path("altered/ba1/shard-00001-of-00002.safetensors")
@@ -323,3 +327,26 @@ def test_the_saver_keeps_what_all_ranks_have_written(run_ranks, tmp_path: Path):
         "'module.blocks.1.mlp.up.weight'; the newest that can be resumed is none",
     ]
     assert not ranks[1].stderr
+
+
+def die_while_saving() -> None:
+    """Let the kernel kill the second rank in the middle of its second file."""
+    from runner.callbacks import CheckpointSaver
+
+    class Die(Callback):
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == 2 and get_global_rank() == 1:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+    with on_ranks():
+        saver = CheckpointSaver("1ba", sharded=True)
+        with make_trainer("text", folder=Path("run"), parallel="fsdp", callbacks=[saver, Die()]) as trainer:
+            trainer.fit()
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_previous_checkpoint(run_ranks, tmp_path: Path):
+    first, second = run_ranks(program_of("checkpoints/test_shards", "die_while_saving"), 2, check=False)
+    assert second.returncode == -signal.SIGXFSZ and first.returncode not in (0, -signal.SIGKILL)
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} == {"ep0-ba1", "latest"}
+    assert find_checkpoint(tmp_path / "run") == tmp_path / "run/checkpoints/ep0-ba1"

@@ -72,7 +72,7 @@ class Float8(Algorithm):
             raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
             raise ValueError(f"recipe={self.recipe!r}: torchao heeds no autocast on {device}: set precision='fp32'")
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model
         names = find_linear(model, self.exclude)

@@ -85,7 +85,7 @@ class BatchStream:
         self._device = device
         self._started = False
         order = getattr(loader, "order", None)
-        if hasattr(order, "share_alike"):
+        if order is not None and hasattr(order, "share_alike"):
             order.share_alike(group)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
         self._num_samples = count_samples if is_default else num_samples

@@ -27,6 +27,7 @@ QUIET = 2.0  # seconds that the end of a run waits before it says so
 class Upload(NamedTuple):
     """A checkpoint to upload."""
 
+    name: str
     number: int
     """How many were to be uploaded before it."""
     staged: Path
@@ -52,19 +53,17 @@ class MirrorUploads:
     def __init__(self, mirror: str, state: State, keep: int, may_begin: bool) -> None:
         name = re.sub(r"[^\w.+=-]+", "-", state.run_name).strip("-.") or "run"
         self.address = f"{mirror.rstrip('/')}/{name}"
-        self.newest = ""
-        """Name of the newest checkpoint there, empty if there is none yet."""
+        self.newest: Upload | None = None
+        """The newest checkpoint there."""
         self._run_dir = state.run_dir
         self._keep = keep
         self._may_begin = may_begin
         self._mirror: Mirror | None = None
-        self._last = ""  # the newest that was to be uploaded
-        self._best: Sequence[str] = ()
-        self._newest: Upload | None = None
+        self._last: Upload | None = None  # the newest that was to be uploaded
         self._numbers = itertools.count()
         self._waiting: dict[str, Upload] = {}
         self._failed: dict[str, Upload] = {}
-        self._uploading = ""
+        self._is_busy = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_over = False
@@ -85,7 +84,7 @@ class MirrorUploads:
             self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
             self._thread.start()
         number = next(self._numbers)
-        upload = Upload(number, self._run_dir / STAGE / f"{number}", f"{folder}/{name}", best)
+        upload = Upload(name, number, self._run_dir / STAGE / f"{number}", f"{folder}/{name}", best)
         try:
             stage(self._run_dir, upload.checkpoint, upload.staged)
         except OSError as error:
@@ -95,8 +94,7 @@ class MirrorUploads:
             before = {**self._failed, **self._waiting}
             self._waiting = {one: job for one, job in before.items() if one in kept and one != name} | {name: upload}
             self._failed = {}
-            self._last = name
-            self._best = best
+            self._last = upload
             dropped = [job for one, job in before.items() if self._waiting.get(one) is not job]
             self._changed.notify_all()
         for job in dropped:
@@ -119,43 +117,45 @@ class MirrorUploads:
                 print(f"uploading to {shown}: waiting for at most {timeout:g} s", file=sys.stderr, flush=True)
                 self._changed.wait_for(self._is_idle, max(0.0, timeout - QUIET))
             self._is_over = True
-            is_lacking = self._last in (*self._failed, *self._waiting, self._uploading)
+            self._changed.notify_all()
         shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)
-        if is_lacking:
-            held = f"its newest is {self.newest}" if self.newest else "it has none of this run"
+        if self._last is not None and self.newest is not self._last:
+            held = f"its newest is {self.newest.name}" if self.newest else "it has none of this run"
             text = "mirror %s does not have the last checkpoint, %s: %s; copy %s there, or use it from here"
-            log.warning(text, without_credentials(self.address), self._last, held, self._run_dir)
+            log.warning(text, without_credentials(self.address), self._last.name, held, self._run_dir)
 
     def _is_idle(self) -> bool:
-        return not self._waiting and not self._uploading
+        return not self._waiting and not self._is_busy
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                name, upload = self._waiting.popitem()
-                self._uploading = name
+                self._changed.wait_for(lambda: self._waiting or self._is_over)
+                if self._is_over:
+                    return
+                _, upload = self._waiting.popitem()
+                self._is_busy = True
             try:
-                self._upload(name, upload)
+                self._upload(upload)
             except Exception as error:  # each file system has errors of its own
-                self._warn(name, error)
+                self._warn(upload.name, error)
                 with self._changed:
-                    self._failed[name] = upload
+                    self._failed[upload.name] = upload
             with self._changed:
-                self._uploading = ""
+                self._is_busy = False
                 self._changed.notify_all()
 
-    def _upload(self, name: str, upload: Upload) -> None:
+    def _upload(self, upload: Upload) -> None:
         if self._mirror is None:
             self._mirror = Mirror(self.address)
         if not self._may_begin and self._mirror.saved():
             raise FileExistsError("it holds another run's checkpoints; give this run a run_name= of its own")
         self._may_begin = True
-        self._mirror.upload(upload.staged, name, upload.checkpoint, upload.best)
-        if self._newest is None or self._newest.number < upload.number:
-            self.newest, self._newest = name, upload
+        self._mirror.upload(upload.staged, upload.name, upload.checkpoint, upload.best)
+        if self.newest is None or self.newest.number < upload.number:
+            self.newest = upload
+        self._mirror.prune(self._keep, self.newest.best)
         shutil.rmtree(upload.staged, ignore_errors=True)
-        self._mirror.prune(self._keep, self._best)
 
     def _warn(self, name: str, error: Exception) -> None:
         """Warn of a failed upload, once for each kind of error."""

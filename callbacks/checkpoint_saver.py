@@ -129,14 +129,15 @@ class CheckpointSaver(Callback):
     @property
     def mirrored_at(self) -> str | None:
         """Address from which the run can be resumed elsewhere, without credentials; None before the first upload."""
-        is_there = self._uploads is not None and self._uploads.newest
-        return without_credentials(self._uploads.address) if self._uploads is not None and is_there else None
+        uploads = self._uploads
+        return without_credentials(uploads.address) if uploads is not None and uploads.newest is not None else None
 
     def after_load(self, state: State, logger: Logger) -> None:
         from runner import get_world_size
         from runner.distributed.sharding import is_sharded
 
-        check_alone([one for one in state.callbacks if isinstance(one, CheckpointSaver)])
+        savers = [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
+        check_alone(savers)
         if self.sharded and get_world_size() > 1 and not is_sharded(state.unwrapped_model):
             raise ValueError(
                 "sharded=True: each rank has the whole model; set trainer.parallel=fsdp, or set sharded=null"
@@ -146,8 +147,9 @@ class CheckpointSaver(Callback):
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
         if self.mirror is not None:
-            may_begin = self.overwrite or state.resumed_from is not None
-            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, may_begin)
+            begun = state.resumed_from and state.resumed_from.resolve().parent  # a fork begins with another run's
+            is_own = begun in [(state.run_dir / one.folder).resolve() for one in savers]
+            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite or is_own)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self.monitor is not None:

@@ -47,6 +47,27 @@ ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    Fault(
+        "attempts: an attempt goes on in the log of the one before",
+        "runner/runs/folder.py",
+        "if log.exists():",
+        "if False:",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "programs: what a hook refuses has no key",
+        "runner/modes/diagnosis.py",
+        "return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)",
+        "return WrongConfig(text)",
+        "test_programs.py",
+    ),
+    Fault(
+        "programs: a fix of a list that grows replaces it",
+        "runner/config/errors.py",
+        'fix = f"+{fix}"',
+        "pass",
+        "test_programs.py",
+    ),
     # mirrors of checkpoints
     Fault(
         "mirror: what was uploaded is not read back",
@@ -477,6 +498,13 @@ FAULTS = (
         "runner/distributed/sharding.py",
         "if is_new and storage.nbytes() == gathered.nbytes else",
         "if storage.nbytes() == gathered.nbytes else",
+        "distributed/test_tensor_parallel.py",
+    ),
+    Fault(
+        "split layers: queries, keys and values are written to a sharded checkpoint as one piece",
+        "runner/distributed/saved_tensor.py",
+        "if at == 0 or held[at] != held[at - 1] + 1]",
+        "if at == 0]",
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
@@ -1227,6 +1255,13 @@ FAULTS = (
         "runner/modes/trunk.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
+        "runs/test_forks.py",
+    ),
+    Fault(
+        "forks: a fork is trained again from the start",
+        "runner/modes/standing.py",
+        "if checkpoint is None and (begun := forked_after(run)):",
+        "if begun := 0:",
         "runs/test_forks.py",
     ),
     Fault(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from runner.files.whole import link_or_copy
 from runner.libraries.remote_files import open_address
 
 INDEX = "index.json"
@@ -198,16 +198,11 @@ def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
         source = run_dir / name
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, into / name, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                source, into / name, copy_function=link_or_copy, ignore=shutil.ignore_patterns("__pycache__")
+            )
         elif source.is_file():
-            _link(source, into / name)
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
+            link_or_copy(str(source), str(into / name))
 
 
 def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

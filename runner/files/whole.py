@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from typing import IO, Any
@@ -78,3 +79,11 @@ def read_object(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Make a file that shares its blocks on the disk with another, or a copy of it where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system, or on one without links
+        shutil.copyfile(source, target)

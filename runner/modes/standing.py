@@ -24,7 +24,7 @@ from runner.logger import Logger
 from runner.modes.dry_run import collecting_warnings
 from runner.modes.trial import make_trial, trial
 from runner.runs.optimizer_changes import change_optimizers
-from runner.runs.past import ENVIRONMENT, record_of
+from runner.runs.past import ENVIRONMENT, forked_after, record_of
 from runner.runs.result import read_result
 from runner.state import State
 from runner.time import TimeUnit, convert
@@ -75,7 +75,7 @@ def standing_before(
     stop = {"stop": Stop(until)}
     with (
         with_threads(_threads_of(run, batch)),
-        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch)) as trainer,
+        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
         change_optimizers(trainer.state, config)
         if key:
@@ -100,7 +100,7 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
         torch.set_num_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
     with collecting_warnings([]):  # the run itself gave them
-        trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch))
+        trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch, "batch"))
     weakref.finalize(trainer, folder.cleanup)
     try:
         change_optimizers(trainer.state, config)
@@ -145,8 +145,18 @@ def _environment(run: Path, batch: int) -> dict[str, int]:
     return {key: one for key, one in found.items() if type(one) is int and 0 < one < 10_000}
 
 
-def _start(run: Path, batch: int) -> dict[str, Any]:
+def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
+    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run.
+
+    Raises:
+        WrongKey: the run is a fork, and the batch one of its parent's.
+    """
     checkpoint = checkpoint_before(run, batch)
+    if checkpoint is None and (begun := forked_after(run)):
+        reason = (
+            f"this run is a fork, and begins with the checkpoint of its parent after batch {begun}; name the parent"
+        )
+        raise WrongKey(key or "run", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 
 

@@ -28,7 +28,7 @@ from runner.modes.side_by_side import ENVIRONMENT, PATCH
 from runner.runs.changes import find_changes
 from runner.runs.kept_code import changed_modules
 from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
-from runner.runs.past import given_run, record_of
+from runner.runs.past import forked_after, given_run, record_of
 from runner.runs.record import environment, packages_of
 from runner.runs.run_files import write_pin
 from runner.runs.trust import is_own
@@ -96,9 +96,13 @@ def verify(job: Job) -> None:
 
     asked = job.config["verify"]
     run = Path(job.config["run"])
-    first = asked["batch"]
+    first = max(asked["batch"], forked_after(run) + 1)
     last = first + asked["batches"] - 1
     with config_errors():
+        if asked["pin"] and first > 1:
+            raise WrongKey(
+                "verify.pin", "a pin holds the first batches of a run, and a fork has none", repr(asked["pin"])
+            )
         kept = [one for one in _lines(run) if first <= one["batch"] <= last]
         if not kept and not asked["pin"]:
             raise WrongConfig(

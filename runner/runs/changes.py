@@ -136,6 +136,7 @@ def tell_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[
     """
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
+    print(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}", file=sys.stderr)
     for one in changes:
         print(f"INFO: {one}", file=sys.stderr)
 

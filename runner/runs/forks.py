@@ -14,8 +14,7 @@ from runner.config.command_line import typed_value
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
-from runner.files.whole import read_object
-from runner.terminal.console import print_block, show_path
+from runner.files.whole import link_or_copy, read_object
 
 PARENT = "runner.parent"
 """The tag with the folder of the parent."""
@@ -83,18 +82,8 @@ def planted(job: Job) -> dict[str, Any]:
         path = train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
         return {**config, "resume": str(path)}
     copy = run_dir / FOLDER / source.name
-    if is_rank_zero():
-        print_block("", [("parent", f"{show_path(Path(job.tags[PARENT]))}, after batch {batch}")])
     if is_rank_zero() and not copy.exists():
         partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
         shutil.copytree(source, partial, copy_function=link_or_copy)
         partial.rename(copy)
     return {**config, "resume": str(copy)}
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Make a file that shares its blocks on the disk with another, or a copy of it where that cannot be."""
-    try:
-        os.link(source, target)
-    except OSError:  # on another file system, or on one without links
-        shutil.copyfile(source, target)

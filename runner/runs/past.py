@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.command_line import typed_value
 from runner.files.whole import read_object
+from runner.runs.listing import read_config
 
 if TYPE_CHECKING:
     from runner.distributed.job import Job
@@ -31,12 +32,26 @@ def record_of(run_dir: Path, batch: int) -> Path:
         run_dir: the run's folder.
         batch: number of the batch, from 1.
     """
+    records = _records(run_dir)
+    begun = [one for one in records if began_after(one) < batch]
+    return (begun or records[:1])[-1]
+
+
+def forked_after(run_dir: Path) -> int:
+    """Return the batch of its parent after which a fork begins, 0 for any other run.
+
+    What was trained before had the parent's config, so a fork cannot be trained again from the start.
+    """
+    first = _records(run_dir)[0]
+    return began_after(first) if read_config(first).get("at") is not None else 0
+
+
+def _records(run_dir: Path) -> list[Path]:
+    """Return the folders with the records of a run's sessions, in order; the run's own if it has none."""
     earlier = sorted(
         (one for one in run_dir.glob(f"{SESSIONS}/[0-9]*") if one.name.isdigit()), key=lambda one: int(one.name)
     )
-    records = [one for one in (*earlier, run_dir) if (one / "config.yaml").is_file()]
-    begun = [one for one in records if began_after(one) < batch]
-    return (begun or records[:1] or [run_dir])[-1]
+    return [one for one in (*earlier, run_dir) if (one / "config.yaml").is_file()] or [run_dir]
 
 
 def began_after(record: Path) -> int:

@@ -15,9 +15,9 @@ from runner.checkpoints.writing import write_checkpoint
 from runner.config import build
 from runner.destination import LoggerDestination, Record
 from runner.distributed.environment import is_rank_zero
-from runner.files.whole import write_whole
+from runner.files.whole import link_or_copy, write_whole
 from runner.hooks import Callback
-from runner.runs.forks import FOLDER, link_or_copy
+from runner.runs.forks import FOLDER
 from runner.sweeps.sharing import KEPT, ORIGIN
 from runner.time import Timestamp
 

@@ -26,10 +26,10 @@ from runner.config import build
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import link_or_copy, read_object, write_whole
 from runner.modes.table import Mode
 from runner.runs.folder import MANIFEST
-from runner.runs.forks import FOLDER, FORKED_AT, PARENT, link_or_copy, planted
+from runner.runs.forks import FOLDER, FORKED_AT, PARENT, planted
 from runner.runs.recording import identify
 from runner.sweeps.names import describe, swept_values
 from runner.sweeps.plan import PlannedJob, is_grid

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel
 from runner.algorithms import ActivationCheckpointing, Compile, LabelSmoothing, StochasticDepth
+from runner.algorithms.compile import compile_optimizer
 from runner.data import TensorLoader
 from runner.distributed.blocks import find_repeated
 from runner.models import GPT, ResNet8
@@ -148,6 +149,22 @@ def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, un
     compiled, plain = run(Compile(scope="step")), run()
     assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # others see numbers, as ever
     torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in another order
+
+
+def test_a_compiled_optimizer_takes_any_rate_in_the_same_code(uncompiled, count_graphs):
+    def step(compiles: bool) -> Tensor:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.AdamW([weight], foreach=True)
+        if compiles:
+            compile_optimizer(optimizer, "default")
+        for rate in (0.0, 0.1, 0.05, 0.2):
+            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # 0 is divided by 0 where a rate of 0 is a tensor
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+        return weight.detach()
+
+    torch.testing.assert_close(step(True), step(False))
+    assert count_graphs() == 1
 
 
 def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from python_process import PATIENCE
+from python_process import PATIENCE, wait_until
 from remote_filesystems import Faulty, Gate, faulty
 from saver_runs import fit, make_trainer, saved
 
@@ -143,6 +144,22 @@ def test_a_checkpoint_that_comes_back_changed_does_not_count(
     assert mirrored()[:2] == ["ep3-ba12", "ep2-ba8"] and "its newest is ep3-ba12" in messages(caplog)[-1]
 
 
+def test_old_checkpoints_that_cannot_be_removed_there_are_no_loss(
+    tmp_path: Path, remote: type[Faulty], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "may not remove")
+
+    monkeypatch.setattr(remote, "rm", refuse)
+    with make_trainer(tmp_path, mirroring(keep=1, save_interval=0), run_name="one") as trainer:
+        trainer.fit("1ep")
+        trainer.fit("1ep")
+    (message,) = messages(caplog)
+    assert "may not remove" in message
+    assert mirrored() == ["ep2-ba8"]
+    wait_until(lambda: all(thread.name != "mirror" for thread in threading.enumerate()))
+
+
 def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
 ):
@@ -151,6 +168,8 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     fit(tmp_path / "second", mirroring(), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} == before
     assert "holds another run's checkpoints; give this run a run_name= of its own" in messages(caplog)[0]
+    fit(tmp_path / "fork", mirroring(), run_name="one", max_duration="5ep", resume_path=tmp_path / "first")
+    assert {path: one.getvalue() for path, one in remote.store.items()} == before
     fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} != before
 

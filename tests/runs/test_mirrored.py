@@ -44,6 +44,18 @@ def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_ap
     assert "after 9 batches" in done.stdout
 
 
+@pytest.mark.slow
+def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app: Any):
+    (tmp_path / "there").mkdir()
+    sharded = ("trainer.parallel=fsdp", "launch.nproc_per_node=2", "callbacks.checkpoint_saver.sharded=true")
+    run_app(*SHORT, *QUIET, *sharded, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run")
+    address = f"file://{tmp_path}/mirror/one"
+    run_app(f"resume={address}", LONGER, "launch.nproc_per_node=1", folder=tmp_path / "there", env=OTHER_USER)
+    (run,) = (tmp_path / "there").glob("outputs/*/*")
+    assert json.loads((run / "result.json").read_text())["status"] == "FINISHED"
+    assert (run / "checkpoints" / "ep2-ba6" / "manifest.json").is_file()
+
+
 def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

@@ -36,6 +36,7 @@ from runner.data.hf.columns import Columns, class_names, fake_batches, holds_tex
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
+from runner.data.text.packing import document_ends, end_token, packed_loaders
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
@@ -55,6 +56,7 @@ def _fake(
     eval_share: float,
     test_split: str | None,
     text: str | None,
+    pack_documents: bool,
     cache: str | None,
     batch_size: int,
     eval_batch_size: int,
@@ -69,7 +71,7 @@ def _fake(
     )
     source = Source(name, config, data_files, data_dir)
     splits = Splits(split, eval_split, test_split)
-    encoder = _check_rest(splits, columns, sizes, eval_share)
+    encoder = _check_rest(splits, columns, sizes, eval_share, pack_documents)
     with bars_on_terminals("datasets", "huggingface_hub"):
         features, counts, row_sizes = describe(source, splits, eval_share, text)
         if text is not None:
@@ -77,7 +79,7 @@ def _fake(
             size = 1 if columns.tokenizer is None else BYTES_PER_TOKEN
             totals = (count * mean / size for count, mean in zip(counts, row_sizes, strict=True))
             tokens = [max(round(one), 2 * columns.context) for one in totals]
-            return fake_window_loaders(tokens, encoder.vocab_size, sizes)
+            return fake_window_loaders(tokens, encoder.vocab_size, sizes, pack_documents)
         make = _fake_samples(features, columns, source, splits)
     train, *others = counts
     return FakeLoader(make, train, batch_size), *(FakeLoader(make, one, eval_batch_size) for one in others)
@@ -120,6 +122,7 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     targets: str | None = None,
     classes: Sequence[str] | None = None,
     tokenizer: str | None = None,
+    pack_documents: bool = False,
     task: str | None = None,
     context: int = 128,
     eval_tokens: int | None = None,
@@ -143,6 +146,7 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, as `task` says.
         classes: of class names in targets: the names in order, also those only in other data; None sorts those found.
         tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        pack_documents: of text with a tokenizer: whether rows stay whole, see `PackedWindows`.
         task: of texts with a tokenizer: what the model is for; None is 'sequence_classification'.
         context: of text: window length, in tokens; of inputs that are texts: tokens in a sample at most.
         eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
@@ -160,7 +164,8 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     )
     columns = _check_columns(text, inputs, targets, classes, tokenizer, image_size, task, context)
     source = Source(name, config, data_files, data_dir)
-    return _load(source, Splits(split, eval_split, test_split), columns, sizes, eval_share, cache, num_workers, seed)
+    splits = Splits(split, eval_split, test_split)
+    return _load(source, splits, columns, sizes, eval_share, pack_documents, cache, num_workers, seed)
 
 
 def _load(
@@ -169,15 +174,21 @@ def _load(
     columns: _Columns,
     sizes: WindowSizes,
     eval_share: float,
+    pack_documents: bool,
     cache: str | None,
     num_workers: int,
     seed: int,
 ) -> tuple[OrderedLoader, ...]:
-    encoder = _check_rest(splits, columns, sizes, eval_share)
+    encoder = _check_rest(splits, columns, sizes, eval_share, pack_documents)
     with bars_on_terminals("datasets", "huggingface_hub"):
         parts = load_parts(source, splits, eval_share, seed)
         if (text := columns.text) is not None:
-            return window_loaders((_tokenize(part, text, encoder, cache) for part in parts), seed, sizes)
+            tokens = [_tokenize(part, text, encoder, cache) for part in parts]
+            if not pack_documents:
+                return window_loaders(tokens, seed, sizes)
+            ends = [document_ends(one, end_token(encoder)) for one in tokens]
+            key = [encoder.identity, text, [part.identity for part in parts]]
+            return packed_loaders(tokens, ends, sizes, TokenCache(cache), key, seed)
         train, *others = _data_sets(parts, columns)
     shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
     if isinstance(train, Columns):
@@ -188,12 +199,17 @@ def _load(
     )
 
 
-def _check_rest(splits: Splits, columns: _Columns, sizes: WindowSizes, eval_share: float) -> Tokenizer:
+def _check_rest(
+    splits: Splits, columns: _Columns, sizes: WindowSizes, eval_share: float, pack_documents: bool
+) -> Tokenizer:
     """Check the arguments that do not say what a sample is, and return the tokenizer of text to continue."""
     check_windows(sizes)
     if splits.eval_split is None:
         check_eval_share(eval_share)
-    return load_tokenizer(None if columns.text is None else columns.tokenizer)
+    encoder = load_tokenizer(None if columns.text is None else columns.tokenizer)
+    if pack_documents:
+        end_token(encoder)
+    return encoder
 
 
 class _Columns(NamedTuple):

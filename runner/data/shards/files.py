@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials, without_those_of
+from runner.libraries.remote_files import check_address
 
 log = logging.getLogger("runner")
 
@@ -91,7 +91,7 @@ def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "
 
     Raises:
         FileNotFoundError: there is no such file.
-        ModuleNotFoundError: the library for the protocol of an address is not installed.
+        ImportError: the library for the protocol of an address is not installed.
         ConnectionError: a server fails in every attempt.
         ValueError: a server does not say how large a file is.
     """
@@ -156,15 +156,8 @@ def _find(name: str, suffixes: Sequence[str], key: str) -> list[str]:
         if os.path.isdir(name):
             found = [str(one) for one in Path(name).rglob("*") if one.suffix in suffixes]
         return [os.path.abspath(one) for one in found if os.path.isfile(one)]
-    try:
-        files = _filesystem(name)
-    except ImportError as error:
-        reason = f"needs a library that is not installed here ({error}): pip install -e '.[remote]'"
-        raise wrong_argument(key, without_credentials(name), reason, ModuleNotFoundError) from error
-    except ValueError as error:
-        raise wrong_argument(
-            key, without_credentials(name), f"{error}; give s3://, gs://, https:// or a path"
-        ) from error
+    check_address(key, name)
+    files = _filesystem(name)
     if "*" in name:
         return [files.unstrip_protocol(one) for one in retried(name, lambda: files.glob(name))]
     if name.endswith(tuple(suffixes)):

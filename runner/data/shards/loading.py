@@ -46,7 +46,7 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
 
     Raises:
         FileNotFoundError: there are no shards.
-        ModuleNotFoundError: the library for the protocol of an address is not installed.
+        ImportError: the library for the protocol of an address is not installed.
         ConnectionError: a server fails in every attempt.
         OSError: the folder of the cache cannot be written to.
         ValueError: an argument is out of range; a shard is torn, empty, or unlike the others.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.hf.columns import image_tensor
+from runner.data.images.imagefolder import normalized
+from runner.data.loaders import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
@@ -24,7 +26,7 @@ def _fake(
     inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, **shared: Any
 ) -> tuple[FakeLoader, ...]:
     options = ShardOptions(**shared)
-    return fake_shard_loaders(_open(inputs, targets, classes, image_size, options), options)
+    return fake_shard_loaders(*_open(inputs, targets, classes, image_size, options))
 
 
 @faked_by(_fake)
@@ -72,7 +74,7 @@ def load_parquet_shards(
         seed: seed of the order.
 
     Raises:
-        OSError, ModuleNotFoundError, ValueError: see `open_shards`; or a column does not become tensors.
+        OSError, ImportError, ValueError: see `open_shards`; or a column does not become tensors.
     """
     options = ShardOptions(
         path,
@@ -87,12 +89,13 @@ def load_parquet_shards(
         num_workers,
         seed,
     )
-    return shard_loaders(_open(inputs, targets, classes, image_size, options), options)
+    return shard_loaders(*_open(inputs, targets, classes, image_size, options))
 
 
 def _open(
     inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, options: ShardOptions
-) -> list[ShardedDataset]:
+) -> tuple[list[ShardedDataset], ShardOptions, Transform | None]:
+    """Return the samples, the options, and what makes images of a batch float32 where it is read or on the device."""
     if image_size is not None and image_size < 1:
         raise wrong_argument("image_size", image_size, "must be at least 1 pixel")
     columns = {"inputs": inputs, "targets": targets}
@@ -100,13 +103,19 @@ def _open(
     decode = partial(decode_table, columns=columns, classes=numbers, image_size=image_size)
     join = import_hf("pyarrow").concat_tables
     make = partial(BatchedShards, join=join, decode=decode, columns=[*columns.values()])
-    return open_shards(options, Tables([*columns.values()]), make)
+    parts = open_shards(options, Tables([*columns.values()]), make)
+    has_images = any("binary" in parts[0].columns[one] for one in columns.values())
+    return parts, options, _normalize if has_images else None
+
+
+def _normalize(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(normalized(one) if one.dtype == torch.uint8 else one for one in batch)
 
 
 def decode_table(
     table: Any, columns: dict[str, str], classes: dict[str, int] | None, image_size: int | None
 ) -> tuple[Tensor, ...]:
-    """Return columns of a `pyarrow.Table` as tensors `(rows, ...)`.
+    """Return columns of a `pyarrow.Table` as tensors `(rows, ...)`; images are uint8 `(rows, 3, H, W)`.
 
     Args:
         table: the rows.

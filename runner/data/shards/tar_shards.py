@@ -67,7 +67,7 @@ def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
     For the other arguments see `load_parquet_shards`.
 
     Raises:
-        OSError, ModuleNotFoundError, ValueError: see `open_shards`; or a size is below 1, or a field cannot be decoded.
+        OSError, ImportError, ValueError: see `open_shards`; or a size is below 1, or a field cannot be decoded.
     """
     options = ShardOptions(
         path,

@@ -13,7 +13,9 @@ from torch.utils.data import Dataset
 
 from runner.data.loaders import DatasetLoader
 from runner.data.text.token_cache import TokenCache
+from runner.data.text.tokenizer import Tokenizer
 from runner.data.text.windows import PARTS, WindowSizes, next_token
+from runner.failures.facts import wrong_argument
 
 IGNORED = -100  # target of padding, which no loss counts
 
@@ -115,6 +117,19 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
                 at += length
                 positions[row, at:] = torch.arange(self._context - at)
         return inputs, targets, positions
+
+
+def end_token(encoder: Tokenizer) -> int:
+    """Return the token by which a tokenizer ends a document.
+
+    Raises:
+        ValueError: it has none.
+    """
+    end = getattr(encoder, "end", None)
+    if end is None:
+        reason = "needs a tokenizer with a token that ends a text; give tokenizer=<one that has it>"
+        raise wrong_argument("pack_documents", True, reason)
+    return end
 
 
 def document_ends(tokens: Tensor, end: int) -> NDArray[Any]:

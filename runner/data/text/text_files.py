@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import OrderedLoader
-from runner.data.text.packing import document_ends, packed_loaders, split_ends
+from runner.data.text.packing import document_ends, end_token, packed_loaders, split_ends
 from runner.data.text.token_cache import TokenCache, state_of
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, HFTokenizer, Tokenizer, load_tokenizer
 from runner.data.text.windows import (
@@ -196,9 +196,7 @@ def _ends(tokens: Tensor, files: list[Path], encoder: Tokenizer) -> NDArray[Any]
     """Return after how many tokens each file ends."""
     if not isinstance(encoder, HFTokenizer):
         return numpy.cumsum([file.stat().st_size for file in files])
-    if encoder.end is None:
-        raise ValueError("pack_documents=True: this tokenizer has no token that ends a text; choose another one")
-    return document_ends(tokens, encoder.end)
+    return document_ends(tokens, end_token(encoder))
 
 
 def _key(files: list[Path], encoder: Tokenizer) -> Any:

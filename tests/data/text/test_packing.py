@@ -184,8 +184,25 @@ def test_files_are_documents(bytes_only: bool, tmp_path: Path):
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("some words " * 50)
     name = make_tokenizer(tmp_path / "tokenizer", end=None)
-    with pytest.raises(ValueError, match="pack_documents=True: this tokenizer has no token that ends a text"):
+    with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer with a token that ends a text"):
         load_text_files(str(tmp_path / "a.txt"), tokenizer=name, context=8, cache=None, pack_documents=True)
+
+
+def test_rows_of_a_data_set_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
+    from runner.data.hf.dataset import load_hf_dataset
+
+    rows = "".join(f'{{"text": "{"some words, " * (1 + one % 5)}"}}\n' for one in range(40))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    name = make_tokenizer(tmp_path / "tokenizer")
+    options = {"name": "json", "data_files": str(tmp_path / "rows.jsonl"), "eval_split": None, "text": "text"}
+    options |= {"context": 96, "batch_size": 2, "cache": None, "pack_documents": True}
+    train, _ = load_hf_dataset(**options, tokenizer=name)
+    found = documents(vars(train)["dataset"])
+    assert len(found) == 36 and len({tuple(one[1][0].tolist()) for one in found}) == 5
+    with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer"):
+        load_hf_dataset(**options)
 
 
 def test_a_packed_run_is_resumed(tmp_path: Path, run_here: Any):

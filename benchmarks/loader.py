@@ -1,0 +1,144 @@
+"""What our loaders take to read batches, against torch's DataLoader on the same data in the same run.
+
+    python benchmarks/loader.py
+
+2,000 JPEG files, made on the fly, are read with random crops and flips by the main process and by two workers. Token
+windows come from one long tensor in memory, of which torch's loader indexes each sample. Printed is our CPU time over
+theirs, that of workers included: the median of rounds in which they take turns, and its quartiles.
+
+Ours reads each sample with three generators seeded for it, so that augmentation is the same for any number of workers
+and after a resume: 25 us a sample, most of them for Python's own `random`, however long the sample itself takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from runner.data import DatasetLoader, TensorLoader
+
+LIMITS = {"images, 0 workers": 1.05, "images, 2 workers": 1.05, "token windows": 1.0}
+IMAGES, SIZE, BATCH = 2000, 224, 64
+CONTEXT, WINDOWS = 128, 20_000
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """JPEG files, cropped and flipped at random."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        with Image.open(self.files[index]) as file:
+            image = numpy.asarray(file.convert("RGB"))
+        top, left = random.randrange(SIZE // 8), int(torch.randint(SIZE // 8, ()))
+        image = image[top : top + 7 * SIZE // 8, left : left + 7 * SIZE // 8]
+        pixels = image[:, ::-1] if numpy.random.rand() < 0.5 else image
+        return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), index % 10
+
+
+def make_images(folder: Path) -> None:
+    """Write the files: smooth noise, which takes about as many bytes as a photograph."""
+    from PIL import Image
+
+    generator = numpy.random.default_rng(0)
+    for number in range(IMAGES):
+        coarse = Image.fromarray(generator.integers(0, 256, (SIZE // 8, SIZE // 8, 3), dtype=numpy.uint8))
+        coarse.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(folder / f"{number:05}.jpg", quality=90)
+
+
+class Windows(Dataset[tuple[Tensor, Tensor]]):
+    """Windows of a long tensor of tokens, with the tokens that follow them."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return WINDOWS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = index * CONTEXT
+        return self.tokens[start : start + CONTEXT], self.tokens[start + 1 : start + CONTEXT + 1]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its workers that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def measure(variants: dict[str, Iterable[Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of an epoch in each round, after one that is not counted."""
+    times: dict[str, list[float]] = {key: [] for key in variants}
+    for number in range(rounds + 1):
+        for key, loader in variants.items():
+            began = cpu_seconds()
+            for _ in loader:
+                pass
+            if number:
+                times[key].append(cpu_seconds() - began)
+    return times
+
+
+def cases(folder: Path) -> dict[str, Callable[[], dict[str, Iterable[Any]]]]:
+    """Return functions that make our loader and torch's, by case."""
+
+    def images(workers: int) -> dict[str, Iterable[Any]]:
+        data = Images(folder)
+        return {
+            "ours": DatasetLoader(data, BATCH, shuffle=True, num_workers=workers),
+            "torch": DataLoader(data, BATCH, shuffle=True, num_workers=workers),
+        }
+
+    def windows() -> dict[str, Iterable[Any]]:
+        tokens = torch.randint(0, 50_000, (WINDOWS * CONTEXT + 1,))
+        pairs = (tokens[:-1].view(-1, CONTEXT), tokens[1:].view(-1, CONTEXT))
+        return {
+            "ours": TensorLoader(*pairs, batch_size=BATCH, shuffle=True),
+            "torch": DataLoader(Windows(tokens), BATCH, shuffle=True),
+        }
+
+    return {"images, 0 workers": lambda: images(0), "images, 2 workers": lambda: images(2), "token windows": windows}
+
+
+def main() -> int:
+    """Print what was measured; exit code 1 when a ratio is over its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="epochs of each loader that count (default 7)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        make_images(Path(name))
+        for key, make in cases(Path(name)).items():
+            times = measure(make(), arguments.rounds)
+            ratios = sorted(ours / theirs for ours, theirs in zip(times["ours"], times["torch"], strict=True))
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            samples = WINDOWS if key == "token windows" else IMAGES
+            each = " and ".join(f"{1e6 * statistics.median(times[one]) / samples:.1f}" for one in times)
+            print(
+                f"{key:>18}: {middle:.3f} times ({low:.3f} to {high:.3f}; limit {LIMITS[key]:.2f}), {each} us a sample"
+            )
+            failed |= middle > LIMITS[key]
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -78,9 +78,8 @@ def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
             return tensor
         if id(tensor) not in empty:
             empty[id(tensor)] = torch.empty(place.shape, dtype=tensor.dtype, device="meta")
-            if tensor.numel():  # not so if another rank writes the same part
-                for start, piece in zip(place.starts, tensor.split([*place.rows]), strict=True):
-                    parts[f"{name}@{','.join(map(str, start))}"] = piece
+            for start, block in place.blocks() if place.is_first_copy else ():
+                parts[f"{name}@{','.join(map(str, start))}"] = tensor[block]
         return empty[id(tensor)]
 
     files = {name: _map_named(content, cut, name) for name, content in snapshot.items() if name.endswith(".pt")}

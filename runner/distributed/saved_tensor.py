@@ -3,47 +3,64 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Run(NamedTuple):
+    """Neighbouring indices of a dimension that a rank holds."""
+
+    start: int
+    """The first of them in the whole tensor."""
+    at: int
+    """Where they begin in the rank's part."""
+    length: int
+
 
 class Place(NamedTuple):
-    """Where a rank's part of a sharded tensor lies."""
+    """Which indices of a sharded tensor a rank holds."""
 
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
-    starts: tuple[tuple[int, ...], ...]
-    """Position in the whole tensor at which each piece of the part begins: one, but of queries, keys and values in one
-    weight, whose layer ranks split, one of each."""
-    rows: tuple[int, ...]
-    """Length of each piece along dimension 0."""
+    runs: tuple[tuple[Run, ...], ...]
+    """The indices of each dimension. More than one run have weights of several layers in one, such as q, k and v."""
     is_first_copy: bool
     """Whether this rank is the first of those that hold the same part."""
 
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """Yield the blocks of which the part consists: where each begins in the whole, and its slices in the part."""
+        for block in itertools.product(*self.runs):
+            yield tuple(one.start for one in block), tuple(slice(one.at, one.at + one.length) for one in block)
+
 
 def place_of(tensor: Any) -> Place:
-    """Return where this rank's part of a sharded tensor lies."""
+    """Return which part of a sharded tensor this rank holds."""
     return _place_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
 @functools.lru_cache  # the layers of a model have few shapes, and training waits for this
-def _place_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> Place:
+def _place_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> Place:
     from torch.distributed.tensor import Replicate, distribute_tensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    _, (_, *columns) = compute_local_shape_and_global_offset(shape, mesh, placements)
-    by_row = [Replicate() if getattr(one, "dim", 0) else one for one in placements]
-    rows = distribute_tensor(torch.arange(shape[0], device=mesh.device_type), mesh, by_row, src_data_rank=None)
-    kept: list[int] = rows.to_local().tolist()
-    firsts = [index for index, row in enumerate(kept) if index == 0 or row != kept[index - 1] + 1]
-    lengths = [end - first for first, end in zip(firsts, [*firsts[1:], len(kept)], strict=True)]
-    at = zip(placements, mesh.get_coordinate(), strict=True)
-    is_first = 0 in mesh.mesh and all(number == 0 for one, number in at if one.is_replicate())
-    return Place(shape, tuple((kept[first], *columns) for first in firsts), tuple(lengths), is_first)
+    runs = []
+    for dim, size in enumerate(shape):
+        index = torch.arange(size, device=mesh.device_type).view([-1 if one == dim else 1 for one in range(len(shape))])
+        along = [one if getattr(one, "dim", None) == dim else Replicate() for one in placements]
+        held = distribute_tensor(index, mesh, along, src_data_rank=None).to_local().flatten().tolist()
+        firsts = [at for at in range(len(held)) if at == 0 or held[at] != held[at - 1] + 1]
+        runs.append(tuple(Run(held[at], at, end - at) for at, end in pairwise([*firsts, len(held)])))
+    coordinates = zip(placements, mesh.get_coordinate() or (), strict=True)
+    is_first = 0 in mesh.mesh and all(number == 0 for one, number in coordinates if one.is_replicate())
+    return Place(shape, tuple(runs), is_first)
 
 
 class Piece(NamedTuple):
@@ -94,12 +111,18 @@ class SavedTensor(Tensor):
             raise ValueError(f"the saved tensor {tuple(self.shape)} has no part {tuple(shape)} at {tuple(start)}")
         return found
 
-    def read_place(self, place: Place, shape: Sequence[int]) -> Tensor:
-        """Return a rank's part of it, of a given shape, reading no more than that from the files."""
-        pieces = [
-            self.read_part(start, (rows, *shape[1:])) for start, rows in zip(place.starts, place.rows, strict=True)
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0, *shape[1:], dtype=self.dtype), *pieces])
+    def read_at(self, place: Place) -> Tensor:
+        """Return the part that a rank holds of it.
+
+        Raises:
+            ValueError: the part is that of a tensor of another shape.
+        """
+        if tuple(self.shape) != place.shape:
+            raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")
+        found = torch.empty([sum(run.length for run in runs) for runs in place.runs], dtype=self.dtype)
+        for start, block in place.blocks():
+            found[block] = self.read_part(start, found[block].shape)
+        return found
 
     def read(self) -> Tensor:
         """Return it whole, as an ordinary tensor."""

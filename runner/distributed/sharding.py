@@ -366,7 +366,7 @@ def like(value: Tensor, other: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(value, SavedTensor):
-        part = value.read_place(place_of(other), local(other).shape).to(other.device)
+        part = value.read_at(place_of(other)).to(other.device)
         mesh = other.device_mesh, other.placements
         return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
     placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)

@@ -25,9 +25,9 @@ from torch import Tensor
 from runner import Callback, get_global_rank
 from runner.checkpoints.digest import digest
 from runner.checkpoints.files import MANIFEST, find_checkpoint, read_file, verify
-from runner.checkpoints.shards import DTYPES, write_safetensors
+from runner.checkpoints.shards import DTYPES, should_shard, write_safetensors
 from runner.checkpoints.writing import write_checkpoint
-from runner.distributed.saved_tensor import Piece, Place, SavedTensor
+from runner.distributed.saved_tensor import Piece, Place, Run, SavedTensor
 from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
 from runner.runs.run_files import unpacked
@@ -69,6 +69,10 @@ def cross() -> None:
             weights = dict(trainer.state.unwrapped_model.named_parameters())
             assert len(weights["module.token_embedding.weight"]) == 11  # which two ranks do not divide
             read_own_part(weights["module.token_embedding.weight"])
+            assert not should_shard(trainer.state, None)  # there is memory for all of it
+            huge = torch.zeros(1).expand(1 << 45)
+            trainer.state.optimizers[0].state[weights["module.token_embedding.weight"]]["huge"] = huge
+            assert should_shard(trainer.state, None) and not should_shard(trainer.state, False)
         if get_global_rank() == 0:
             shutil.copytree("sharded", "altered/ba1")
             shard = Path("altered/ba1/shard-00001-of-00002.safetensors")
@@ -93,16 +97,39 @@ def test_two_ranks_resume_in_either_layout_to_the_bit(run_ranks, tmp_path: Path)
         assert digest(gathered[part]) == digest(sharded[part]), part
 
 
+def split_layers() -> None:
+    """Save gathered and in shards where layers are split, with replicas of them or with fsdp; resume in shards."""
+    with on_ranks():
+        case = CASES["text: ema"]
+        for parallel in ("ddp", "fsdp"):
+            options = {"optimizers": OPTIMIZERS["adamw"], "tensor_parallel": 2, "parallel": parallel}
+            plain = train(case, Path("run"), save=Path(parallel, "gathered"), **options)
+            train(case, Path("run"), save=Path(parallel, "sharded"), sharded=True, **options)
+            assert difference(plain, train(case, Path("run"), resume_path=f"{parallel}/sharded", **options)) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_layers_that_are_split_are_saved_in_shards(run_ranks, tmp_path: Path, ranks: int):
+    run_ranks(program_of("checkpoints/test_shards", "split_layers"), ranks)
+    for parallel in ("ddp", "fsdp"):
+        gathered, sharded = (tmp_path / parallel / kind for kind in ("gathered", "sharded"))
+        assert verify(sharded) is None, parallel  # no part is there twice, although ranks may have replicas
+        assert digest(read_file(gathered, "model.pt")) == digest(read_file(sharded, "model.pt")), parallel
+        one, other = (read_file(path, "state.pt") for path in (gathered, sharded))
+        assert digest([one["optimizers"], one["algorithms"]]) == digest([other["optimizers"], other["algorithms"]])
+
+
 # The files, in one process
 
 
 WHOLE = torch.arange(35.0).view(5, 7)
+WHOLE_PLACE = Place((5, 7), ((Run(0, 0, 5),), (Run(0, 0, 7),)), True)
 
 
 def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "1") -> None:
     """Write a checkpoint of `WHOLE` with files of other ranks, whose manifest agrees with them."""
     part = torch.zeros(0)
-    place = Place((5, 7), ((0, 0),), (0,), True)
+    place = Place((5, 7), ((), ()), False)  # another rank writes it
     write_checkpoint({"timestamp": {"batch": 1}, "model.pt": {"a": part}, "places": {id(part): place}}, path)
     manifest = json.loads((path / MANIFEST).read_text()) | {"save": "1"}
     for name, tensors in shards.items():
@@ -125,6 +152,28 @@ def test_any_part_of_a_tensor_is_read_from_any_shards(tmp_path: Path):
             assert torch.equal(part, WHOLE[top : top + height, left : left + width])
     with pytest.raises(ValueError, match=r"\(5, 7\) has no part \(2, 7\) at \(4, 0\)"):
         found.read_part((4, 0), (2, 7))
+
+
+def test_a_part_may_be_of_several_blocks(tmp_path: Path):
+    """As the part of a layer that joins several is."""
+    place = Place((5, 7), ((Run(0, 0, 1), Run(3, 1, 2)), (Run(1, 0, 2), Run(5, 2, 1))), True)
+    mine = WHOLE[[0, 3, 4]][:, [1, 2, 5]].clone()
+    write_checkpoint({"timestamp": {}, "model.pt": {"a": mine}, "places": {id(mine): place}}, tmp_path / "a")
+    assert "do not make up a tensor (5, 7)" in (verify(tmp_path / "a") or "")  # the rest has been left out
+    write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
+    found = read_file(tmp_path / "one", "model.pt")["a"]
+    assert torch.equal(found.read_at(place), mine)
+    with safe_open(tmp_path / "a/shard-00000-of-00001.safetensors", framework="pt") as file:
+        written = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+    for key, block in {
+        "0,1": WHOLE[:1, 1:3],
+        "0,5": WHOLE[:1, 5:6],
+        "3,1": WHOLE[3:, 1:3],
+        "3,5": WHOLE[3:, 5:6],
+    }.items():
+        assert torch.equal(written[f"model.pt['a']@{key}"], block)
+    with pytest.raises(ValueError, match=r"saved tensor \(5, 7\) is not one of \(5, 8\)"):
+        found.read_at(place._replace(shape=(5, 8)))
 
 
 def test_what_computes_with_a_saved_tensor_has_it_whole(tmp_path: Path):
@@ -191,10 +240,7 @@ def test_torn_altered_and_foreign_shards_are_not_used(tmp_path: Path):
 def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
     part = WHOLE.clone()
     content = {"tied": [part, part], "more": (1, part), "own": torch.ones(2)}
-    write_checkpoint(
-        {"timestamp": {}, "model.pt": content, "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)}},
-        tmp_path / "a",
-    )
+    write_checkpoint({"timestamp": {}, "model.pt": content, "places": {id(part): WHOLE_PLACE}}, tmp_path / "a")
     found = read_file(tmp_path / "a", "model.pt")
     assert found["tied"][0] is found["tied"][1] is found["more"][1]
     assert digest(found) == digest(content)
@@ -204,11 +250,7 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
 
 def test_a_bundle_may_hold_shards(tmp_path: Path):
     part = WHOLE.clone()
-    content = {
-        "timestamp": {},
-        "model.pt": {"a": part},
-        "places": {id(part): Place((5, 7), ((0, 0),), (len(part),), True)},
-    }
+    content = {"timestamp": {}, "model.pt": {"a": part}, "places": {id(part): WHOLE_PLACE}}
     write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
     (tmp_path / "run/config.yaml").write_text("{}")
     with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:
@@ -285,3 +327,26 @@ def test_the_saver_keeps_what_all_ranks_have_written(run_ranks, tmp_path: Path):
         "'module.blocks.1.mlp.up.weight'; the newest that can be resumed is none",
     ]
     assert not ranks[1].stderr
+
+
+def die_while_saving() -> None:
+    """Let the kernel kill the second rank in the middle of its second file."""
+    from runner.callbacks import CheckpointSaver
+
+    class Die(Callback):
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == 2 and get_global_rank() == 1:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+    with on_ranks():
+        saver = CheckpointSaver("1ba", sharded=True)
+        with make_trainer("text", folder=Path("run"), parallel="fsdp", callbacks=[saver, Die()]) as trainer:
+            trainer.fit()
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_previous_checkpoint(run_ranks, tmp_path: Path):
+    first, second = run_ranks(program_of("checkpoints/test_shards", "die_while_saving"), 2, check=False)
+    assert second.returncode == -signal.SIGXFSZ and first.returncode not in (0, -signal.SIGKILL)
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} == {"ep0-ba1", "latest"}
+    assert find_checkpoint(tmp_path / "run") == tmp_path / "run/checkpoints/ep0-ba1"

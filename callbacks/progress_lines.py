@@ -55,7 +55,7 @@ class ProgressLines(Callback):
             self._write("alive", state)
 
     def _write(self, event: str, state: State) -> None:
-        from runner.distributed.collectives import get_global_rank
+        from runner.distributed.ranks import get_global_rank
         from runner.metrics import scalars
 
         self._last = time.monotonic()

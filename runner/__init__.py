@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
     from runner.checkpoints.writing import write_checkpoint
     from runner.destination import LoggerDestination, Record
-    from runner.distributed.collectives import get_global_rank, get_local_rank, get_world_size
+    from runner.distributed.ranks import get_global_rank, get_local_rank, get_world_size
     from runner.engine import Engine, evaluation_weights
     from runner.evaluator import Evaluator
     from runner.event import Event
@@ -59,9 +59,9 @@ _MODULES = {
     "discard": "checkpoints.files",
     "evaluation_weights": "engine",
     "first_difference": "checkpoints.digest",
-    "get_global_rank": "distributed.collectives",
-    "get_local_rank": "distributed.collectives",
-    "get_world_size": "distributed.collectives",
+    "get_global_rank": "distributed.ranks",
+    "get_local_rank": "distributed.ranks",
+    "get_world_size": "distributed.ranks",
     "is_complete": "checkpoints.files",
     "load": "runs.in_python",
     "replace_modules": "surgery",

@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from runner.checks import check_session, check_subset
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_global_rank, get_world_size, pick_device
+from runner.distributed.collectives import pick_device
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.sharding import Layout
 from runner.engine import overrides
 from runner.evaluator import Evaluator, interval_or_rule

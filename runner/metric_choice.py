@@ -85,7 +85,7 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
 
 
 def _warn_if_never_measured(state: State, choice: MetricChoice, asked_for: str) -> None:
-    from runner.distributed.collectives import get_global_rank  # imports torch, which a sweep's leader does without
+    from runner.distributed.ranks import get_global_rank  # imports torch, which a sweep's leader does without
 
     intervals = {one.label: one.eval_interval for one in state.evaluators}
     interval = intervals.get(choice.label)

@@ -136,7 +136,7 @@ FAULTS = (
     Fault(
         "budget: the operations of one rank only are counted",
         "runner/modes/measure.py",
-        "operations_of(state) * get_world_size()",
+        "operations_of(state) * get_data_parallel_size()",
         "operations_of(state)",
         "modes/test_measure.py",
     ),
@@ -714,9 +714,9 @@ FAULTS = (
     ),
     Fault(
         "rotary embedding: tables stay those of the first length",
-        "algorithms/rotary_embedding.py",
-        "if needed != self._made_for:",
-        "if self._made_for is None:",
+        "algorithms/_gpt.py",
+        "if self._made is None or needed != self._made_for:",
+        "if self._made is None:",
         "algorithms/test_rotary_embedding.py",
     ),
     Fault(

@@ -19,14 +19,8 @@ from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccura
 from runner import Callback, Model, Trainer
 from runner.algorithms import EMA, MixUp
 from runner.data import TensorLoader
-from runner.distributed.collectives import (
-    any_rank,
-    broadcast_object,
-    destroy_process_group,
-    get_global_rank,
-    get_world_size,
-    init_process_group,
-)
+from runner.distributed.collectives import any_rank, broadcast_object, destroy_process_group, init_process_group
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.schedulers import linear
 
 MOST_SAMPLES = 17

@@ -64,7 +64,7 @@ NO_ENGINE = {
 }
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates", "optim/steps"),
-    *("distributed/collectives", "distributed/signals", "distributed/store"),
+    *(f"distributed/{name}" for name in ("collectives", "gradients", "ranks", "signals", "store")),
 }
 
 

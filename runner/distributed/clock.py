@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.session import SESSION_OVER
 from runner.distributed.signals import Interrupt
 from runner.distributed.store import agreed_to_end

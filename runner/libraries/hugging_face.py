@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_global_rank
 
 
 def import_hf(name: str) -> ModuleType:

@@ -24,7 +24,8 @@ from runner.config.signatures import locate
 from runner.data import FakeLoader, SampleOrder
 from runner.dataloader import refuse_unsharded
 from runner.destination import LoggerDestination
-from runner.distributed.collectives import get_world_size, pick_device
+from runner.distributed.collectives import pick_device
+from runner.distributed.ranks import get_world_size
 from runner.evaluator import Evaluator, ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate

@@ -165,7 +165,7 @@ def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
         trainer: the Trainer that made the results.
         rows: labels and results; a result is a text or the value of a metric.
     """
-    from runner.distributed.collectives import get_global_rank
+    from runner.distributed.ranks import get_global_rank
     from runner.metrics import scalars
 
     if get_global_rank() != 0:

@@ -110,7 +110,7 @@ def _monitor(state: State) -> str | None:
 
 
 def _print(values: Mapping[str, Mapping[str, Any]], tested: str) -> None:
-    from runner.distributed.collectives import get_global_rank
+    from runner.distributed.ranks import get_global_rank
     from runner.metrics import scalars
     from runner.terminal.console import print_block
 

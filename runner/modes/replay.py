@@ -55,7 +55,7 @@ def replay(job: Job) -> None:
     Raises:
         WrongConfig: the run has no such batch, or cannot be trained any more.
     """
-    from runner.distributed.collectives import get_world_size
+    from runner.distributed.ranks import get_world_size
     from runner.modes.diagnosis import noting_faults
     from runner.modes.replayed import ReplayedBatch
     from runner.modes.standing import check_reached, standing_before
@@ -179,7 +179,7 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
         The answer, and a label and a text for people.
     """
     from runner.checkpoints.digest import PARTS, first_difference
-    from runner.distributed.collectives import get_world_size
+    from runner.distributed.ranks import get_world_size
     from runner.modes.standing import ranks_of
 
     ranks = ranks_of(run, batch)

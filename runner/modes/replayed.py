@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runner.batch import map_tensors, split
 from runner.checkpoints.digest import digest, norm
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import is_sharded, whole
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Handler, Hooks

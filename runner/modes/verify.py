@@ -161,7 +161,7 @@ def _is_equal(part: str, one: Mapping[str, Any], other: Mapping[str, Any], toler
 def _report(
     job: Job, kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], changed: Sequence[str]
 ) -> None:
-    from runner.distributed.collectives import get_world_size
+    from runner.distributed.ranks import get_world_size
     from runner.modes.standing import ranks_of
 
     asked = job.config["verify"]

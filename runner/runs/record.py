@@ -105,7 +105,7 @@ def write_record(
 
 def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     """Write a job's record, and send it and the job's tags to the run's destinations. All ranks."""
-    from runner.distributed.collectives import get_global_rank
+    from runner.distributed.ranks import get_global_rank
 
     if get_global_rank() == 0:
         if job.tags:
@@ -169,7 +169,7 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     """
     import torch
 
-    from runner.distributed.collectives import get_world_size
+    from runner.distributed.ranks import get_world_size
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {

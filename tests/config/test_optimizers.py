@@ -21,7 +21,7 @@ from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
-from runner.distributed.collectives import get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.runs.optimizer_changes import change_optimizers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

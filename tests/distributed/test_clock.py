@@ -15,7 +15,7 @@ from rank_runs import program_of
 from runner import Callback, Trainer
 from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_global_rank
 
 
 def train_until_signalled() -> None:

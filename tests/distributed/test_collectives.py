@@ -22,7 +22,8 @@ from rank_runs import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from runner import Trainer
-from runner.distributed.collectives import any_rank, get_global_rank, get_world_size
+from runner.distributed.collectives import any_rank
+from runner.distributed.ranks import get_global_rank, get_world_size
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from runner.distributed.collectives import get_global_rank, get_local_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_local_rank, get_world_size
 
 __all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "get_global_rank", "get_local_rank", "get_world_size"]
 

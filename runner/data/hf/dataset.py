@@ -40,7 +40,7 @@ from runner.data.text.packing import document_ends, end_token, packed_loaders
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_global_rank
 from runner.libraries.hugging_face import bars_on_terminals
 
 log = logging.getLogger("runner")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from runner.distributed.collectives import get_global_rank
+from runner.distributed.ranks import get_global_rank
 from runner.failures.facts import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
 from runner.libraries.targets import prepare_import

@@ -28,7 +28,7 @@ def check_address(name: str, address: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        what = f"{error}; pip install -e '.[remote]' installs it for s3, gs and https"
+        what = f"{error}; pip install -e '.[remote]' installs it for s3 and https"
         raise wrong_argument(name, shown, what, ImportError) from error
     except ValueError as error:
         known = ", ".join(("s3", "gs", "abfs", "sftp", "file"))

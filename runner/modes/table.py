@@ -193,7 +193,7 @@ _ROWS = (
     ),
     Mode(
         "bisect",
-        says="finds the first commit that changes the bits of a run, or worsens its metric",
+        says="finds the first commit that changes a run, or makes it worse",
         example="runner bisect RUN good=HEAD~32 bad=HEAD",
         runs="runner.modes.bisect:bisect",
         check="runner.modes.bisect:check_bisect",

@@ -90,7 +90,8 @@ class Recording:
 
     def _forward(self, step: Step) -> tuple[Any, Any, Tensor]:
         kind = next(tensors(self._inputs)).device.type
-        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind)
+        enabled = torch.is_autocast_enabled(kind)
         # Weights that autocast has kept in another format are not looked at again when a recording is replayed.
         with torch.autocast(kind, dtype, enabled, cache_enabled=False):
             outputs, loss = step(self._inputs)

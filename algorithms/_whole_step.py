@@ -57,7 +57,8 @@ def join_loss(model: Model, run: Callable[[Step, Any], tuple[Any, Any]] = lambda
             return outputs
 
         def loss(self, outputs: Any, batch: Any) -> Any:
-            joined, self._joined = self._joined, None
+            joined = self._joined
+            self._joined = None
             if joined is not None and joined[0] is outputs:
                 return joined[1]
             return super().loss(outputs, batch)  # of an evaluation, or where DDP has wrapped the outputs
@@ -66,5 +67,6 @@ def join_loss(model: Model, run: Callable[[Step, Any], tuple[Any, Any]] = lambda
             outputs = super().forward(batch)
             return outputs, super().loss(outputs, batch)
 
-    WithLoss.__name__, WithLoss.__qualname__ = base.__name__, base.__qualname__
+    WithLoss.__name__ = base.__name__
+    WithLoss.__qualname__ = base.__qualname__
     model.__class__ = WithLoss

@@ -43,7 +43,7 @@ class Float8(Algorithm):
         emulate: whether to round in the same way and then multiply as before, which works on any device, and is slow.
 
     Raises:
-        ImportError: torchao is missing.
+        ImportError: the package torchao is not installed.
         ValueError: the recipe is unknown, or `exclude` no list; or, at INIT, the device is no GPU of capability 8.9 or
             more and `emulate` is False, no layer is left that could run in float8, or 'rowwise_with_gw_hp' meets
             autocast on another device than a GPU.

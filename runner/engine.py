@@ -64,7 +64,8 @@ class Engine:
 
     def tell_unheard(self) -> None:
         """Fire the event in which a resumed run had failed, for the hooks that had not handled it yet."""
-        unheard, self.state.unheard = self.state.unheard, {}
+        unheard = self.state.unheard
+        self.state.unheard = {}
         for event, hooks in unheard.items():
             self.run_event(event, hooks)
 
@@ -124,7 +125,8 @@ class Engine:
 
     def _firing(self, event: Event, handlers: Sequence[Handler]) -> Callable[[], None]:
         """Return a function that calls the handlers of an event."""
-        state, logger = self.state, self.logger
+        state = self.state
+        logger = self.logger
 
         def fire() -> None:
             handler = None

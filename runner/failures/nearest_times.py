@@ -25,6 +25,7 @@ def nearest_times(text: str, units: Mapping[str, str]) -> list[str]:
     unit = units[words[0]]
     number = Decimal(match[1]) / (100 if match[2] == "%" else 1)
     if unit == "dur" or (number < 1 and not match[2]):
-        number, unit = min(number, Decimal(1)), "dur"
+        number = min(number, Decimal(1))
+        unit = "dur"
     numbers = (number,) if unit in ("dur", "sec", "h", "m", "s") else (math.floor(number), math.ceil(number))
     return [*dict.fromkeys(f"{Decimal(number).normalize():f}{unit}" for number in numbers if number)]

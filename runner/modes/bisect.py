@@ -265,7 +265,8 @@ class Probes:
         (record / "signature").write_text(sign(contents) or "")
         paths = [*(self._moved(Path(path or os.getcwd()), tree) for path in [os.getcwd(), *sys.path])]
         arguments = [f"rerun={record}", f"hydra.run.dir={run}", "allow_divergence=true", *typed]
-        log, patience = self._log(commit), self.asked["patience"]
+        log = self._log(commit)
+        patience = self.asked["patience"]
         with Session(arguments, run, log, patience, paths) as session, suppress(TimeoutError):
             any(batch >= batches for batch in session.progress(pause=0.02))
 

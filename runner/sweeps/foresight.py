@@ -109,7 +109,8 @@ class Foreseen:
     ) -> tuple[list[Any], Any]:
         """Return what the named effects are at a moment, and the rate after it; what is not known equals nothing."""
         moment = self.moment
-        moment.timestamp, moment.previous_timestamp = now, previous
+        moment.timestamp = now
+        moment.previous_timestamp = previous
         done = [_value(self.effects[name][1], moment) for name in varying]
         return done, _value(self.rate[1], moment) if rates_vary else None
 

@@ -131,7 +131,8 @@ def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node |
         acts = any(done != seen[0][0] for done, _ in seen)
         if is_over or acts or any(rate != seen[0][1] for _, rate in seen):
             break
-        previous, now = now, next_moment(now, length)
+        previous = now
+        now = next_moment(now, length)
     # What is done at the end of a batch belongs to it; the next rate, and the end of an epoch, come after it.
     batch = now.batch if not is_over and (not acts or now.batch_in_epoch == 0) else max(0, now.batch - 1)
     begun = 0 if above is None else above.batch
@@ -151,7 +152,8 @@ def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node |
         branch = tree.branches[part[0].number]
         branch.why = ", ".join(differing) or ("nothing that trains" if is_over else "scheduler")
         if node is not None:
-            branch.parent, branch.start = node.head, batch
+            branch.parent = node.head
+            branch.start = batch
     for part in parts:
         if len(part) > 1:
             _divide(tree, part, now, node)

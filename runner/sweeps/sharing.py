@@ -108,7 +108,8 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
     if form == "json":
         print(json.dumps(tree, indent=1))
         return
-    trained, alone = tree["batches"], tree["batches_alone"]
+    trained = tree["batches"]
+    alone = tree["batches_alone"]
     saved = f", {1 - trained / alone:.0%} less" if trained < alone else ": they share nothing"
     print(f"share: {len(tree['jobs'])} jobs train {trained:,} batches in place of {alone:,}{saved}", flush=True)
     if form is None:
@@ -156,7 +157,8 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
             start, due = _wait_for_nodes(nodes, shared, identity, claims, is_stopped)
         else:
             later = [one for one in nodes if one["batch"] > begun]
-            start, due = None, [one for one in later if not _is_ready(shared, one) and _claim(shared, one, claims)]
+            start = None
+            due = [one for one in later if not _is_ready(shared, one) and _claim(shared, one, claims)]
         if start is not None:
             job = _begun_at(job, _place(shared, start), int(start["batch"]))
         (shared / f"begun-{identity}").touch()

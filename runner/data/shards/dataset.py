@@ -109,7 +109,8 @@ class ShardedDataset(Dataset[Any]):
             ConnectionError: the server fails in every attempt.
             ValueError: the shard has changed, is torn, or does not fit into the cache.
         """
-        file, name = self._files[shard], self._names[shard]
+        file = self._files[shard]
+        name = self._names[shard]
         about = self._about[shard] if hasattr(self, "_about") else {"bytes": file.size, "in_place": False}
         if file.is_local and about["in_place"]:
             return None
@@ -130,7 +131,8 @@ class ShardedDataset(Dataset[Any]):
             return self._cache.get(name, size, make, [self._names[one] for one in keep])
 
     def _describe(self, shard: int) -> Description:
-        file, form = self._files[shard], self._form
+        file = self._files[shard]
+        form = self._form
         kept = self._cache.folder / f"{self._names[shard]}.json"
         if found := read_object(kept):
             return found
@@ -192,7 +194,8 @@ class ShardedDataset(Dataset[Any]):
             return self._open(shard).read(rows)
 
     def _open(self, shard: int) -> OpenShard:
-        file, about = self._files[shard], self._about[shard]
+        file = self._files[shard]
+        about = self._about[shard]
         in_place = file.is_local and about["in_place"]
         if in_place:
             file.check()

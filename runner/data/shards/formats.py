@@ -101,11 +101,14 @@ class Tables(Format):
             if name.endswith(".parquet"):
                 metadata = import_hf("pyarrow.parquet").ParquetFile(file).metadata
                 schema = metadata.schema.to_arrow_schema()
-                rows, in_place = metadata.num_rows, False
+                rows = metadata.num_rows
+                in_place = False
                 size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             else:
                 table, in_place = _map_arrow(file)
-                schema, rows, size = table.schema, len(table), table.nbytes
+                schema = table.schema
+                rows = len(table)
+                size = table.nbytes
         columns = {field.name: str(field.type) for field in schema}
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 

@@ -57,7 +57,8 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
     found = {key: find_shards(one, form.suffixes, key) for key, one in given.items() if one is not None}
     cache = ShardCache(options.cache_dir, options.cache_gb)
     if options.eval_path is None:
-        train, kept = found["path"][: -options.eval_shards], found["path"][-options.eval_shards :]
+        train = found["path"][: -options.eval_shards]
+        kept = found["path"][-options.eval_shards :]
         if not train:
             reason = f"there are {len(kept)} shards in all, of which none is left to train on; give eval_path, or more"
             raise wrong_argument("eval_shards", options.eval_shards, reason)

@@ -51,7 +51,7 @@ def load_token_shards(  # noqa: D417 (the others are described elsewhere)
     For the other arguments see `load_parquet_shards`.
 
     Raises:
-        OSError, ImportError, ValueError: see `open_shards`.
+        OSError, ImportError, ValueError: the shards cannot be opened, see `open_shards`.
     """
     options = ShardOptions(
         path,

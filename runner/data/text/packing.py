@@ -45,7 +45,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             if not with_room[room]:
                 rooms ^= 1 << room
         else:
-            room, window = capacity, len(windows)
+            room = capacity
+            window = len(windows)
             windows.append([])
         windows[window].append(piece)
         if left := room - length:
@@ -110,7 +111,8 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         for row, index in enumerate(indices):
             at = 0
             for piece in self._windows[index]:
-                start, length = int(self._starts[piece]), int(self._lengths[piece])
+                start = int(self._starts[piece])
+                length = int(self._lengths[piece])
                 one, other = next_token(self._tokens[None, start : start + length + 1])
                 inputs[row, at : at + length] = one[0]
                 targets[row, at : at + length] = other[0]
@@ -123,7 +125,7 @@ def end_token(encoder: Tokenizer) -> int:
     """Return the token by which a tokenizer ends a document.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the tokenizer has no token that ends a text.
     """
     end = getattr(encoder, "end", None)
     if end is None:

@@ -292,6 +292,13 @@ def follow(ranks: Ranks) -> int:
 
     Errors that all ranks raise alike are printed by rank 0 only.
     """
+    try:
+        return _follow(ranks)
+    finally:
+        ranks.leave()
+
+
+def _follow(ranks: Ranks) -> int:
     for job in ranks.receive():
         with output_to(job.log, job.is_logged_too):
             try:

@@ -140,6 +140,13 @@ FAULTS = (
         "operations_of(state)",
         "modes/test_measure.py",
     ),
+    Fault(
+        "launch: rank 0 ends before the others have heard that it does",
+        "runner/distributed/launch.py",
+        "while others and not",
+        "while False and not",
+        "distributed/test_launch.py",
+    ),
     # gradients over ranks
     Fault(
         "ddp: options do not reach DDP",

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from runner.failures.facts import RankFailed
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+PARTING = 5.0  # seconds that rank 0 waits at most for others to hear that there are no more jobs
 MOST_PER_CORE = 16  # processes; more is most likely a typing error, and would bring the machine to a halt
 
 
@@ -164,8 +165,21 @@ class Ranks:
         yield
 
     def dismiss(self, exit_code: int) -> None:
-        """Tell all other ranks that there are no more jobs. Rank 0."""
+        """Tell all other ranks that there are no more jobs, and wait until they know. Rank 0, which may host the store.
+
+        The wait for a rank that was killed ends after `PARTING` seconds.
+        """
         self._send({"exit": exit_code})
+        others = [f"left/{rank}" for rank in range(1, self.size)]
+        deadline = time.monotonic() + PARTING
+        with suppress(RuntimeError):  # the store is elsewhere, and has gone
+            while others and not self._connect().check(others) and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def leave(self) -> None:
+        """Tell rank 0 that this rank needs the store no more. All ranks but 0."""
+        with suppress(RuntimeError):  # rank 0 hosts the store, and did not wait for so long
+            self._connect().set(f"left/{self.rank}", "")
 
     def receive(self) -> Iterator[Job]:
         """Yield the jobs that rank 0 sends. All ranks but 0.

@@ -75,7 +75,8 @@ class CrashBundle(Callback):
         if self.has_trained:
             return (state.run_dir / "config.yaml").is_file() and not facts_of(error).refusal
         is_refused = isinstance(error, ValueError | TypeError | OSError | ImportError)
-        return bool(state.config) and (state.run_dir / RESULT).is_file() and not is_refused
+        trains = bool(state.config) and state.config.get("mode", "train") == "train"
+        return trains and (state.run_dir / RESULT).is_file() and not is_refused
 
     def _write(self, path: Path, state: State, error: Exception) -> None:
         from safetensors.torch import save

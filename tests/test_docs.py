@@ -33,6 +33,7 @@ NOT_FOLLOWED = {
     "torchrun --nnodes=2": "needs another machine",
     "submitit_slurm": "needs a cluster",
     "http://host": "needs that server",
+    "s3://": "tests/callbacks/test_checkpoint_saver_mirror.py",
     "data.path=my_texts": "as in docs/own_data.md",
     "data=cifar10": "needs a network",
     "data=hf_dataset": "needs a network",

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "bf16=True": ("bf16=True: ", "trainer.precision=amp_bf16"),
     "trainer.accelerator=gpu": ("trainer.accelerator=gpu: ", "trainer.device=cuda"),
     "trainer.accelerator=cpu": ("trainer.accelerator=cpu: ", "trainer.device=cpu"),
-    "trainer.device=gpu": ("trainer.device='gpu'", "'cuda'"),
+    "trainer.device=gpu": ("trainer.device='gpu'", "trainer.device=cuda"),
     "trainer.devices=2": ("trainer.devices=2: ", "launch.nproc_per_node=2"),
     "trainer.devices=-1": ("trainer.devices=-1: ", "launch.nproc_per_node=auto"),
     "trainer.devices=[0,1]": ("trainer.devices=[0,1]: ", "launch.nproc_per_node=..."),

@@ -392,7 +392,7 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
     run_app(*tiny, "hydra.run.dir=plain")
     run_app(*tiny, "trainer.tensor_parallel=2", "hydra.run.dir=split")
     plain, split = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "split"))
-    its = [json.loads(one)["result"]["metrics"]["eval"] for one in (plain, split)]
+    its = [json.loads(one)["result"]["metrics"] for one in (plain, split)]
     assert its[0] == pytest.approx(its[1], rel=1e-4)
     run_app("resume=split", "mode=predict", "hydra.run.dir=predicted")
     assert pq.read_table(tmp_path / "predicted" / "predictions.parquet").num_rows == 1024

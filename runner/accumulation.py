@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 
 from runner.batch import split
-from runner.distributed.collectives import any_rank
+from runner.distributed.collectives import any_rank, largest
 from runner.loss import Weight, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State
@@ -55,12 +55,21 @@ def in_microbatches(run: Run, share: Weight) -> None:
     size = state.samples_per_microbatch
     microbatches = split(state.batch, model.num_samples(state.batch), model.slice_batch, state.grad_accum, size)
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
+    rounds = len(microbatches)
+    if run.is_sharded and (state.grad_accum > 1 or size is not None):
+        rounds = largest(rounds)  # a rank with fewer samples may have fewer microbatches
     losses = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
-        is_last = index == len(microbatches) - 1
+        is_last = index == rounds - 1
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
             train_microbatch(run, index, parts[index] * share)
         losses.append(detach(state.loss))
+    if rounds > len(microbatches):  # the others' blocks are gathered from this rank too, in each of their passes
+        is_padding = state.batch_is_padding
+        state.batch_is_padding = True
+        for index in range(len(microbatches), rounds):
+            train_microbatch(run, index, 0.0 * parts[-1] * share)
+        state.batch_is_padding = is_padding
     state.total_loss, state.loss_parts = weighted_sum(losses, parts)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
+from runner.distributed.sharding import is_sharded
 from runner.loss import Weight, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream
@@ -84,6 +85,7 @@ class Run:
             return state.precision.autocast(state.device)(function)  # one context each: none is entered twice
 
         self.parameters = list(model.parameters())
+        self.is_sharded = is_sharded(model)
         names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
         self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
         self.forward = autocast(wrapped)

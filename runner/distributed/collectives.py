@@ -129,7 +129,12 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks, on the host: waits for no device."""
-    found = torch.tensor(int(condition))
+    return bool(largest(int(condition)))
+
+
+def largest(number: int) -> int:
+    """Return the largest of the ranks' numbers. All ranks, on the host: waits for no device."""
+    found = torch.tensor(number)
     if get_world_size() > 1:
         dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found)
+    return int(found)

@@ -232,6 +232,18 @@ def test_an_overflow_on_one_shard_skips_the_step_on_all_ranks(run_ranks):
     run_ranks(program_of("distributed/test_sharding", "overflow_on_one_shard"))
 
 
+def uneven_microbatches() -> None:
+    """Train batches of which one rank has four samples and the other three: two microbatches and one."""
+    with on_ranks():
+        case = Case(arguments={"microbatch_size": 3})
+        plain, sharded = (train(case, Path(parallel), parallel=parallel) for parallel in ("ddp", "fsdp"))
+        assert difference(plain, sharded) < 1e-6
+
+
+def test_a_rank_with_fewer_microbatches_does_not_keep_others_waiting(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"), timeout=60)
+
+
 def watched() -> None:
     """Train replicas and shards with the callbacks that look at weights, into folders of the layout's name."""
     from runner.callbacks import ExportForInference, Generate, InMemoryLogger, OptimizerMonitor, StateDigest

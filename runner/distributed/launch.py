@@ -178,8 +178,9 @@ class Ranks:
 
     def leave(self) -> None:
         """Tell rank 0 that this rank needs the store no more. All ranks but 0."""
-        with suppress(RuntimeError):  # rank 0 hosts the store, and did not wait for so long
-            self._connect().set(f"left/{self.rank}", "")
+        if self._store is not None:  # otherwise connecting could take long, and rank 0 may be no more
+            with suppress(RuntimeError):  # rank 0 hosts the store, and did not wait for so long
+                self._store.set(f"left/{self.rank}", "")
 
     def receive(self) -> Iterator[Job]:
         """Yield the jobs that rank 0 sends. All ranks but 0.

@@ -42,6 +42,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.first_job = str(_free_ports(1)[0])  # the ranks' port follows from it: clusters at one time need several
         self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
         self.environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}  # no name server knows the nodes
 
@@ -122,6 +123,7 @@ class Cluster:
             for node, port in zip(NODES, ports, strict=True)
         )
         return f"""ClusterName=test
+FirstJobId={self.first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
 SlurmUser=root

@@ -110,9 +110,9 @@ def test_a_signal_of_the_scheduler_costs_no_batch(cluster: Cluster, tmp_path: Pa
     logged = ("callbacks=[checkpoint_saver,console_summary,mlflow_logger]", "launch.requeue=true")
     submit(cluster, tmp_path, runner(*TINY, *logged))
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
-    cluster.ask("scancel", "--signal=USR1", "1")
+    cluster.ask("scancel", "--signal=USR1", cluster.first_job)
     log = tmp_path / "job.log"
-    wait_for(cluster, tmp_path, lambda: "requeued: Slurm job 1" in log.read_text(), "the requeue")
+    wait_for(cluster, tmp_path, lambda: f"requeued: Slurm job {cluster.first_job}" in log.read_text(), "the requeue")
     paused = json.loads((find_checkpoint(run_in(tmp_path)) / "manifest.json").read_text())["timestamp"]["batch"]
     assert 20 <= paused < BATCHES
     wait_for(cluster, tmp_path, lambda: status(tmp_path) == "FINISHED", "the end")
@@ -147,9 +147,9 @@ def test_torchrun_s_script_of_the_docs_goes_on_after_a_signal(cluster: Cluster, 
     (tmp_path / "job.sh").write_text(script)
     cluster.ask("sbatch", f"--chdir={tmp_path}", f"--output={tmp_path}/job.log", str(tmp_path / "job.sh"))
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
-    cluster.ask("scancel", "--signal=USR1", "1")
+    cluster.ask("scancel", "--signal=USR1", cluster.first_job)
     log = tmp_path / "job.log"
-    wait_for(cluster, tmp_path, lambda: "requeued: Slurm job 1" in log.read_text(), "the requeue")
+    wait_for(cluster, tmp_path, lambda: f"requeued: Slurm job {cluster.first_job}" in log.read_text(), "the requeue")
     wait_for(cluster, tmp_path, lambda: status(tmp_path) == "FINISHED", "the end")
     assert (run_in(tmp_path) / "attempts" / "1" / "console.log").is_file()
     assert_equal_to_a_whole_run(tmp_path, run_in(tmp_path))
@@ -166,7 +166,12 @@ def test_a_time_limit_is_no_end(cluster: Cluster, tmp_path: Path):
         "--signal=USR1@30",
     )
     log = tmp_path / "job.log"
-    wait_for(cluster, tmp_path, lambda: log.exists() and "requeued: Slurm job 1" in log.read_text(), "the requeue")
+    wait_for(
+        cluster,
+        tmp_path,
+        lambda: log.exists() and f"requeued: Slurm job {cluster.first_job}" in log.read_text(),
+        "the requeue",
+    )
     assert status(tmp_path) == "QUEUED"
     before = int(find_checkpoint(run_in(tmp_path)).name.partition("-ba")[2])
     wait_for(
@@ -182,7 +187,7 @@ def test_a_lost_node_is_waited_for(cluster: Cluster, tmp_path: Path):
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
     cluster.lose("n2")
     log = tmp_path / "job.log"
-    wait_for(cluster, tmp_path, lambda: "requeued: Slurm job 1" in log.read_text(), "the requeue")
+    wait_for(cluster, tmp_path, lambda: f"requeued: Slurm job {cluster.first_job}" in log.read_text(), "the requeue")
     wait_for(cluster, tmp_path, lambda: "n2" in cluster.ask("sinfo", "-h", "-t", "down", "-o", "%N"), "the loss")
     cluster.start_node("n2")
     wait_for(cluster, tmp_path, lambda: status(tmp_path) == "FINISHED", "the end")
@@ -217,8 +222,8 @@ def test_a_job_that_cannot_be_requeued_says_so(cluster: Cluster, tmp_path: Path)
     """As where an administrator forbids it."""
     submit(cluster, tmp_path, runner(*TINY, "launch.requeue=true"), "--no-requeue")
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
-    cluster.ask("scancel", "--signal=USR1", "1")
+    cluster.ask("scancel", "--signal=USR1", cluster.first_job)
     log = tmp_path / "job.log"
     wait_for(cluster, tmp_path, lambda: "srun has ended" in log.read_text(), "the end")
-    assert "did not requeue job 1" in log.read_text()
+    assert f"did not requeue job {cluster.first_job}" in log.read_text()
     assert shutil.which("scontrol")

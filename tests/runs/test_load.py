@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fork_server import orphans_left_alone
 from python_process import wait_until
 
 from runner.runs.load import LoadMeter, _cpu_seconds, describe_inequality
@@ -26,7 +27,8 @@ def test_other_work_counts_and_that_of_our_own_processes_does_not(is_own: bool):
         subprocess.run(busy, check=True)
     else:  # a process whose parent has ended
         start = f"import subprocess; print(subprocess.Popen({busy!r}, stdout=subprocess.DEVNULL).pid)"
-        done = subprocess.run([sys.executable, "-I", "-c", start], stdout=subprocess.PIPE, text=True, check=True)
+        with orphans_left_alone():
+            done = subprocess.run([sys.executable, "-I", "-c", start], stdout=subprocess.PIPE, text=True, check=True)
         wait_until(lambda: not psutil.pid_exists(int(done.stdout)))
     after = _cpu_seconds()
     assert before is not None and after is not None

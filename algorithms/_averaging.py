@@ -175,7 +175,7 @@ class WeightAverage(Algorithm):
             raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
         if self._norms and is_sharded(state.unwrapped_model) and getattr(loader, "ranks_read", None) == "shares":
             raise ValueError(
-                f"{shown}: ranks of a sharded model compute in step, and may have different numbers of batches here; "
+                f"{shown}: ranks of a sharded model run in lockstep, but may have different numbers of batches;  "
                 f"{remedy}"
             )
 

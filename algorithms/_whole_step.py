@@ -31,7 +31,7 @@ def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
     why = [
         *(f"{name} acts between the forward pass and the loss" for name in between),
         *(["each rank has a part of the weights"] if is_sharded(model) else []),
-        *([f"{type(model).__name__} has a training_step of its own"] if model.training_step is not None else []),
+        *([f"{type(model).__name__} has its own training_step"] if model.training_step is not None else []),
     ]
     if why:
         raise ValueError(f"{what}: {why[0]}; {remedy}")

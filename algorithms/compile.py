@@ -115,7 +115,7 @@ class Compile(Algorithm):
         model = state.unwrapped_model
         found = find_repeated(model) if self.scope == "block" else {"": model}
         if not found:
-            raise ValueError("scope='block': the model repeats no block; set scope='model' to compile it as a whole")
+            raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
         report(self, state, [*found], "block")

@@ -66,14 +66,14 @@ class CUDAGraph(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         ddp = state.model
         if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
-            raise ValueError("CUDAGraph: DDP sees no single step: leave out static_graph and find_unused_parameters")
+            raise ValueError("CUDAGraph bypasses DDP's hooks: leave out static_graph and find_unused_parameters")
 
     def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
         if not torch.is_grad_enabled():
             return step(batch)
         if self._recording is None:
             self._recording = Recording(step, batch, model)
-            log.info("CUDAGraph recorded a step; batches of another shape are computed as ever")
+            log.info("CUDAGraph recorded a step; batches of other shapes run without it")
         if layout_of(batch) != self._recording.layout:
             return step(batch)
         return self._recording.run(batch)

@@ -71,7 +71,7 @@ class Float8(Algorithm):
             where = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
             raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
-            raise ValueError(f"recipe={self.recipe!r}: torchao heeds no autocast on {device}: set precision='fp32'")
+            raise ValueError(f"recipe={self.recipe!r}: torchao ignores autocast on {device}: set precision='fp32'")
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model

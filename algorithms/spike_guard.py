@@ -97,8 +97,8 @@ class SpikeGuard(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "the norm of sharded gradients would take an exchange after each batch"
-            raise ValueError(f"parallel='fsdp': SpikeGuard looks rarely: {reason}; remove it, or set parallel='ddp'")
+            reason = "the norm of sharded gradients would need communication after each batch"
+            raise ValueError(f"parallel='fsdp': SpikeGuard cannot be used: {reason}; remove it, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64

@@ -19,4 +19,4 @@ def disk_errors_reported(writer: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("%s cannot write (%s): training goes on without it", writer, error)
+        log.warning("%s cannot write (%s): training continues without it", writer, error)

@@ -149,7 +149,7 @@ class MirrorUploads:
         if self._mirror is None:
             self._mirror = Mirror(self.address)
         if not self._may_begin and self._mirror.saved():
-            raise FileExistsError("it holds another run's checkpoints; give this run a run_name= of its own")
+            raise FileExistsError("it holds another run's checkpoints; choose another run_name= for this run")
         self._may_begin = True
         self._mirror.upload(upload.staged, upload.name, upload.checkpoint, upload.best)
         if self.newest is None or self.newest.number < upload.number:
@@ -163,5 +163,5 @@ class MirrorUploads:
         if not self._is_over and kind not in self._warned:
             self._warned.add(kind)
             reason = " ".join(without_those_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
-            text = "mirror %s: checkpoint %s was not uploaded; training goes on without it (%s)"
+            text = "mirror %s: checkpoint %s was not uploaded; training continues without it (%s)"
             log.warning(text, without_credentials(self.address), name, reason)

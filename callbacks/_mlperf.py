@@ -76,7 +76,7 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
         raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
     if cache_clear_cmd is not None and not cache_clear_cmd.strip():
-        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None where nothing is cleared")
+        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None to clear nothing")
 
 
 def run_command(name: str, command: str) -> None:

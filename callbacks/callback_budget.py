@@ -205,7 +205,7 @@ def _longer(owner: Hooks, factor: int) -> list[Any]:
 def _describe(row: list[Any]) -> str:
     key, share, per_step, outside, waits, name, now, enough = row
     costs = f"{per_step:.0f} us a step, {outside:.0f} ms outside of steps, {waits:.1f} waits for the device a step"
-    remedy = "it has no interval: leave it out"
+    remedy = "it has no interval: remove it"
     if name is not None:
         remedy = f"set callbacks.{key}.{name}"
         remedy += "" if enough is None else f"={enough}, it is {now}"

@@ -106,7 +106,7 @@ class EarlyStopper(MetricStopper):
             return
         shown = f"{self._metric.label}/{self._metric.name}"
         if self._best is None:
-            log.info("stopped early: %s has not been a number so far", shown)
+            log.info("stopped early: %s has been NaN so far", shown)
         else:
             log.info(
                 "stopped early: %s has not improved on %.4g, reached at %d%s",

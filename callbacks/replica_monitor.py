@@ -75,7 +75,7 @@ class ReplicaMonitor(Callback):
         if differing.any():
             which = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
-                f"replicas have diverged: after batch {now.batch} (from 1) the parameters of ranks "
+                f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks "
                 f"{differing.any(dim=1).nonzero().flatten().tolist()} differ from the first replica's, {len(which)} of "
                 f"{len(names)}, the first {names[which[0]]!r}. They were equal after batch {self._equal_at}: "
                 "resume from a checkpoint of then or before"

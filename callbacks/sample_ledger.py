@@ -98,8 +98,8 @@ class SampleLedger(Callback):
         self._first, past = self._order.span(state.timestamp.batch_in_epoch)
         if (found := state.unwrapped_model.num_samples(state.batch)) != past - self._first:
             raise ValueError(
-                f"SampleLedger: the batch has {found} samples where the data have {past - self._first}, so an "
-                "algorithm divided them anew; remove one of the two"
+                f"SampleLedger: the batch has {found} samples instead of {past - self._first}, so an "
+                "algorithm split them differently; remove one of the two"
             )
 
     def after_loss(self, state: State, logger: Logger) -> None:
@@ -234,7 +234,7 @@ def _check(state: State) -> SampleOrder:
     for one in state.algorithms:
         if one.picks_samples or type(one).__name__ in BLENDS:
             does = "leaves out samples" if one.picks_samples else "blends samples"
-            raise ValueError(f"SampleLedger needs every sample by itself, but {type(one).__name__} {does}: remove one")
+            raise ValueError(f"SampleLedger needs the loss of each sample, but {type(one).__name__} {does}: remove one")
     return order
 
 

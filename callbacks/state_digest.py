@@ -135,7 +135,7 @@ class StateDigest(Callback):
             append_digests(path, entry)
         except OSError as error:
             if not self._warned:
-                log.warning("digests cannot be written to %s (%s): training goes on without them", path, error)
+                log.warning("digests cannot be written to %s (%s): training continues without them", path, error)
             self._warned = True
 
 

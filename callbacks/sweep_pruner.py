@@ -69,7 +69,7 @@ class SweepPruner(Callback):
         self._in_sweep = True
         self._metric = self._choose_metric(state)
         if self._by_seed and state.config["folds"] is not None:
-            raise ValueError("pruner='wilcoxon': compares settings over seeds, for which folds are no substitute")
+            raise ValueError("pruner='wilcoxon': compares settings over seeds, and folds cannot replace seeds")
         is_worse = self._ask(lambda: self._begins_worse(state, sweep["fixed"]))
         if is_worse and state.timestamp < state.max_duration:
             self._prune(state, logger, "its setting is worse with the seeds that have finished")

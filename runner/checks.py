@@ -99,5 +99,5 @@ def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield batches, and warn once if there are so many that their loader may have no end."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:
-            log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+            log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)
         yield one

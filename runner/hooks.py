@@ -53,7 +53,7 @@ class Hooks:
             methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
             if alias in methods:
                 if methods.get(name, methods[alias]) is not methods[alias]:
-                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one")
+                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, the same event: keep one")
                 setattr(cls, name, methods[alias])
 
     @classmethod

@@ -173,7 +173,7 @@ def read_file(path: str | Path, name: str) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
-            f"{path / name} holds {what} that would have to be unpickled, which could run code: refused"
+            f"{path / name} holds {what} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
     except (EOFError, RuntimeError) as error:
         raise ValueError(f"{path / name} was not written by torch.save: {error or 'it ends too early'}") from None

@@ -131,7 +131,7 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
         if id(tensor) not in made:
             found = pieces.get(place, [])
             if types.get(place, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, found):
-                raise ValueError(f"the shards of {place} do not make up a tensor {tuple(tensor.shape)}, {tensor.dtype}")
+                raise ValueError(f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}")
             made[id(tensor)] = SavedTensor(tensor, found)
         return made[id(tensor)]
 
@@ -149,13 +149,13 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
                 raise ValueError(f"{file} belongs to another checkpoint")
             for key in opened.keys():  # noqa: SIM118 - it is no dict
                 if (named := NAME.fullmatch(key)) is None:
-                    raise ValueError(f"{file} holds {key!r}, which is not the name of a part")
+                    raise ValueError(f"{file} contains {key!r}, which is not the name of a part")
                 if named[1].startswith(prefix):
                     content = opened.get_slice(key)
                     start = tuple(map(int, named[2].split(","))) if named[2] else ()
                     yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a file of safetensors ({error})") from None
+            raise ValueError(f"{file} is not a safetensors file ({error})") from None
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:

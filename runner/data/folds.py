@@ -125,7 +125,7 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
         else:
             labels = torch.as_tensor(getattr(loader.dataset, "targets", ()))  # type: ignore[attr-defined]
         if labels.is_floating_point() or labels.shape != (loader.order.num_samples,):
-            reason = "nothing says which class a sample has: no last tensor or `targets` of whole numbers"
+            reason = "the class of a sample is unknown: the data has no last tensor or `targets` of whole numbers"
             raise TypeError(f"stratified=True: {reason}")
         found.append(labels)
     return torch.cat(found)

@@ -86,5 +86,5 @@ def _describe_end(code: int) -> str:
         return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
     if code >= 0:
         return f"it ended with exit code {code}; what it had to say is above"
-    reason = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    reason = ", which the system does when memory is short" if code == -signal.SIGKILL else ""
     return f"it was killed by {signal.Signals(-code).name}{reason}"

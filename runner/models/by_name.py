@@ -98,7 +98,7 @@ class _Notes(TorchDispatchMode):
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Tensor:
         if not name.endswith("_") or len(given) > 1:
-            reason = f"the first value of a weight is computed from others ({name}), not drawn by itself"
+            reason = f"the first value of a weight is computed from others ({name}), not drawn independently"
             raise ValueError(f"init_weights='by_name': {reason}; set in_order")
         (one,) = given
         steps = self.steps[_storage(one)]

@@ -61,11 +61,9 @@ def check_bisect(config: Mapping[str, Any]) -> None:
         if asked[key] < 1:
             raise WrongKey(f"bisect.{key}", "must be a whole number of at least 1", repr(asked[key]))
     if asked["by"] == "metric" and smallest_p(asked["seeds"]) > LEVEL:
-        raise WrongKey(
-            "bisect.seeds", "so few runs of each commit cannot decide; give at least 6", repr(asked["seeds"])
-        )
+        raise WrongKey("bisect.seeds", "too few runs per commit to decide; give at least 6", repr(asked["seeds"]))
     if "RANK" in os.environ:
-        raise ValueError("mode=bisect: starts processes of its own; leave out torchrun")
+        raise ValueError("mode=bisect: starts its own processes; run it without torchrun")
 
 
 def bisect(job: Job) -> None:

@@ -144,7 +144,7 @@ def _read_names(given: Any) -> list[Any]:
     """Return the runs that the key `compare` names."""
     if not isinstance(given, list) or len(given) < 2:
         raise ValueError(
-            f"compare={given!r}: give two runs or more, by folder or MLflow id: runner compare RUN_A RUN_B"
+            f"compare={given!r}: give two or more runs, by folder or MLflow id: runner compare RUN_A RUN_B"
         )
     return given
 

@@ -47,7 +47,7 @@ def check_range(config: Mapping[str, Any]) -> None:
     if Path(asked["picture"]).suffix not in FORMATS:
         raise WrongKey("lr_range.picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
     if config["resume"] is not None:
-        reason = "mode=lr_range begins anew; rerun=RUN takes the config of a run, trainer.load_path its weights"
+        reason = "mode=lr_range starts from scratch; rerun=RUN uses a run's config, trainer.load_path its weights"
         raise WrongKey("resume", reason, repr(config["resume"]))
     optimizer = config["optimizer"] or {}
     if "_target_" not in optimizer:

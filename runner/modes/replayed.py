@@ -143,7 +143,7 @@ class ReplayedBatch(Callback):
             self.gradient_values = {name: whole(one.detach()).to("cpu", copy=True) for name, one in found.items()}
             self.gradients = {name: float(one.double().norm()) for name, one in self.gradient_values.items()}
             if not self.outputs:
-                self.no_losses = "the model has a training_step of its own"
+                self.no_losses = "the model has its own training_step"
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self.is_done = self.is_done or state.timestamp.batch == self.batch

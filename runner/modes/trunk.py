@@ -71,7 +71,7 @@ def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     ) as trainer:
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
-            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are trained again")]
+            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are retrained")]
             print_block("", rows)
         trainer.fit()
         check_reached(trainer.state, batch, "at")

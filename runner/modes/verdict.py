@@ -95,7 +95,7 @@ def parse_names(text: str) -> list[str]:
     """
     names = split_names(text)
     if len(names) < 2:
-        raise WrongKey(KEY, "give two candidates or more: runner verdict A B", repr(text))
+        raise WrongKey(KEY, "give two or more candidates: runner verdict A B", repr(text))
     return names
 
 

@@ -119,7 +119,7 @@ class Muon(Optimizer):
             raise ValueError(f"rest={rest!r}: must be one of {', '.join(map(repr, RESTS))}")
         matrices, others = split_parameters(model, exclude)
         if not matrices:
-            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use {rest!r} alone")
+            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use only {rest!r}")
         group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None

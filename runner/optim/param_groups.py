@@ -155,7 +155,7 @@ class _Rule:
         if max_ndim is not None:
             check_whole(f"{key}.max_ndim", max_ndim, 0)
         if not settings:
-            raise ValueError(f"{key}={dict(rule)!r}: sets nothing; add a setting, such as weight_decay or lr_scale")
+            raise ValueError(f"{key}={dict(rule)!r}: changes nothing; add a setting, such as weight_decay or lr_scale")
         lr_scale = settings.pop("lr_scale", 1.0)
         layer_decay = settings.pop("layer_decay", None)
         _check_number(f"{key}.lr_scale", lr_scale)
@@ -175,7 +175,7 @@ class _Rule:
         if not chosen:
             conditions = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
             asked = ", ".join(f"{self.key}.{name}={value!r}" for name, value in conditions.items() if value is not None)
-            raise ValueError(f"{asked}: selects no parameter that is trained; {self._there_are(known)}")
+            raise ValueError(f"{asked}: selects no trainable parameter; {self._there_are(known)}")
         if self.layer_decay is None:
             return {one.key: 0 for one in chosen}
         layers = _layers([one.names[0] for one in chosen])

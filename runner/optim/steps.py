@@ -179,7 +179,7 @@ class OwnSteps(Steps):
             return
         if id(optimizer) in self._scaled:
             name = type(optimizer).__name__
-            raise RuntimeError(f"precision='amp_fp16': {name} can step once a batch only; use amp_bf16")
+            raise RuntimeError(f"precision='amp_fp16': {name} can step only once per batch; use amp_bf16")
         if has_gradients(optimizer):
             self._scaled.add(id(optimizer))
             self._running = False

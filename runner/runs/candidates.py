@@ -153,7 +153,7 @@ def find_candidate(text: str, key: str) -> Candidate:
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
-        raise WrongKey(key, "no run that was trained; runner runs lists runs", repr(text))
+        raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
         Run(one.folder, one.result, _flat(read_config(one.folder)))
         for one in trained
@@ -185,7 +185,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not asked and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no common objective ({', '.join(objectives)}); name a metric", "null")
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
     matching = [one for one in runs[0].result.metrics if name == one] or [
         one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")

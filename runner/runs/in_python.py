@@ -57,7 +57,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
                 raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
         build.check(config)
         if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
-            raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
+            raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
     run_dir = Path(_agree_on_folder())
     name = name_run(find_mode("train"), config, run_dir, None, choices)
     job = Job(

@@ -100,7 +100,7 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
         OSError: the disk is full, or a file is missing there.
     """
     if "config.yaml" not in index.files:
-        raise ValueError("it was made in Python and has no record (config.yaml), so no command can go on with it")
+        raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
     partial = folder / PARTIAL
     partial.mkdir()
     mirror.download(index, name, partial)

@@ -66,7 +66,7 @@ def check_converged(state: State, result: Result) -> None:
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
         f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
-        "(+algorithms=gradient_clipping); allow_divergence=true lets such a run end well"
+        "(+algorithms=gradient_clipping); allow_divergence=true accepts such a run"
     )
 
 

@@ -97,7 +97,7 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     if len(found) > 1:
         raise ValueError(
             f"{' and '.join(f'{key}=' for key in found)}: resume= continues a run, rerun= starts it over, and run= "
-            "trains a part of it again; give one of them"
+            "retrains a part of it; give only one of them"
         )
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")

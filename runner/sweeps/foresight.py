@@ -81,7 +81,7 @@ class Foreseen:
             try:
                 self._foresee()
             except (TypeError, ValueError) as error:
-                self.unknown = f"its length is not known beforehand ({error})"
+                self.unknown = f"its length is not known in advance ({error})"
 
     def _find_unknown(self) -> Iterator[str]:
         """Yield what cannot be foreseen."""
@@ -119,7 +119,7 @@ class Foreseen:
         self.fixed["trainer"] = {key: one for key, one in trainer.items() if key not in OF_TIME}
         length, evaluators = _data_of(self.config)
         if length is None:
-            raise ValueError("the training data have no length")
+            raise ValueError("the training data has no length")
         length = min(length, trainer.get("train_subset_num_batches") or length)
         ratio = trainer.get("scale_schedule_ratio", 1.0)
         whole = Time.parse_or_epochs(trainer["max_duration"]).scaled(ratio, length)

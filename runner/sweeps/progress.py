@@ -68,7 +68,7 @@ class Progress:
         if finished:
             self._print("skip_finished=false trains these again, in a new sweep")
         if any(one is not None and one.status == "PRUNED" for one in map(self._before.get, finished)):
-            self._print("revive=all trains further those that were pruned")
+            self._print("revive=all continues pruned jobs")
         self._thread.start()
 
     def stop(self) -> None:

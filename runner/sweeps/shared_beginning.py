@@ -79,7 +79,7 @@ class SharedNodes(Callback):
             try:
                 write_checkpoint({**snapshot, ORIGIN: {**origin, "digests": _read(state.run_dir / DIGESTS)}}, path)
             except OSError as error:
-                log.warning("batch %d: was not saved for other jobs, which train by themselves: %s", now.batch, error)
+                log.warning("batch %d: was not saved for other jobs, which train alone: %s", now.batch, error)
 
 
 class SharedPast(LoggerDestination):

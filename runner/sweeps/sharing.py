@@ -54,10 +54,10 @@ def check_share(config: DictConfig, mode: Mode) -> None:
     if not (mode.trains or mode.name == "explain"):
         raise WrongKey("share", f"is for training; mode={mode.name} trains nothing", "true")
     if not is_grid(config):
-        raise WrongKey("share", "is for a grid, whose jobs are known beforehand; leave the sweeper out", "true")
+        raise WrongKey("share", "is for a grid, whose jobs are known in advance; leave the sweeper out", "true")
     for key in ("resume", "rerun"):
         if config[key] is not None:
-            raise WrongKey("share", f"is for jobs that begin by themselves; leave {key}= out", "true")
+            raise WrongKey("share", f"is for jobs that start from scratch; leave {key}= out", "true")
     for key in build.callbacks_with({"callbacks": config.callbacks}, "only_in_sweeps"):
         reason = f"callbacks.{key} compares jobs at their beginning, which is then trained once; use one of the two"
         raise WrongKey("share", reason, "true")
@@ -111,7 +111,7 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
     trained = tree["batches"]
     alone = tree["batches_alone"]
     saved = f", {1 - trained / alone:.0%} less" if trained < alone else ": they share nothing"
-    print(f"share: {len(tree['jobs'])} jobs train {trained:,} batches in place of {alone:,}{saved}", flush=True)
+    print(f"share: {len(tree['jobs'])} jobs train {trained:,} batches instead of {alone:,}{saved}", flush=True)
     if form is None:
         return
     rows = [*_rows(tree["jobs"], None, 0)]

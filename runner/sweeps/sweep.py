@@ -259,7 +259,7 @@ def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
     jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
     if not jobs:
         raise WrongKey(
-            "revive", "no job of this sweep has begun yet; add it to the same command that pruned them", repr(revive)
+            "revive", "no job of this sweep has started yet; add it to the command that pruned the jobs", repr(revive)
         )
     if revive == "all":
         return [name for name, status in jobs.items() if status == "PRUNED"]
@@ -301,7 +301,7 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     if config["share"]:
         raise WrongKey("share", "is for the jobs of a sweep; add -m, and values to sweep over", "true")
     if config["revive"] is not None:
-        remedy = "is for a sweep, given again with -m; resume=<folder of a job> revives one by itself"
+        remedy = "is for rerunning a sweep with -m; resume=<folder of a job> revives a single job"
         raise WrongKey("revive", remedy, repr(config["revive"]))
     if saved is None and config["mode"] in TRAINING:
         for key in build.callbacks_with(config, "only_in_sweeps"):

@@ -129,7 +129,7 @@ class _LastingStream:
             if not self._has_warned:
                 self._has_warned = True
                 with suppress(OSError):
-                    lost = f"{self._name} cannot be written ({error}): what is printed there is lost, the run goes on"
+                    lost = f"{self._name} cannot be written ({error}): output there is lost, the run continues"
                     print(f"WARNING: {lost}", file=self._other, flush=True)
 
     def __getattr__(self, name: str) -> Any:

@@ -52,7 +52,7 @@ class State:
         try:
             return getattr(self.unwrapped, name)
         except AttributeError:
-            reason = "has no value yet" if name in _FIELDS else "is no attribute of the state"
+            reason = "has no value yet" if name in _FIELDS else "is not an attribute of the state"
             raise AttributeError(f"state.{name} {reason} at {self.hook_event.upper()}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:

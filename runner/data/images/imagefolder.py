@@ -148,6 +148,6 @@ def _folders(path: str, test_folder: str | None) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"path={path!r}: the folder {folder} is missing; make it, with one folder of images for each class"
+                f"path={path!r}: the folder {folder} is missing; create it, with one folder of images for each class"
             )
     return folders

@@ -66,7 +66,7 @@ class BlockOrder(SampleOrder):
             ValueError: the number is not that of the blocks, or the samples are not a single batch.
         """
         if num_samples != self._sizes.sum():
-            raise ValueError("samples in shards cannot be divided anew, as folds do: make shards of each part")
+            raise ValueError("folds cannot redistribute samples in shards: create separate shards for each part")
         super().resize(num_samples)
 
     def permutation(self, epoch: int) -> Tensor:

@@ -129,7 +129,7 @@ def end_token(encoder: Tokenizer) -> int:
     """
     end = getattr(encoder, "end", None)
     if end is None:
-        reason = "needs a tokenizer with a token that ends a text; give tokenizer=<one that has it>"
+        reason = "needs a tokenizer with an end-of-text token; choose another tokenizer"
         raise wrong_argument("pack_documents", True, reason)
     return end
 

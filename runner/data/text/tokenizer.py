@@ -132,5 +132,5 @@ def load_pretrained_tokenizer(name: str) -> Any:
         reason = str(error).strip().partition("\n")[0].rstrip(".:")
         raise OSError(
             f"tokenizer={name!r}: transformers cannot load it ({reason}); give a folder that save_pretrained wrote, or "
-            "a name on the Hub, for which a network is needed once"
+            "a name on the Hub, which needs a network connection once"
         ) from error

@@ -1,4 +1,4 @@
-"""What several algorithms do with a batch: get and replace its parts, resize images, select samples, read targets."""
+"""Batch operations shared by several algorithms: get and replace parts, resize images, select samples, read targets."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ DEVICES = ("cuda",)
 class CUDAGraph(Algorithm):
     """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls a batch.
 
-    That pays off where the host cannot ask for kernels as fast as the GPU computes them: small models, small batches.
+    This pays off if the host cannot launch kernels as fast as the GPU runs them: small models, small batches.
     The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
-    one that is smaller, evaluations and optimizers run as ever. Dropout follows the seeds of each batch, as without.
+    one that is smaller, evaluations and optimizers run as usual. Dropout follows the seeds of each batch, as without.
 
     Outputs and gradients lie in memory that the next batch overwrites. What the model's Python code decides for itself
     (a branch, a random number from Python) is decided once, when it is recorded.

@@ -30,7 +30,7 @@ def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
 
 
 class Float8(Algorithm):
-    """Lets linear layers multiply in 8 bits, with scales that are worked out anew each time; needs torchao.
+    """Makes linear layers multiply in 8 bits, with scales recomputed each time; needs torchao.
 
     Inputs, weights and gradients are rounded to float8 for the three products of each layer. Weights and optimizers
     keep their own format, and all else runs as `trainer.precision` says, best amp_bf16. It pays off for large layers

@@ -127,7 +127,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
     level = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about deprecated functions that torch itself uses
-        log.setLevel(logging.ERROR)  # it reports every operator of torchvision that it does not know
+        log.setLevel(logging.ERROR)  # it reports every unknown operator of torchvision
         try:
             torch.onnx.export(program, f=path, external_data=False, verbose=False)
         finally:

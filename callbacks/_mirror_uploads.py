@@ -1,4 +1,4 @@
-"""Uploads of checkpoints on a thread of their own, which nobody waits for while training goes on."""
+"""Uploads checkpoints on a background thread, without delaying training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 STAGE = ".mirror"  # in the run's folder: what is still to be uploaded
-QUIET = 2.0  # seconds that the end of a run waits before it says so
+QUIET = 2.0  # seconds to wait at the end of a run before printing a message
 
 
 class Upload(NamedTuple):
@@ -137,7 +137,7 @@ class MirrorUploads:
                 self._is_busy = True
             try:
                 self._upload(upload)
-            except Exception as error:  # each file system has errors of its own
+            except Exception as error:  # each file system has its own errors
                 self._warn(upload.name, error)
                 with self._changed:
                     self._failed[upload.name] = upload

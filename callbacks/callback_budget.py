@@ -37,7 +37,7 @@ def is_sampled(batch: int) -> bool:
 
 @dataclass
 class _Cost:
-    """What the handlers of one callback cost; `longest` is the longest call within a step. Nanoseconds."""
+    """Cost of the handlers of one callback, in nanoseconds; `longest` is the longest call within a step."""
 
     owner: Hooks
     inside: int = 0
@@ -189,7 +189,7 @@ class CallbackBudget(Callback):
 
 
 def _longer(owner: Hooks, factor: int) -> list[Any]:
-    """Return the argument that says how often a callback acts, its value, and one larger by a factor; or None."""
+    """Return the argument that sets how often a callback acts, its value, and a value larger by a factor; or None."""
     for name in inspect.signature(type(owner)).parameters:
         if name == "interval" or name.endswith("_interval"):
             value = getattr(owner, name, getattr(owner, "interval", None))

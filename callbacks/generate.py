@@ -150,7 +150,7 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
 
 def _forward(state: State) -> Callable[[Tensor], Tensor]:
-    """Return a function from tokens (N, T) to logits (N, T, V), not compiled, as each length would compile anew."""
+    """Return a function from tokens (N, T) to logits (N, T, V), not compiled, because each length would recompile."""
     from runner.distributed.sharding import is_sharded
 
     model = state.unwrapped_model

@@ -70,7 +70,7 @@ def check_arguments(
         layout.check_ranks(get_world_size())
     elif (
         isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks
-    ):  # other machines may make up a multiple
+    ):  # with other machines, the total may be a multiple
         layout.check_ranks(ranks)
 
 
@@ -251,7 +251,7 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
 
 
 def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
-    """Return the schedulers that are functions of time, and those that act at events, which are algorithms."""
+    """Return the schedulers that are functions of time, and those that act at events (the algorithms)."""
     given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     acting = [one for one in given if isinstance(one, Algorithm)]
     for one in acting:
@@ -300,7 +300,7 @@ def ordered_hooks(
 def _progress_bars(given: Sequence[Hooks], wanted: bool | None) -> list[Any]:
     """Return the progress bar to add to the given hooks, if any.
 
-    It is the one callback that the Trainer knows, by name alone: training that shows nothing looks as if it hung.
+    It is the only callback that the Trainer refers to, by name: training that shows nothing looks as if it hung.
     """
     if wanted is None:
         wanted = in_notebook() or sys.stdout.isatty()
@@ -327,7 +327,7 @@ def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
     """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called.
 
     Raises:
-        TypeError: the value is something else; the message says what to give.
+        TypeError: the value is of another type; the message says what to pass.
     """
     if isinstance(value, kind):
         check_hooks(value)

@@ -226,7 +226,7 @@ def split(
         num_samples: the number of samples in the batch.
         cut: takes the samples of a microbatch out of the batch, `Model.slice_batch`; None: `slice_samples`.
         parts: the number of microbatches, fewer if there are fewer samples. Sizes differ by at most one.
-        size: samples per microbatch, in place of `parts`; the last microbatch may be smaller.
+        size: samples per microbatch, instead of `parts`; the last microbatch may be smaller.
     """
     if size is not None:
         bounds = [*range(0, num_samples, size), num_samples]

@@ -78,7 +78,7 @@ class Budget:
 
     @property
     def limit(self) -> str:
-        """What was asked for, such as '5m of training'; runs for which it is the same have the same budget."""
+        """The requested budget, such as '5m of training'; runs with equal values have the same budget."""
         return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ class BatchStream:
         except TypeError:
             self.length = None
         self.ranks_read: Reading | None = None
-        """What the loader says it yields on each of several ranks; None if it does not say."""
+        """What the loader declares to yield on each of several ranks; None if it declares nothing."""
         if subset_num_batches is not None and self.length != 0:
             self.length = min(self.length or subset_num_batches, subset_num_batches)
         if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:

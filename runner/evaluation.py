@@ -46,7 +46,7 @@ def evaluate_standalone(
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: puts the weights to evaluate into the model; None: those that training evaluates.
+        weights: puts the weights to evaluate into the model; None: the weights that training evaluates.
     """
     on = run.on
     with off_the_clock(run):

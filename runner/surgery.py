@@ -111,7 +111,7 @@ def _adapt(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
 
 
 def _regroup(optimizers: Sequence[Optimizer], replaced: _Pairs, known: set[nn.Parameter], root: nn.Module) -> None:
-    """Add new parameters to the parameter groups of the replaced modules, and drop those that left the model.
+    """Add new parameters to the parameter groups of the replaced modules, and drop parameters that left the model.
 
     Raises:
         ValueError: it is unclear to which parameter group new parameters belong.

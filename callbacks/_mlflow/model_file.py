@@ -1,4 +1,4 @@
-"""Writes the trained model to a file, of which the writer process makes a model in MLflow."""
+"""Writes the trained model to a file, which the writer process logs to MLflow as a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers in a sample of which the input example has two, to show that there may be several
+SMALL = 10_000  # numbers per sample up to which the input example has two samples, to show that it may
 
 
 def check_loggable(state: State, log_model: str) -> None:

@@ -1,4 +1,4 @@
-"""Opens MLflow stores, experiments and runs, safely for several processes at once, and finds runs by id."""
+"""Opens MLflow stores, experiments and runs, safely from several processes, and finds runs by id."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
 
 
 def refuse_deleted(experiment: Experiment) -> None:
-    """Check that an experiment is not deleted, because nobody would see its runs.
+    """Check that an experiment is not deleted, because its runs would be hidden in the UI.
 
     Raises:
         Deleted: the experiment was deleted.

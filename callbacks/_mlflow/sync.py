@@ -32,7 +32,7 @@ def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
 
     Args:
         tracking_uri: address of the store whose runs are sent.
-        experiment_name: experiment for a run that has no target of its own.
+        experiment_name: experiment for a run without its own target.
         run_dir: folder of a single run to send instead of all unsent runs. It is sent to its own target; if someone
             else made it, that must be the store at `tracking_uri`.
 

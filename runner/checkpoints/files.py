@@ -49,7 +49,7 @@ def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
 
     Args:
         path: the folder.
-        rank: number of this process among those that read the files together, each its share.
+        rank: number of this process among the ranks that read the files together, each its share.
         ranks: how many these are.
     """
     path = Path(path)
@@ -78,7 +78,7 @@ def _hash(path: Path) -> str:
 
 
 def _verify_shards(path: Path, files: Sequence[str]) -> str | None:
-    """Return why the shards of a checkpoint do not make up its tensors; None if they do, or if it has no shards."""
+    """Return why the shards of a checkpoint do not form complete tensors; None if they do, or if it has no shards."""
     try:
         for name in files if any(one.endswith(SUFFIX) for one in files) else ():
             if name.endswith(".pt"):
@@ -106,7 +106,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
 
     Args:
         path: the folder of a checkpoint or of a run.
-        check: what says why a checkpoint is not intact; `verify`, once for each unchanged one, if it is None.
+        check: returns why a checkpoint is not intact; None: `verify`, called once for each unchanged checkpoint.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.

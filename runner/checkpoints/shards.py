@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to a file of its own.
+"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to its own file.
 
 Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files a sharded
 tensor is an empty one on the meta device, which has its shape and type. Its parts are named after the place where it
@@ -52,7 +52,7 @@ def should_shard(state: State, wanted: bool | None) -> bool:
 
     Args:
         state: the run.
-        wanted: what the user wants; None: only if all weights and optimizer states would take more than half of the
+        wanted: the user's setting; None: only if all weights and optimizer states would take more than half of the
             memory that is free on rank 0's machine.
     """
     if wanted is not None or not is_sharded(state.unwrapped_model):
@@ -159,7 +159,7 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:
-    """Return whether parts fill a tensor without a gap: they lie in it, none overlap, and their sizes add up."""
+    """Return whether parts cover a tensor completely: all lie inside it, none overlap, and their sizes add up."""
     inside = all(
         len(shape) == len(one.start) == len(one.shape)
         and all(0 <= a <= a + b <= whole for a, b, whole in zip(one.start, one.shape, shape, strict=True))

@@ -1,4 +1,4 @@
-"""A command that composes a config with Hydra: one job or many are run, and the exit code says how that went."""
+"""A command that composes a config with Hydra, runs one job or many, and returns an exit code."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ WITH_VALUE = {
     "--config-dir": "-cd",
 }
 OPTIONS = (*FLAGS, *WITH_VALUE)
-"""Hydra's command-line options, of which Hydra has no public list."""
+"""Hydra's command-line options; Hydra has no public list of them."""
 SHORT = ("h", "c", "p", "r", "m", "i")
 """Its short options; those of conf/ begin with c too."""
 

@@ -21,7 +21,7 @@ OF_THE_COMMAND = (
     "allow_divergence",
     *MODE_KEYS,
 )
-"""The keys that say what this command does, rather than what is trained."""
+"""The keys that control this command, rather than what is trained."""
 KEYS = (
     *GROUPS,
     "folds",

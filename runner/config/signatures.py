@@ -21,7 +21,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     str: (str,),
 }
-# What a section holds beside arguments: keys of Hydra, and the rules of an optimizer, `runner.optim.ParamGroups`.
+# Keys of a section that are not arguments: Hydra's own, and the rules of an optimizer, `runner.optim.ParamGroups`.
 _NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 _WORDS: dict[Any, str] = {
@@ -187,7 +187,7 @@ def _listed(hint: Any) -> tuple[str, ...]:
 
 
 def _in_words(hint: Any) -> Iterator[str]:
-    """Yield what a config can hold for an annotation; nothing for types of which it can hold no value."""
+    """Yield the config types that match an annotation; nothing for types that a config cannot represent."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         for one in get_args(hint):

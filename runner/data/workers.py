@@ -67,7 +67,7 @@ class BatchReader(Iterator[Any]):
         transforms: whether batches are transformed where they are read.
 
     Raises:
-        RuntimeError: raised by ``next()`` when workers died too often, or one exited by itself.
+        RuntimeError: raised by ``next()`` when workers died too often, or one exited on its own.
     """
 
     def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int, transforms: bool) -> None:
@@ -117,7 +117,7 @@ class BatchReader(Iterator[Any]):
         self._keys.transforms = self._transforms
         # Workers that persist may die while torch waits for them to be ready again.
         with deaths_raise(workers_of(kept_iterator(self._loader))):
-            self._source = iter(self._loader)  # kept at once: until it is hidden, torch may raise at any line
+            self._source = iter(self._loader)  # stored immediately: until it is hidden, torch may raise at any line
         if hide(self._source):  # its workers were started just now
             end_with(self._loader if self._loader.persistent_workers else self, self._source)
 

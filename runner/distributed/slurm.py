@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.files.whole import read_object, write_whole
 
 FOLDER = Path("outputs", ".slurm")
-"""Where jobs keep what they remember, relative to the working directory, which all attempts of a job share."""
+"""The folder for the memory of jobs, relative to the working directory, which all attempts of a job share."""
 PATIENCE = 60.0  # seconds
 IDLE_ATTEMPTS = 3
 """Attempts in a row that may save no checkpoint before a job is no longer requeued."""

@@ -143,7 +143,7 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def split_parameters(model: nn.Module, ranks: int) -> list[nn.Parameter]:
-    """Return the parameters of which each of so many ranks would hold a part; the others are whole on each.
+    """Return the parameters that would be split over a number of ranks; each rank holds the others in full.
 
     Raises:
         ValueError: there is no plan for the model.

@@ -1,6 +1,6 @@
 """`mode=compare`: runs side by side, and where they have digests, the first batch at which two of them part.
 
-The callback `StateDigest` writes the digests. Comparing needs no torch, so the answer comes at once.
+The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
 """
 
 from __future__ import annotations

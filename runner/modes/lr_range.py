@@ -1,8 +1,8 @@
 """`mode=lr_range`: train a little while the learning rate grows, and suggest one from how the loss falls.
 
-The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, in place of the schedule.
-All parameter groups keep their ratios to `optimizer.lr`. Training is a trial of which only the picture is kept. The
-rule behind the suggestion is in `rising_rate`; the rate is one to begin with, or for the peak of a schedule.
+The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, instead of the schedule.
+All parameter groups keep their ratios to `optimizer.lr`. Training is a trial; only the plot is kept. The
+rule behind the suggestion is in `rising_rate`; use the rate as a starting point, or for the peak of a schedule.
 """
 
 from __future__ import annotations

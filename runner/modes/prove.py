@@ -1,6 +1,6 @@
 """`mode=prove`: whether an experiment that is killed and resumed again and again ends like one that is not, to the bit.
 
-The experiment is trained for some batches in processes of its own: once without interruption, and once with a SIGKILL
+The experiment is trained for some batches in separate processes: once without interruption, and once with a SIGKILL
 at random moments and `resume=` after each. Digests of weights, optimizer, randomness, algorithms and samples after
 every batch are compared, and the final metrics. If they differ, the first run is made a second time: if two runs
 without a kill differ too, then the experiment is not deterministic, and resuming is not at fault.
@@ -48,7 +48,7 @@ SHOWN_LINES = 20
 
 
 class SessionFailed(Exception):
-    """A session ended by itself with an error."""
+    """A session ended on its own with an error."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def requeueing(job: Job) -> Iterator[None]:
 
 @contextmanager
 def pausing(state: State) -> Iterator[None]:
-    """Check, if the session ends within the context, that the run can go on from there. All ranks.
+    """If the session ends within the context, check that the run can continue from there. All ranks.
 
     Raises:
         RuntimeError: the last checkpoint could not be written, or its values were not finite.

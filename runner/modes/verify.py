@@ -51,7 +51,7 @@ MEANING = {
     "optimizer": "the optimizer or the schedule",
     "algorithms": "the state of an algorithm",
 }
-"""What computes each part, the first of which to differ is at fault."""
+"""The code that computes each part; the first part that differs points to the cause."""
 
 
 class Finding(NamedTuple):
@@ -62,7 +62,7 @@ class Finding(NamedTuple):
     batch: int | None
     """The first batch after which they differ; None if they never do."""
     parts: tuple[str, ...]
-    """What differs after that batch, causes first."""
+    """The parts that differ after that batch, causes first."""
     count: int
     """How many batches were compared."""
 
@@ -232,7 +232,7 @@ def _changed_since(record: Path) -> Iterator[str]:
 
 
 def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Write a pin with what is needed to train a run's first batches: of its callbacks only those that load weights."""
+    """Write a pin with everything needed to train a run's first batches; keep only callbacks that load weights."""
     from runner.engine import overrides
 
     run = Path(job.config["run"])

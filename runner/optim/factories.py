@@ -1,4 +1,4 @@
-"""Make the optimizers and schedulers that a run steps from those that the user gave."""
+"""Make the optimizers and schedulers of a run from the user's arguments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 class Schedulers(NamedTuple):
-    """What sets learning rates, by when it acts."""
+    """The schedulers, by when they act."""
 
     rates: list[ScheduledRates]
     """Set the rate before each batch, from the batch's own timestamp."""

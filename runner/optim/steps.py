@@ -188,7 +188,7 @@ class OwnSteps(Steps):
 
 
 def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
-    """Return the object that steps a run's optimizers; the arguments are those of `Steps`."""
+    """Return the object that steps a run's optimizers; takes the arguments of `Steps`."""
     steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
     model = state.unwrapped_model
     if model.training_step is None:

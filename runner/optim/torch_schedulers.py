@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
-    """Return the schedulers that one was given as, or that a factory makes of each optimizer.
+    """Return a given scheduler, or the schedulers that a factory makes for each optimizer.
 
     Args:
         one: a torch scheduler, or a factory of one from an optimizer.

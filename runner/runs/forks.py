@@ -1,4 +1,4 @@
-"""Forks: runs of their own that begin where another one stood, and know their parent."""
+"""Forks: new runs that start from the state of another one, and record their parent."""
 
 from __future__ import annotations
 

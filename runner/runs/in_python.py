@@ -147,7 +147,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
 
 def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
-    """Return a Trainer that stands right before a batch of a saved run, with the run's weights and randomness.
+    """Return a Trainer positioned right before a batch of a saved run, with the run's weights and randomness.
 
         with runner.replay("latest", 1234) as trainer:
             trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one

@@ -36,7 +36,7 @@ _NAMES = re.compile(
     rf"config\.yaml|overrides\.yaml|environment\.json|git\.patch|signature|{DIGESTS}|{FACTS}|{BATCH}"
     rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
 )
-"""What a bundle may hold: a record, modules, and a checkpoint."""
+"""Files that a bundle may contain: a record, modules, and a checkpoint."""
 _HEAD = "# A run to verify: python -m runner verify {name}\n"
 _unpacked: list[TemporaryDirectory[str]] = []
 """Folders that files were unpacked into; removed when this process ends."""

@@ -225,7 +225,7 @@ def begin(config: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
     led.clear_notes()
-    total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not say
+    total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not define it
     if is_optuna(config):
         quieten_optuna()
         jobs_before = [one for one in led.results() if one.status != "REFUSED"]
@@ -343,9 +343,9 @@ def _listen(sweep: Sweep) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Start no more jobs, and end those that train on this machine; a second Ctrl-C ends this process at once.
+    """Start no more jobs, and stop the jobs training on this machine; a second Ctrl-C ends this process immediately.
 
-    A job that trains in this process handles signals by itself.
+    A job that trains in this process handles signals itself.
     """
     assert led is not None
     again = led.stopped_by > 0

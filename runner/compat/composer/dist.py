@@ -1,4 +1,4 @@
-"""Ranks as `composer.utils.dist` names them. What needs pickling between ranks is left out."""
+"""The functions of `composer.utils.dist`, except those that need pickling between ranks."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class State:
         return _item(self.batch, key)
 
     def batch_set_item(self, key: Any, value: Any) -> None:
-        """Replace a part of the batch; `key` is that of `batch_get_item`, but for a single function."""
+        """Replace a part of the batch; `key` is as in `batch_get_item`, except that it cannot be a single function."""
         if _is_pair_of_functions(key):
             self.batch = key[1](self.batch, value)
             return

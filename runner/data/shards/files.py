@@ -1,4 +1,4 @@
-"""Where shards are: on this machine, or at an address that fsspec knows, such as s3://, gs:// and https://."""
+"""Locations of shards: on this machine, or at an address that fsspec supports, such as s3://, gs:// and https://."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _look(address: str) -> ShardFile:
 
 
 def _filesystem(address: str) -> Any:
-    """Return fsspec's file system for an address, which lists and asks anew each time."""
+    """Return fsspec's file system for an address, without cached listings."""
     protocol = address.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("http", "https"):

@@ -24,7 +24,7 @@ ROWS_WRITTEN = 8192  # of a table at once
 BLOCK = 512  # bytes, of a tar file
 
 Description = dict[str, Any]
-"""What is known of a shard, made of what JSON can hold: `rows`, their number; `bytes`, what it takes in the cache;
+"""Metadata of a shard, as JSON values: `rows`, their number; `bytes`, what it takes in the cache;
 `columns`, from their names to their types; `in_place`, whether a file of this machine is read where it is; perhaps an
 `index`."""
 
@@ -41,9 +41,9 @@ class Format(ABC):
     """A format of shards.
 
     Attributes:
-        suffixes: names of such files end with one of them.
+        suffixes: file name suffixes of this format.
         identity: what else a prepared file depends on, made of what JSON can hold.
-        described_by_a_part: suffixes of files of which a description needs a small part only.
+        described_by_a_part: suffixes of files whose metadata can be read from a small part.
         is_prepared: whether files that are not read in place are first made into others, by `prepare`.
     """
 

@@ -222,6 +222,6 @@ def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """Return where to cut a text: after its last line end that has no other white space beside it, or at its end."""
+    """Return where to cut a text: after its last line end with no other white space next to it, or at its end."""
     *_, last = [len(text), *(found.end() for found in LINE_END.finditer(text, max(0, len(text) - PIECE // 4)))]
     return last

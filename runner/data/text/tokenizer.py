@@ -42,7 +42,8 @@ class Tokenizer(ABC):
         """Return the tokens ``(n,)`` of texts, one after another.
 
         Args:
-            texts: each with whether it ends a document; the token for that follows it, if there is one.
+            texts: each with a flag for the end of a document, where the end-of-text token is added if the tokenizer has
+                one.
         """
 
     def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:

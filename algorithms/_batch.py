@@ -156,7 +156,7 @@ def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
         algorithms: all algorithms of the run.
 
     Raises:
-        ValueError: one of them is `BatchAugment` with flip='alternating'.
+        ValueError: one of the algorithms is `BatchAugment` with flip='alternating'.
     """
     if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
         raise ValueError(

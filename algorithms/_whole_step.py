@@ -20,8 +20,8 @@ def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
 
     Args:
         state: the run's state, after loading.
-        what: what joins them, for the message.
-        remedy: what to do instead.
+        what: the argument that joins forward pass and loss, for the message.
+        remedy: advice for the user, for the message.
 
     Raises:
         ValueError: an algorithm acts between them, or the model is sharded or has its own `training_step`.

@@ -44,7 +44,7 @@ class ReduceOnPlateau(Algorithm):
         monitor: name of a metric of an evaluator, also with its label, as in 'eval/loss'; 'loss' is the mean loss.
         mode: 'min' if lower values are better, 'max' if higher ones are; None means lower for names with loss, error or
             perplexity and for metrics that declare it, and higher otherwise.
-        factor: what the rates are multiplied by, above 0 and below 1.
+        factor: factor for the learning rates, above 0 and below 1.
         patience: how long to wait for an improvement, in epochs, batches, samples, tokens or 'dur' ('3ep').
         threshold: how much better than the best value a value must be to count, at least 0.
         threshold_mode: 'rel' for a threshold that is a fraction of the best value, 'abs' for one in the metric's unit.

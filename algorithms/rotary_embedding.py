@@ -51,7 +51,7 @@ class _Rotary(nn.Module):
     """`rotate` as a module.
 
     Args:
-        tables: what `make_tables` returns.
+        tables: the tables returned by `make_tables`.
     """
 
     def __init__(self, tables: Kept[tuple[Tensor, Tensor]]) -> None:

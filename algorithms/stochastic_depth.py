@@ -22,8 +22,8 @@ class StochasticDepth(Algorithm):
     Args:
         target_block: name of the blocks' class, such as 'BasicBlock', or its full name, such as
             'runner.models.BasicBlock', as the class itself reports it.
-        method: what to skip a block for: 'block' for the whole batch, on all ranks alike, which saves its time;
-            'sample' for each sample separately.
+        method: the unit for which a block is skipped: 'block' for the whole batch, on all ranks alike, which saves its
+            time; 'sample' for each sample separately.
         drop_rate: probability of skipping the last block, in [0, 1].
         drop_distribution: distribution of the probability over blocks: 'linear' rises from block to block, 'uniform' is
             the same for all.

@@ -35,8 +35,8 @@ def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None)
 
     Args:
         curves: curves by key, none of them empty.
-        title: the title.
-        batches_per_epoch: for a second axis that counts epochs; None leaves it out.
+        title: title above the plot.
+        batches_per_epoch: number of batches per epoch, for a second axis that counts epochs; None: no second axis.
     """
     shown = panels(curves)
     columns = min(3, len(shown))

@@ -26,9 +26,9 @@ class ProgressColumn(NamedTuple):
 
     Attributes:
         key: the cells that it shows.
-        title: its header.
-        width: its width in characters, at least that of the title.
-        importance: its rank when not all columns fit: lower stays longer.
+        title: header of the column.
+        width: width of the column in characters, at least that of the title.
+        importance: rank of the column if not all columns fit; columns with lower numbers are kept longer.
     """
 
     key: str

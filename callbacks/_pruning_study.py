@@ -36,7 +36,7 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
 
     Args:
         name: a name in `PRUNERS`.
-        options: its arguments.
+        options: arguments of the pruner.
 
     Raises:
         ValueError: it does not take these arguments.
@@ -57,7 +57,7 @@ class PruningStudy:
         job: name of the job.
         setting: what distinguishes the job from others, apart from the seed.
         seed: the job's seed.
-        pruner: decides.
+        pruner: the pruner that decides which jobs end.
         lower_is_better: whether smaller values are better.
 
     Raises:
@@ -111,7 +111,7 @@ class PruningStudy:
         """Report a value of the job, and return whether the job is to be pruned.
 
         Args:
-            value: what the job has reached.
+            value: the objective that the job has reached.
             step: number of the evaluation, from 1; one that was reported before keeps its value.
         """
         if step not in self._steps:
@@ -148,7 +148,7 @@ class _Journal(JournalFileBackend):
     """A journal in a file. A process that is killed gives the lock back, and leaves nothing that others cannot read.
 
     Args:
-        path: the file.
+        path: path of the journal file.
     """
 
     def __init__(self, path: Path) -> None:

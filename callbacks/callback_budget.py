@@ -61,7 +61,7 @@ class CallbackBudget(Callback):
 
     Raises:
         ValueError: `share` is out of range.
-        RuntimeError: in training, with `strict`, callbacks take more than `share`; the message names them.
+        RuntimeError: during training, with `strict`, if callbacks take more than `share`; the message names them.
 
     Logs:
         callback_budget: a table with a row per callback, costliest first: its share of the time, microseconds per step,

@@ -246,7 +246,7 @@ def slice_samples(batch: Any, start: int, end: int, num_samples: int) -> Any:
         batch: a batch of tensors whose dimension 0 is `num_samples`, of lists of as many samples or texts, and of
             objects that can be sliced. Zero-dimensional tensors and plain values stay as they are.
         start: the first sample.
-        end: one past the last sample.
+        end: index of the last sample plus one.
         num_samples: the number of samples in the batch.
 
     Raises:

@@ -26,7 +26,7 @@ class Budget:
 
     Attributes:
         asked: the time or number as it was typed, such as '5m' or '1e12flop'.
-        of: what takes that time: 'training', 'evaluation', or 'all', which is both.
+        of: the work that counts against the budget: 'training', 'evaluation', or 'all' for both.
         batches: the number of batches that it came to; None before it was measured.
     """
 
@@ -115,7 +115,7 @@ def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoc
     """Check that a run will train as many batches as its budget came to.
 
     Args:
-        config: its config, in which a budget has been measured.
+        config: config of the run, with a measured budget.
         max_duration: the length of training, scaled.
         batches_per_epoch: None if it is unknown.
 

@@ -48,7 +48,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
     Args:
         value: the limit as wall-clock time, None for no limit.
-        callbacks: those of the run.
+        callbacks: callbacks of the run.
         trains: whether the run may train, so that one of them must save what a resumed run needs.
 
     Raises:
@@ -73,7 +73,7 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     Args:
         name: the argument's name.
         value: the value that was given, which can be called.
-        allowed: what is allowed, for the message.
+        allowed: description of the allowed values, for the message.
 
     Raises:
         TypeError: the value is a class, or takes other arguments.

@@ -70,9 +70,9 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     """Train `state.batch`: gradients, optimizer step, step of time.
 
     Args:
-        run: with `state.batch` set.
+        run: the run, with `state.batch` set.
         samples: this rank's; 0 where the batch only stands in for an empty share.
-        all_samples: those of all ranks.
+        all_samples: samples in the batch over all ranks.
     """
     state = run.state
     on = run.on

@@ -18,7 +18,7 @@ class Plugins:
 
     Args:
         package: the package's dotted name.
-        folder: where its files are; those whose name begins with an underscore are shared parts of others.
+        folder: folder of its files; files whose names begin with an underscore are shared by others.
 
     Raises:
         ImportError: the package is imported from the top of a checkout, where its classes would exist twice.

@@ -98,7 +98,7 @@ class Run:
         """Check a loss until one has been trained: models return the same kind each time.
 
         Args:
-            loss: what the model returned.
+            loss: the loss returned by the model.
             name: the method that returned it: 'loss' or 'training_step'.
             trains: whether training called it, rather than an evaluation.
 
@@ -113,8 +113,8 @@ class Run:
         """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.
 
         Args:
-            samples: of this rank; 0 if `state.batch` is only a stand-in for an empty share.
-            all_samples: of all ranks.
+            samples: number of samples on this rank; 0 if `state.batch` is only a stand-in for an empty share.
+            all_samples: number of samples over all ranks.
         """
         tokens = self.state.unwrapped_model.num_tokens(self.state.batch)
         if tokens and self._sums_tokens:

@@ -80,7 +80,7 @@ class Delivery:
 
     Args:
         run_dir: the run's folder.
-        target: where to send the spool, with credentials in the address; see `make_target`.
+        target: target of the spool, with credentials in the address; see `make_target`.
         report: called with news for the trainer.
         live: whether the trainer is the parent of this process; otherwise an earlier trainer left the spool.
         wanted: whether to restore the run in MLflow if it was deleted there; otherwise it is left alone.

@@ -147,7 +147,7 @@ def open_run(
     a second one.
 
     Args:
-        target: where the run goes.
+        target: target of the run, see `make_target`.
         run_id: id of the run, if it is known.
         tags: function that returns the tags of a new run.
         restore: whether to restore a run that was deleted.

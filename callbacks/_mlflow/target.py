@@ -164,7 +164,7 @@ def make_target(
 
     Args:
         run_dir: the run's folder.
-        before: what `known_before` returned for an earlier session of the run; empty for a new run.
+        before: the result of `known_before` for an earlier session of the run; empty for a new run.
         tracking_uri: address of the store.
         experiment_name: name of the experiment.
         run_name: name for a new run.

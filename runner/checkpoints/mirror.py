@@ -35,7 +35,7 @@ class Index:
     """The index of one checkpoint at an address.
 
     Attributes:
-        checkpoint: its path in the run's folder, such as `checkpoints/ep2-ba64`.
+        checkpoint: path of the checkpoint in the run's folder, such as `checkpoints/ep2-ba64`.
         saved_at: when it was written, in seconds since 1970.
         best: names of the run's best checkpoints by then, best first.
         files: size and SHA-256 of each file, by its path in the run's folder.
@@ -116,11 +116,11 @@ class Mirror:
         Args:
             folder: a run's folder with one checkpoint, which must not change during the upload.
             name: name of the checkpoint.
-            checkpoint: its path in the folder.
+            checkpoint: path of the checkpoint in the folder.
             best: names of the run's best checkpoints, best first.
 
         Raises:
-            OSError: what came back is not what was sent.
+            OSError: a file that was read back differs from the upload.
         """
         manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
         index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
@@ -158,7 +158,7 @@ class Mirror:
             index: its index.
             name: its name.
             into: an existing folder.
-            only: what the paths of the files begin with.
+            only: prefix of the paths of the files to download.
 
         Raises:
             ValueError: a file does not match the index.

@@ -51,7 +51,7 @@ def should_shard(state: State, wanted: bool | None) -> bool:
     """Return whether a checkpoint is to be sharded. All ranks.
 
     Args:
-        state: the run.
+        state: state of the run.
         wanted: the user's setting; None: only if all weights and optimizer states would take more than half of the
             memory that is free on rank 0's machine.
     """
@@ -110,10 +110,10 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
     """Return the content of a file of a checkpoint with its sharded tensors in the place of empty ones.
 
     Args:
-        content: what was read from the file.
+        content: content of the file.
         name: name of the file.
         folder: folder of the checkpoint.
-        manifest: its manifest, whose file names were checked.
+        manifest: manifest of the checkpoint, with checked file names.
 
     Raises:
         ValueError: the parts of a tensor are not those of the whole, or are from another checkpoint.

@@ -51,7 +51,7 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
         weights_only: leave out `state.pt`. The rest is enough to evaluate and to start from, but not to resume.
-        sharded: of a sharded model, whether each rank writes its part; None: if rank 0 has no memory for the whole.
+        sharded: whether each rank of a sharded model writes its part; None: only if rank 0 has too little memory.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.

@@ -37,11 +37,11 @@ def write_checkpoint(
     sharded snapshot each rank writes its own file there; call this on all ranks then.
 
     Args:
-        snapshot: what `capture` returned.
+        snapshot: the result of `capture`.
         path: the folder of the checkpoint, on a file system that all ranks share if it is sharded.
         group: the group in which ranks agree, if not that of training: see `make_group`.
-        before: what rank 0 does first; its OSError is raised on all ranks, as those of writing are.
-        after: what rank 0 does once the checkpoint is there.
+        before: function that rank 0 calls first; its OSError is raised on all ranks, like errors of writing.
+        after: function that rank 0 calls once the checkpoint is complete.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.

@@ -130,7 +130,7 @@ def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any
     These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
 
     Args:
-        config: the config.
+        config: the resolved config.
         uploads: whether checkpoints go to their mirror, if they have one; not those of a trial.
     """
     parts = {

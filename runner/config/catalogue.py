@@ -56,7 +56,7 @@ class Choice:
     Attributes:
         group: the group's folder, such as 'optimizer/param_groups'.
         name: the file's name without its suffix.
-        file: the file.
+        file: path of the config file.
         is_own: whether it is in the user's own folder.
     """
 
@@ -137,7 +137,7 @@ def keys_of(text: str, package: str = "") -> list[Key]:
 
     Args:
         text: the content of the file.
-        package: what the full keys begin with.
+        package: prefix of the full keys.
     """
     try:
         root = yaml.compose(text, yaml.CSafeLoader)

@@ -22,10 +22,10 @@ class Definition:
     """A class or function in its source.
 
     Attributes:
-        name: its own name.
+        name: name of the class or function.
         file: the file that defines it.
-        text: its docstring; empty without one.
-        arguments: its arguments and their defaults, as written; the default is empty if there is none.
+        text: docstring of the class or function; empty if it has none.
+        arguments: names of the arguments with their defaults, as written; an empty default if there is none.
     """
 
     name: str

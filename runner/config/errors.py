@@ -33,7 +33,7 @@ class WrongConfig(Exception):
     """A configuration cannot be run; the message is all that a user needs to see.
 
     Args:
-        message: what is wrong and what to do.
+        message: message that says what is wrong and what to do.
         key: the config key with which the message begins, if the message also shows the key's value.
         at: the config key at fault, however the message begins; empty if no single key is.
         allowed: the allowed values or names; empty if they cannot be listed.

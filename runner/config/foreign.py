@@ -20,7 +20,7 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
 
     Args:
         key: the key in full, as typed or as found in a file; `group=choice` for the choice of a group.
-        value: its value, with which the advice is given; None if it is not known.
+        value: value of the key, used in the advice; None if unknown.
     """
     if isinstance(value, Mapping):
         for name, one in value.items():

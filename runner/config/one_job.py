@@ -35,7 +35,7 @@ def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:
     """Compose `conf/` with overrides and call a task with it, as `hydra.main` does.
 
     Args:
-        task: what Hydra would call.
+        task: function that Hydra would call.
         arguments: the arguments of a command that `is_one_job`.
     """
     with initialized(CONF, "runner"):

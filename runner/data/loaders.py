@@ -43,7 +43,7 @@ class OrderedLoader(ABC):
 
     Attributes:
         order: says which samples make up each batch, and how many of them count.
-        transform: what is done to each batch; None: nothing.
+        transform: function that is applied to each batch; None: no function.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
@@ -205,7 +205,8 @@ class DatasetLoader(OrderedLoader):
             travel as they were read.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: for torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
+        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
+            ``persistent_workers``, ...
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.

@@ -14,8 +14,8 @@ class Job:
         config: the composed config, resolved.
         run_dir: the run's folder.
         run_name: the run's name.
-        overrides: what was typed on the command line, or what a sweep chose for this job.
-        tags: what the record says of the run besides its config, by name.
+        overrides: the overrides typed on the command line, or chosen by a sweep for this job.
+        tags: further facts about the run for its record, by name.
         threads: CPU threads of each process; None leaves the number as it is.
         may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
         arguments: the overrides and options that the record keeps, from which the run can be composed again.

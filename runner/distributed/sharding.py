@@ -263,7 +263,7 @@ def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw
     Args:
         model: the model, whose parameters are on the meta device where they have no values.
         device: this rank's device.
-        draws: what draws the values, by name; those of rank 0 count.
+        draws: functions that draw the values, by name; rank 0's values are used.
     """
     names = {name: one for name, one in model.named_parameters() if name not in draws}
     kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}
@@ -378,7 +378,7 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
 
     Args:
         optimizer: the optimizer that is to load it.
-        saved: what `state_dict` of one with the same parameter groups returned.
+        saved: the `state_dict` of an optimizer with the same parameter groups.
     """
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [one for group in optimizer.param_groups for one in group["params"]]

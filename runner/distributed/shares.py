@@ -29,8 +29,8 @@ def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[
     """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
 
     Args:
-        reading: what the loader yields.
-        batches: what it yielded on this rank.
+        reading: what the loader yields on each rank.
+        batches: the batches that the loader yielded on this rank.
         num_samples: counts the samples of a batch.
     """
     if reading == "everything":

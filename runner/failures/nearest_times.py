@@ -15,7 +15,7 @@ def nearest_times(text: str, units: Mapping[str, str]) -> list[str]:
     """Return the time strings nearest to what was typed; empty if there are none.
 
     Args:
-        text: what was typed.
+        text: the typed text.
         units: the unit of each word that may stand for one.
     """
     match = _TYPED.fullmatch(text.strip().lower())

@@ -68,7 +68,7 @@ class _Notes(TorchDispatchMode):
     """Records operations on weights without values instead of running them: their memory is never touched.
 
     Attributes:
-        steps: what was to be done to each weight without values, by its storage.
+        steps: recorded operations on each weight without values, by storage.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ def document_mask(positions: Tensor) -> Tensor:
     """Return which positions (columns) each position (rows) attends to: those before it in its document, and itself.
 
     Args:
-        positions: of each token in its document ``(N, T)``, int64; a document begins where they are 0.
+        positions: position of each token in its document ``(N, T)``, int64; a document begins at position 0.
 
     Returns:
         Truth values ``(N, 1, T, T)``.
@@ -142,7 +142,7 @@ class TransformerBlock(nn.Module):
         Args:
             x: the block's input ``(N, T, D)``.
             tokens: the tokens ``(N, T)`` that x came from.
-            mask: that of :func:`document_mask`; None lets each position attend to all before it.
+            mask: mask from :func:`document_mask`; None lets each position attend to all before it.
         """
         x = x + self.dropout(self.attention(self.norm1(x), tokens, mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
@@ -162,7 +162,7 @@ class GPT(nn.Module):
         n_heads: attention heads in each block.
         dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
         norm: ``'layer_norm'``, or ``'rms_norm'`` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
-        activation: of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
+        activation: activation of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
         tied_head: whether the head's weight is the token embedding's, rather than its own.
         zero_init: whether what each half-block adds, and an untied head, start at zero.
 
@@ -218,8 +218,9 @@ class GPT(nn.Module):
 
         Args:
             tokens: int64 ``(N, T)``, T at most ``context``.
-            positions: of each token in its document, int64 ``(N, T)``, if rows hold several documents: they start again
-                at 0 with each, which does not attend to those before it. None: each row is one document.
+            positions: position of each token in its document, int64 ``(N, T)``, if rows hold several documents: it
+                restarts at 0 with each document, and documents do not attend to each other. None: each row is one
+                document.
 
         Raises:
             ValueError: the sequence is longer than ``context``.

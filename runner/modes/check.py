@@ -38,7 +38,7 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
 
     Args:
         config: the config that was checked.
-        findings: what `try_out` found.
+        findings: the findings of `try_out`.
     """
     sizes = findings.sizes
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"

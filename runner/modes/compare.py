@@ -34,7 +34,7 @@ class Difference:
         last: the last batch of each run.
         agreed: the last batch up to which they are equal, 0 if there is none.
         batch: the first batch after which they differ, None if they are equal in all batches that both have.
-        parts: what differs after that batch.
+        parts: the parts that differ after that batch.
         metrics: the final metrics that differ, with both values, if both runs end at the same batch.
     """
 

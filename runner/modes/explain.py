@@ -210,7 +210,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
 
     Args:
         title: printed above the tables.
-        explained: from `timeline`.
+        explained: the result of `timeline`.
     """
     from rich.table import Table
     from rich.text import Text

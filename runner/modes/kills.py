@@ -80,7 +80,7 @@ class Pace:
         batches: the number of batches that it trained.
         epoch_ends: the last batch of every epoch but the last.
         seconds: how long its process ran.
-        seen: for each new batch that was seen, its number and the seconds since the process was started.
+        seen: number of each new batch that was observed, with the seconds since the process started.
     """
 
     batches: int

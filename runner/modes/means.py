@@ -32,7 +32,7 @@ class Cell:
     """A setting in a table.
 
     Attributes:
-        candidate: its runs.
+        candidate: the runs of the cell.
         values: the metric of these runs.
         interval: bounds of the 95 % interval of their mean; None of a single run.
         is_best: whether a verdict says that it is better than all others in its column.
@@ -62,12 +62,12 @@ class Table:
     """Settings by the values of keys.
 
     Attributes:
-        metric: what is in the cells.
+        metric: metric shown in the cells.
         keys: keys of rows and of columns.
         rows: values of the rows' keys.
         columns: values of the columns' keys; one without values if there are no such keys.
-        cells: by row and column.
-        notes: what else the means are over, and why a column has no verdict.
+        cells: the cells by row and column.
+        notes: other keys that the means average over, and reasons why a column has no verdict.
     """
 
     metric: str

@@ -74,7 +74,7 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the samples that are not padding.
 
     Args:
-        found: what `Model.predictions` returned.
+        found: the result of `Model.predictions`.
         num_samples: samples in the batch, with padding.
         counting: samples at the beginning of the batch that are not padding.
 

@@ -58,7 +58,7 @@ class Verdict:
     Attributes:
         outcome: 'equal'; 'different'; 'not deterministic', if two runs without a kill differ; 'not trained' or 'not
             resumed', if a session failed; 'not killed', if the run ended before the first kill.
-        reason: one sentence.
+        reason: explanation in one sentence.
     """
 
     outcome: str

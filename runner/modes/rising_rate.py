@@ -92,8 +92,8 @@ def find_steepest(rates: Sequence[float], values: Sequence[float]) -> float | No
     """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere.
 
     Args:
-        rates: ascending.
-        values: one at each rate.
+        rates: learning rates, ascending.
+        values: smoothed loss at each rate.
     """
     lowest = min(range(len(values)), key=values.__getitem__)
     slopes = {

@@ -24,13 +24,13 @@ class Mode:
     """One value of `mode=`.
 
     Attributes:
-        name: what is typed after `mode=`. A mode that has keys of its own has them in the config under this name.
+        name: name typed after `mode=`. If a mode has its own keys, they are in the config under this name.
         says: a description for lists of modes, in one line.
         example: a command, as it is typed.
         runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. Of a
             mode that composes nothing, it takes the typed values of its own keys.
         check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
-        keys: its own keys in the config, and for each the values or the type that it may have.
+        keys: the mode's own keys in the config, each with its allowed values or type.
         words: the least and most words that may follow its name, as in `runner init my_project`; None if it is not
             typed like this.
         first_key: its key whose value these words are; empty if they are the value under its name.

@@ -57,7 +57,7 @@ def make_trial(
 
     Args:
         config: a config that `build.check` has accepted.
-        folder: where callbacks may write.
+        folder: folder that callbacks may write to.
         watchers: callbacks that are added, by key; they take the place of the config's own of that key.
         watched: whether the config's own callbacks run too, except destinations; otherwise only the ones that load
             weights.

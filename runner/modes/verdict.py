@@ -33,9 +33,9 @@ class Comparison:
     """A candidate in comparison with the first.
 
     Attributes:
-        candidate: the candidate.
-        decision: what is known of its mean minus the first one's.
-        pairs: what the runs of each pair share; empty if the runs are not paired.
+        candidate: the candidate to describe.
+        decision: statistics of its mean minus the first candidate's.
+        pairs: keys that the runs of each pair share; empty if the runs are not paired.
         verdict: 'better', 'worse' or 'not decided'.
     """
 

@@ -79,13 +79,13 @@ class Muon(Optimizer):
         lr: learning rate of matrices, at least 0; a step's root mean square is about `lr / min(M, N) ** 0.5`.
         momentum: fraction of the mean gradient that is kept, in [0, 1).
         ns_steps: Newton-Schulz steps, at least 1.
-        weight_decay: of matrices, decoupled: each step takes `lr * weight_decay` of the weights.
+        weight_decay: decoupled weight decay of matrices: each step subtracts `lr * weight_decay` times the weights.
         exclude: shell patterns of names of parameters that are left to `rest`, such as output layers.
         rest: 'adamw' or 'sgd' (with Nesterov momentum).
         rest_lr: learning rate of the rest, at least 0.
-        rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
-        rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
-        rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+        rest_betas: decay of the means of gradients and of their squares in 'adamw', in [0, 1).
+        rest_momentum: fraction of the last step that 'sgd' keeps, above 0.
+        rest_weight_decay: weight decay of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
         fused: whether one kernel steps the whole rest; None: on CUDA, where it can.
 
     Raises:

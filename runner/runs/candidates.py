@@ -38,9 +38,9 @@ class Run:
     """A finished run that is compared.
 
     Attributes:
-        folder: its folder.
+        folder: folder of the run.
         result: how it ended.
-        config: what it was trained with, by dotted key.
+        config: config of the run, by dotted key.
     """
 
     folder: Path
@@ -64,9 +64,9 @@ class Candidate:
     """One of the things that are compared, and its runs.
 
     Attributes:
-        name: what was typed for it.
-        runs: its runs that ended well.
-        left_out: its runs that did not.
+        name: the typed text that selects the candidate.
+        runs: finished runs of the candidate.
+        left_out: other runs of the candidate.
     """
 
     name: str
@@ -104,8 +104,8 @@ class Candidate:
         Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
 
         Args:
-            metric: one that all of them have.
-            keys: by which runs are paired besides the seed.
+            metric: a metric that all runs have.
+            keys: keys by which runs are paired, besides the seed.
             among: pairs whose runs count; empty: all.
         """
         found: dict[str, dict[Pair, float]] = {}
@@ -175,7 +175,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     """Return the metric that candidates are compared by, and whether a smaller value of it is better.
 
     Args:
-        candidates: with at least one run each.
+        candidates: candidates with at least one run each.
         asked: a metric, such as `eval/loss` or `loss`; empty for the objective of the runs.
         key: the key by which another metric is chosen, for error messages.
 
@@ -205,8 +205,8 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
 
     Args:
         a: a candidate with at least one run.
-        b: another one.
-        metric: what is compared.
+        b: another candidate.
+        metric: metric to compare.
         key: the key that they were typed for, for error messages.
         allows_budget: whether they may have been trained for other times.
 

@@ -51,8 +51,8 @@ class Change:
 
     Attributes:
         key: dotted path of the key or section.
-        before: its value before, or `ABSENT`.
-        after: its value now, or `ABSENT`.
+        before: old value of the key, or `ABSENT`.
+        after: new value of the key, or `ABSENT`.
         target: `_target_` of the nearest enclosing section, as it is now; empty if there is none.
     """
 

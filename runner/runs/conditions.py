@@ -22,9 +22,9 @@ class Condition:
     """One condition that a run meets or does not.
 
     Attributes:
-        name: of a field, metric, choice or key of the config.
+        name: name of a field, metric, choice or key of the config.
         sign: one of = != < <= > >=.
-        value: as typed; for = and != a pattern as in a shell, such as `resnet*`.
+        value: value as typed; for = and != it may be a shell pattern, such as `resnet*`.
     """
 
     name: str

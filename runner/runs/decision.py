@@ -82,8 +82,8 @@ class Samples(NamedTuple):
 
     Attributes:
         a: finite values of the first, at least one.
-        b: those of the second.
-        pairs: what two values at one place share, as text; empty if the values are not paired.
+        b: values of the second sample.
+        pairs: keys shared by the two values of each pair, as text; empty if the values are not paired.
     """
 
     a: Sequence[float]
@@ -218,7 +218,7 @@ def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) ->
 
     Args:
         effect: the true difference divided by the standard deviation.
-        level: of the test.
+        level: significance level of the test.
         is_paired: whether the values are pairs.
 
     Returns:

@@ -35,7 +35,7 @@ class SavedFolder:
     """The folder of a run.
 
     Attributes:
-        folder: its path.
+        folder: path of the run's folder.
         result: how the run ended so far; None if that cannot be read.
     """
 
@@ -65,7 +65,7 @@ class SavedFolder:
         """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
 
         Args:
-            name: such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
+            name: name such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
         """
         if self.result is None:
             return {"status": self.status, "folder": str(self.folder), "started": self.started}.get(name)

@@ -38,7 +38,7 @@ def download_run(key: str, address: str, keep: bool) -> Path:
 
     Args:
         key: the key that the address was typed for.
-        address: of a run, or of one of its checkpoints.
+        address: address of a run, or of one of its checkpoints.
         keep: whether to create the folder in `outputs/`, for a run that continues there; otherwise it is temporary.
 
     Raises:

@@ -48,7 +48,7 @@ def check_converged(state: State, result: Result) -> None:
 
     Args:
         state: the state of its Trainer.
-        result: its result, measured.
+        result: measured result of the run.
 
     Raises:
         Diverged: the last loss on any rank, or the objective, is not finite.

@@ -62,7 +62,7 @@ class Result:
             the wait for MLflow after; of other modes, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
-        error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
+        error: the error in its JSON form, see `runner.terminal.answer.error_object`; None if nothing.
         trace: stack trace of the failure; empty without one.
         wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
         pid: the process that trains the run, or last did.

@@ -63,7 +63,7 @@ class Foreseen:
 
     Attributes:
         unknown: why nothing can be said of it; empty if something can.
-        fixed: what must be equal to train alike at all.
+        fixed: values that must be equal for jobs to train alike at all.
         effects: functions of time by name, each with what it was made from.
         rate: the multiplier of the learning rate for the next batch, likewise.
     """

@@ -80,7 +80,7 @@ def draw_front(axes: Any, settings: Sequence[Setting], objectives: Mapping[str, 
     """Draw each setting by two objectives, and the Pareto front.
 
     Args:
-        axes: where to draw.
+        axes: axes to draw on.
         settings: the settings.
         objectives: all objectives, and whether lower is better for each.
         across: the objective on the horizontal axis; the vertical one has the first.

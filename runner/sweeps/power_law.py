@@ -69,7 +69,7 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
 
     Args:
         compute: above 0, at least two different ones; three for a floor.
-        losses: above 0.
+        losses: losses above 0.
         has_floor: whether the law has a floor; it is 0 where the fit finds none.
         start: a law to begin with; several are tried without one.
     """

@@ -37,9 +37,9 @@ def write_report(
 
     Args:
         led: the sweep.
-        settings: its settings, best first; the first has an objective.
+        settings: settings of the sweep, best first; the first has an objective.
         tables: tables of the settings and of the jobs.
-        ladder: what a ladder came to; its picture is `ladder.svg` and `ladder.png`.
+        ladder: result of a ladder; its plots are `ladder.svg` and `ladder.png`.
 
     Raises:
         OSError: a file cannot be written.
@@ -93,7 +93,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
         led: the sweep.
         settings: its settings, best first.
         tables: tables of the settings and of the jobs.
-        svg: the picture.
+        svg: content of the SVG file.
     """
     jobs = [job for setting in settings for job in setting.jobs]
     best = settings[0]

@@ -50,7 +50,7 @@ class Ladder:
 
     Attributes:
         objective: the loss, such as 'eval/loss'.
-        rungs: from the least compute to the most.
+        rungs: the rungs, from least compute to most.
         found: the law, and what it predicts for the last rung; None if there is none.
         problem: why there is no law, or why it may mislead; empty if it is sound.
     """

@@ -23,7 +23,7 @@ class SweepJob:
     """A job of a sweep, for comparison.
 
     Attributes:
-        result: its result.
+        result: result of the job.
         values: the swept values of this job, by key.
         loss: the lower, the better; infinite if the job has no objective.
     """

@@ -26,13 +26,13 @@ class Branch:
     """One job in the tree of a sweep.
 
     Attributes:
-        job: its number, from 0.
+        job: number of the job, from 0.
         identity: hash of its config, see `identify`.
         overrides: the overrides specific to it.
-        end: its last batch; None if that is not known.
+        end: last batch of the job; None if unknown.
         parent: the number of the job from which it branches off; None if it starts from scratch.
         start: the batch after which it begins.
-        why: what differs from then on, or what keeps it alone.
+        why: keys that differ from then on, or the reason why the job trains alone.
     """
 
     job: int

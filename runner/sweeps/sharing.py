@@ -100,7 +100,7 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
     """Print what the jobs of a sweep share.
 
     Args:
-        tree: as `plan_sharing` returns it.
+        tree: result of `plan_sharing`.
         fixed: keys that are the same for all jobs.
         form: 'table' or 'json'; None prints one line.
     """
@@ -179,7 +179,7 @@ def _wait_for_nodes(
     Args:
         nodes: the nodes on the way of the job, early ones first.
         shared: the folder of nodes.
-        identity: the job's.
+        identity: identity of the job.
         claims: keeps the claims on nodes.
         is_stopped: see `sharing`.
 

@@ -117,7 +117,7 @@ def _summarize(
         led: the sweep.
         jobs: the jobs, best first.
         settings: the settings that they make, best first.
-        ladder: what a ladder came to.
+        ladder: result of a ladder.
         refused: number of jobs that could not start, and left nothing behind.
     """
     known = [job.result for job in jobs if job.result.objective_name]

@@ -80,7 +80,7 @@ class Sweep:
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder`.
-        tree: what its jobs share, see `runner.sweeps.shared_tree`; empty without `share=true`.
+        tree: tree of what jobs share, see `runner.sweeps.shared_tree`; empty without `share=true`.
     """
 
     folder: Path

@@ -46,7 +46,7 @@ def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> 
     """Return the rows to train and to evaluate on and, if there is a split for it, to test on.
 
     Args:
-        source: where the rows come from.
+        source: source of the rows.
         splits: the splits; without an `eval_split` a part of the rows to train on is kept for evaluation.
         eval_share: share of the rows that is kept, in (0, 1).
         seed: seed by which these rows are drawn, at least 0.

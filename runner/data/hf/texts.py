@@ -92,7 +92,7 @@ class Encoder:
         tokenizer: a folder, or a name on the Hub.
         context: the most tokens of a sample; longer ones are cut, of a pair the longer text first.
         task: one of `TASKS`.
-        classes: for 'token_classification': the names of the classes in order, None if the targets are numbers.
+        classes: names of the classes in order, for 'token_classification'; None if the targets are numbers.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.

@@ -31,7 +31,7 @@ class ShardCache:
 
     Args:
         folder: created if it does not exist; ``~`` is the home folder.
-        gigabytes: what its files take at most, in units of 10^9 bytes.
+        gigabytes: maximum size of all files, in units of 10^9 bytes.
 
     Raises:
         ValueError: `gigabytes` is not above 0.

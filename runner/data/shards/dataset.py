@@ -43,8 +43,8 @@ class ShardedDataset(Dataset[Any]):
 
     Args:
         files: the shards, at least one.
-        form: their format.
-        cache: where they are kept, unless they are read in place.
+        form: format of the shards.
+        cache: cache for shards that are not read in place.
         mixed: how many are read at a time, at least 1.
         decode: makes a sample of a row, as `OpenShard.read` returns it in a list.
         columns: columns that every shard must have, of the same type.
@@ -102,7 +102,7 @@ class ShardedDataset(Dataset[Any]):
         """Return the path of a shard's file in the cache, fetched first if need be; None if it is read in place.
 
         Args:
-            shard: its number.
+            shard: number of the shard.
             keep: numbers of shards that must not make room for it.
 
         Raises:

@@ -32,8 +32,8 @@ class ShardFile(NamedTuple):
 
     Attributes:
         address: a path of this machine, or an address with a protocol.
-        size: in bytes.
-        tag: what its server says of its content or time of change; empty if that is nothing.
+        size: size of the file in bytes.
+        tag: the server's version tag or modification time of the file; empty if there is none.
     """
 
     address: str
@@ -62,7 +62,7 @@ class ShardFile(NamedTuple):
         """Write a copy of the file to a path of this machine, all of it.
 
         Raises:
-            ConnectionError: its server fails, or breaks off, in every attempt.
+            ConnectionError: the server fails or disconnects in every attempt.
             ValueError: the file has changed.
         """
 

@@ -42,7 +42,7 @@ class Format(ABC):
 
     Attributes:
         suffixes: file name suffixes of this format.
-        identity: what else a prepared file depends on, made of what JSON can hold.
+        identity: everything else that a prepared file depends on, as JSON values.
         described_by_a_part: suffixes of files whose metadata can be read from a small part.
         is_prepared: whether files that are not read in place are first made into others, by `prepare`.
     """
@@ -57,7 +57,7 @@ class Format(ABC):
         """Return what is known of a shard.
 
         Args:
-            file: its path; or, if its name ends with one of `described_by_a_part`, an open file at an address.
+            file: path of the file; or, if its name ends with one of `described_by_a_part`, an open remote file.
             name: its name.
             size: its size in bytes.
 

@@ -63,11 +63,11 @@ def load_parquet_shards(
         test_path: shards to test on; None: no test loader.
         inputs: a column of numbers, of lists of equal length, or of images.
         targets: a column of the same kinds, or of names of classes.
-        classes: of targets that are names: all of them, in order.
+        classes: all class names in order, if targets are names.
         image_size: height and width of images, in pixels; None leaves them as they are.
         shuffle_shards: shards whose samples are mixed at a time, at least 1.
         cache_dir: folder for what was fetched and decoded, which processes and runs share.
-        cache_gb: what it takes at most, in units of 10^9 bytes; what was not used for longest makes room.
+        cache_gb: maximum size of the cache, in units of 10^9 bytes; the least recently used shards are evicted.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.

@@ -27,7 +27,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     Truncations Improve Language Modeling", https://arxiv.org/abs/2404.10830.
 
     Args:
-        lengths: of the pieces, each in [1, capacity].
+        lengths: lengths of the pieces, each in [1, capacity].
         capacity: length of a window.
 
     Returns:
@@ -62,7 +62,7 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
     -100 at the end of a window that is not full; positions count from 0 in each document.
 
     Args:
-        tokens: of the documents, one after another, uint8, int16 (which stands for uint16) or int32 `(n,)`.
+        tokens: tokens of the documents, one after another, uint8, int16 (which stands for uint16) or int32 `(n,)`.
         ends: after how many tokens each document ends, ascending; the last is n.
         context: length of a window, in tokens.
         cache: keeps which documents share a window.
@@ -159,7 +159,7 @@ def packed_loaders(
 
     Args:
         parts: tokens of each loader, see `PackedWindows`.
-        ends: where the documents of each part end.
+        ends: end positions of the documents of each part.
         sizes: sizes that `check_windows` has passed; `eval_tokens` are counted in whole windows, spread evenly.
         cache: see `PackedWindows`.
         key: see `PackedWindows`.

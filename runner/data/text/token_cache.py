@@ -36,7 +36,7 @@ class TokenCache:
     in memory.
 
     Args:
-        folder: where the files are, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
+        folder: folder of the files, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
             the memory of each process.
         patience: seconds to wait for another process that makes no progress.
     """

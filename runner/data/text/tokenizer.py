@@ -24,7 +24,7 @@ class Tokenizer(ABC):
     """Turns texts into tokens.
 
     Attributes:
-        vocab_size: one more than the largest token.
+        vocab_size: size of the vocabulary: the largest token plus one.
         identity: all that the tokens of a text depend on, made of what JSON can hold.
     """
 

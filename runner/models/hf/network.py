@@ -30,7 +30,7 @@ class HFNetwork(nn.Module):
     Args:
         name: a name on the Hub, such as `'google-bert/bert-base-uncased'`, or a folder that `save_pretrained` wrote.
             With `pretrained=False` also an architecture, such as `'bert'`.
-        task: what the model is for: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
+        task: task of the model: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
             'token_classification'.
         pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, so from
             the run's seed alone. So is what a task adds to a pretrained model, such as a classifier.

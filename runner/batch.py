@@ -161,7 +161,7 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
 
 
 def _is_sized_object(batch: Any) -> bool:
-    """Return whether something is no container of tensors, but can be moved to a device and has a length."""
+    """Return whether something can be moved to a device and has a length, but is not a container of tensors."""
     is_container = isinstance(batch, Tensor | Mapping | tuple | list)
     return not is_container and _is_movable(batch) and hasattr(batch, "__len__")
 

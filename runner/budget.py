@@ -1,4 +1,4 @@
-"""The key `budget`: how long a run may take or how much it may compute, and the number of batches that this came to.
+"""The key `budget`: the time or compute that a run may use, and the measured number of batches for it.
 
 A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
 of the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
@@ -104,7 +104,7 @@ def check_budget(config: Mapping[str, Any]) -> None:
 
 
 def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config without what the measuring of its budget has added; the same without a budget."""
+    """Return a config without the values that measuring its budget added; unchanged without a budget."""
     if config.get("budget") is None:
         return config
     trainer = {**config["trainer"], "scale_schedule_ratio": 1.0}
@@ -112,7 +112,7 @@ def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoch: int | None) -> None:
-    """Check that a run will train as many batches as its budget came to.
+    """Check that a run will train the number of batches that its budget was measured to allow.
 
     Args:
         config: config of the run, with a measured budget.

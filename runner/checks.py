@@ -1,4 +1,4 @@
-"""Checks of arguments and loaders that several classes take."""
+"""Checks of arguments and loaders shared by several classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
 
 
 def check_subset(name: str, value: int | None) -> int | None:
-    """Return the number of batches that are read of a loader; None for all.
+    """Return the number of batches to read from a loader; None for all.
 
     Raises:
         ValueError: the value is neither None nor an int of at least 1.
@@ -68,7 +68,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
-    """Check that an argument is a function of one argument, rather than a class whose () was forgotten.
+    """Check that an argument is a function of one argument, not a class with forgotten parentheses.
 
     Args:
         name: the argument's name.
@@ -96,7 +96,7 @@ def name_of_loader(label: str) -> str:
 
 
 def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield batches, and warn once if there are so many that their loader may have no end."""
+    """Yield batches, and warn once if there are so many that the loader may be endless."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:
             log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)

@@ -1,4 +1,4 @@
-"""Checks of hooks: methods that cannot be called as a run calls them, and methods that never would be called."""
+"""Checks of hooks: finds methods with the wrong signature, and methods that would never be called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 
 
 def check_hooks(one: Hooks) -> None:
-    """Raise if a method of an object cannot be called as a run calls it, or never would be called.
+    """Raise if a method of an object has the wrong signature, or would never be called.
 
     Raises:
         TypeError: a method takes other arguments, is not callable or has the name that another library uses, or the

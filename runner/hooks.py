@@ -58,7 +58,7 @@ class Hooks:
 
     @classmethod
     def warm_up(cls) -> None:
-        """Start what is slow to start; the command line calls this before it imports torch, on rank 0.
+        """Start slow helpers early; the command line calls this before it imports torch, on rank 0.
 
         Must leave no trace when no run follows.
         """
@@ -77,7 +77,7 @@ class Hooks:
         return False
 
     def apply(self, event: Event, state: State, logger: Logger) -> Any:
-        """Act at an event that `match` chose; what it returns is not looked at."""
+        """Act at an event that `match` chose; the return value is ignored."""
 
     def close(self, state: State, logger: Logger) -> None:
         """Finish after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
@@ -86,7 +86,7 @@ class Hooks:
         """Release what other hooks may still need in their `close`."""
 
     def gather_state(self) -> None:
-        """Bring to rank 0 what other ranks know, before a checkpoint asks rank 0 for its `state_dict`. All ranks."""
+        """Gather the state of other ranks on rank 0, before a checkpoint takes rank 0's `state_dict`. All ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
@@ -224,7 +224,7 @@ _EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
 
 
 class Callback(Hooks):
-    """An observer: reads the state and never writes to it, so that adding one changes no number of a run."""
+    """An observer: reads the state and never writes to it, so that adding one changes no numbers."""
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         """Return what an engine should call instead of a callback's, algorithm's or destination's handler.

@@ -111,7 +111,8 @@ class Logger:
         self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations. Called by a destination, return at once.
+        """Wait until everything logged so far has reached the destinations; return immediately in a destination's
+        thread.
 
         Raises:
             Exception: reading values back or a destination failed in the background. A destination's OSError is only

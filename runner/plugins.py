@@ -1,4 +1,4 @@
-"""Packages with one class a file, such as `runner.callbacks`: a file that is added is found, and no list names it."""
+"""Packages with one class per file, such as `runner.callbacks`: new files are found without any list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as the loops see it: its state, who listens to its events, its data, its clock, and what each step calls."""
+"""A run as the loops see it: its state, event listeners, data and clock, and the functions of each step."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Run:
         self.bind(self.state.model)
 
     def bind(self, wrapped: nn.Module) -> None:
-        """Decide once what each step calls.
+        """Choose the functions of each step, once.
 
         Args:
             wrapped: the model as it is called in training: wrapped by DDP, or itself.
@@ -131,7 +131,7 @@ class Run:
         return state.timestamp.epoch_in_iteration >= self.iteration_length.value
 
     def end_where_interrupted(self) -> None:
-        """End training between two batches if a signal or `State.interrupt` asked for it.
+        """End training between two batches if a signal or `State.interrupt` requested it.
 
         Raises:
             KeyboardInterrupt, SystemExit, ...: as the signal or the caller asks, on all ranks after the same batch.

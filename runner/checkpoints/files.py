@@ -1,4 +1,4 @@
-"""Checkpoints on disk. They appear whole or not at all, and a manifest reveals one that was damaged later."""
+"""Checkpoints on disk. They are written atomically, and a manifest reveals later damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Snapshot = dict[str, Any]
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder, which is never seen half removed under its name."""
+    """Remove a checkpoint folder atomically: it never appears half removed under its name."""
     shutil.rmtree(hide(path), ignore_errors=True)
 
 
@@ -161,7 +161,7 @@ def read_config(path: str | Path) -> dict[str, Any] | None:
 
 
 def read_file(path: str | Path, name: str) -> Any:
-    """Return the content of a checkpoint's file, with tensors on the CPU. Those in shards are read when they are used.
+    """Return the content of a checkpoint's file, with tensors on the CPU. Sharded tensors are read on first use.
 
     Raises:
         ValueError: the file contains more than tensors, numbers, strings, lists and dicts, or cannot be read.

@@ -1,4 +1,4 @@
-"""A run's checkpoints at an address: each is uploaded whole or not at all, and verified in both directions.
+"""A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
 
     <address>/<checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
@@ -183,7 +183,7 @@ class Mirror:
 
 
 def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
-    """Link what is uploaded for a checkpoint into a folder, where it stays as it is, whatever is done to the original.
+    """Link the files to upload for a checkpoint into a folder, where they survive changes to the originals.
 
     Args:
         run_dir: the run's folder.
@@ -219,7 +219,7 @@ def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str,
 
 
 def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
-    """Read a file to its end, but hardly beyond a size, and return how large it is and its hash.
+    """Read a file up to about a maximum size, and return its size and hash.
 
     Args:
         source: a file that is open for reading.

@@ -139,7 +139,7 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
 
 
 def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Piece, str]]:
-    """Yield the parts in a checkpoint's files whose names begin so: the tensor's name, the part, and its type."""
+    """Yield the parts in a checkpoint's files with a prefix: the tensor's name, the part, and its type."""
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(one for one in manifest["files"] if one.endswith(SUFFIX)):

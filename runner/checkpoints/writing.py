@@ -1,4 +1,4 @@
-"""Writing checkpoints: they appear whole or not at all, from one rank or from all of them."""
+"""Writes checkpoints atomically, from one rank or from all of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
 
 
 def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
-    """Make the hidden folder, and return its path and what tells the files of this checkpoint from those of others."""
+    """Make the hidden folder, and return its path and the id that marks the files of this checkpoint."""
     before()
     if path.exists() and not (path / MANIFEST).exists():
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
@@ -120,7 +120,7 @@ def _replace(path: Path, by: Path) -> None:
 
 
 class _HashingFile:
-    """A file that hashes what is written to it, and keeps an OSError that torch.save would replace by its own error."""
+    """A file that hashes its content while writing, and keeps an OSError that torch.save would replace."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

@@ -53,7 +53,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 
 def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
-    """Return those classes of a config's callbacks that have an attribute, by key; wrong targets are left out."""
+    """Return the callback classes of a config that have an attribute, by key; wrong targets are skipped."""
     found = {}
     for key, section in (config.get("callbacks") or {}).items():
         with suppress(Exception):
@@ -274,7 +274,7 @@ def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> boo
 def _add_section(
     error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
 ) -> None:
-    """Add to an exception the section of the config that is at fault, both as facts and as a note.
+    """Add to an exception the section of the config that caused it, both as facts and as a note.
 
     The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
     config. If the exception names no argument, it is the section of the target that failed.

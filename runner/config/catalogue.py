@@ -153,12 +153,12 @@ def top_keys() -> list[Key]:
 
 
 def default_choices() -> dict[str, list[str]]:
-    """Return what the main config chooses, by group."""
+    """Return the choices of the main config, by group."""
     return chosen_in((CONF / "config.yaml").read_text(encoding="utf-8"))
 
 
 def chosen_in(text: str) -> dict[str, list[str]]:
-    """Return what the `defaults` of a config file choose, by group; nothing if it cannot be read."""
+    """Return the choices in the `defaults` of a config file, by group; empty if it cannot be read."""
     try:
         content: Any = yaml.load(text, yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -173,7 +173,7 @@ def chosen_in(text: str) -> dict[str, list[str]]:
 
 
 def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[Key]:
-    """Yield the keys in a node; of a section that several keys share by an alias, only those of the first."""
+    """Yield the keys in a node; if several keys share a section through an alias, only those of the first."""
     seen.add(id(node))
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name = f"{prefix}{key.value}"

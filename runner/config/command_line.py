@@ -88,7 +88,7 @@ SHORT = ("h", "c", "p", "r", "m", "i")
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and those of which we have our own.
+    """Refuse options that Hydra does not have, and options that we replace.
 
     Raises:
         ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
@@ -127,7 +127,7 @@ def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
-    """Refuse overrides with spaces around their `=`, which a shell takes apart.
+    """Refuse overrides with spaces around their `=`, which a shell splits.
 
     Raises:
         ValueError: an override is in several arguments; the message shows it without spaces.

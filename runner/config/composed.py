@@ -94,7 +94,7 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the section of the optimizer, or those of several, each named like the submodule that it is for, by path.
+    """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path.
 
     Raises:
         ValueError: there is none, or one has no target.

@@ -80,7 +80,7 @@ def classes_in(file: Path) -> list[Definition]:
 
 
 def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
-    """Return what `parts` name in a module, given by its file; an import of the name is followed."""
+    """Return the definition that `parts` name in a module's file, following imports of the name."""
     while len(parts) > 1 and module.name == INIT and (below := _submodule(module.parent, parts[0])):
         module = below
         parts = parts[1:]

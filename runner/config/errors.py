@@ -48,12 +48,12 @@ class WrongConfig(Exception):
         self.fix = fix
 
     def __reduce__(self) -> Any:
-        """Keep the facts where the jobs of a sweep are checked in another process."""
+        """Keep the facts if the jobs of a sweep are checked in another process."""
         return type(self), (str(self), self.key, self.at, self.allowed, self.fix)
 
 
 class ConstructorFailed(ValueError):
-    """A constructor raised an exception that a wrong value seldom causes, so the constructor itself may be at fault."""
+    """A constructor raised an exception that a wrong value rarely causes, so the constructor itself may be wrong."""
 
 
 class Explanation(NamedTuple):
@@ -175,7 +175,7 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
 
 
 def _in_a_circle(error: RecursionError) -> str | None:
-    """Return a file whose defaults lead back to it, as Hydra's frames show it, or None if something else recurses."""
+    """Return a file whose defaults include itself, from Hydra's frames, or None if something else recurses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frames = [frame for frame in frames if frame.f_globals["__name__"].startswith("hydra.")]
     files = [frame.f_locals["path"] for frame in frames if "path" in frame.f_locals]

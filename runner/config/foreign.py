@@ -50,7 +50,7 @@ def _as_argument(text: str) -> str:
 
 
 def _row(key: str) -> dict[str, Any] | None:
-    """Return the row of a key, or else that of its last part in a section that has no keys of users' classes."""
+    """Return the row of a key, or of its last part if the section has no keys of users' classes."""
     section, _, inner = key.partition(".")
     if inner and "=" not in key and section not in OURS:
         names = (key, f"{section}.*", inner.rpartition(".")[2])

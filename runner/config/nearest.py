@@ -1,4 +1,4 @@
-"""The nearest of some allowed names, for messages about a name that is wrong. Standard library only."""
+"""Finds the nearest allowed name, for messages about a wrong name. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `conf/` of a user's own project: found in the working directory, and read beside ours.
+"""The `conf/` of a user's own project: found in the working directory, and added to ours.
 
 Our files come first. A file of the same name in the user's folder is not read, and the user is told so.
 
@@ -51,7 +51,7 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
 
 
 def _configures_hydra(file: Path, folder: Path) -> bool:
-    """Return whether a config file may set keys by which Hydra calls something while it composes."""
+    """Return whether a config file may set keys that make Hydra call something during composition."""
     if "hydra" in file.relative_to(folder).parts:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Which of the chosen config files set a key or make a choice, for messages about what was not typed."""
+"""Finds the chosen config files that set a key or make a choice, for messages about values that were not typed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
 
 
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the choices `group/name` that overrides may be."""
+    """Yield the possible choices `group/name` in overrides."""
     for one in overrides:
         key, equals, value = one.lstrip("+").partition("=")
         if equals and not one.startswith("-"):

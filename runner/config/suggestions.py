@@ -265,7 +265,7 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
 
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the keys in a section that end like a missing key, by the longest end that a few keys have."""
+    """Return the keys in a section with the longest common ending with a missing key, if there are only a few."""
     known = [one for one in _keys(section, path) if not one.startswith("vars.")]
     for start in range(len(parts)):
         end = ".".join(parts[start:])

@@ -1,4 +1,4 @@
-"""`mode=bisect`: the first commit that changes the bits of a run or worsens its metric, and where its bits part.
+"""`mode=bisect`: finds the first commit that changes the bits of a run or worsens its metric, and the first difference.
 
 The run, or its first batches, is trained at the good commit and then at others, each in a git worktree of its own, with
 the code of that commit and the run's config. Binary search takes as many probes as the number of commits has bits.
@@ -48,7 +48,7 @@ class Commit(NamedTuple):
 
 
 def check_bisect(config: Mapping[str, Any]) -> None:
-    """Check what is asked of a bisection.
+    """Check the settings of a bisection.
 
     Raises:
         WrongKey: a key of `bisect` is missing or out of range.
@@ -131,7 +131,7 @@ class ByDigests:
 
 
 class ByMetric:
-    """Finds out whether the metric at a commit is worse than at the good one, beyond what seeds explain.
+    """Decides whether the metric at a commit is significantly worse than at the good one.
 
     Raises:
         WrongConfig: the run cannot be trained at the good commit, or has no such metric.
@@ -184,7 +184,7 @@ JUDGES = {"digests": ByDigests, "metric": ByMetric}
 
 
 def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, list[int]]:
-    """Return the first of some places, in order, that differs from what was before, and those before it that may do so.
+    """Return the first commit that differs from the good one, and skipped ones before it that may differ too.
 
     Args:
         count: number of places; what is before the first one does not differ, and the last one is taken to differ.
@@ -233,7 +233,7 @@ class Probes:
         return self._lines.get(commit, [])
 
     def measure(self, commit: Commit) -> list[dict[str, Any]]:
-        """Return the results of whole runs at a commit, one a seed; none if one of them does not run."""
+        """Return the results of full runs at a commit, one per seed; empty if one of them fails to run."""
         found = []
         with self._worktree(commit) as tree:
             for seed in range(self.asked["seeds"]):

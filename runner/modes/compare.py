@@ -1,4 +1,4 @@
-"""`mode=compare`: runs side by side, and where they have digests, the first batch at which two of them part.
+"""`mode=compare`: shows runs side by side, and from their digests the first batch at which they diverge.
 
 The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
 """

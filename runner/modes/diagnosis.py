@@ -1,4 +1,4 @@
-"""Diagnosis of errors while a run is tried out or trains: the hook at fault, or the model with its data, and where."""
+"""Diagnoses errors in a dry run or in training: finds the hook, or the model and data, that caused them."""
 
 from __future__ import annotations
 

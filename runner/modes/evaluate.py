@@ -113,7 +113,7 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
 
 
 def predict(job: Job) -> None:
-    """Write what the weights of a run predict to a file: each sample once, in order. All ranks."""
+    """Write the predictions of a run's weights to a file: each sample once, in order. All ranks."""
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]

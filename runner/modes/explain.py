@@ -69,7 +69,7 @@ PLACES_AT_INIT = {
 
 
 def explain(job: Job) -> None:
-    """Print what runs when and why, as a table or as JSON. Rank 0 alone.
+    """Print what runs when and why, as a table or as JSON. Rank 0 only.
 
     Raises:
         WrongConfig: an object that the config describes cannot be made.
@@ -90,7 +90,7 @@ def explain(job: Job) -> None:
 
 
 def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of what `explain.format=json` prints; the module says which keys it has."""
+    """Return the content printed by `explain.format=json`; the module docstring lists its keys."""
     engine, conflicts = make_engine(config)
     state = engine.state
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]

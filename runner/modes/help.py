@@ -1,4 +1,4 @@
-"""`runner --help` and `runner help early_stopper`: what there is, and what each of it means. Nothing is composed."""
+"""`runner --help` and `runner help early_stopper`: list and explain everything, without composing a config."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GIVEN = ("params", "model", "optimizer", "timestamp")
 
 
 def show_help(typed: Mapping[str, str]) -> None:
-    """Print the help as a whole, or what a name means.
+    """Print the general help, or the meaning of a name.
 
     Raises:
         WrongKey: nothing has this name; the message names the nearest one.
@@ -134,14 +134,14 @@ def _explain_mode(mode: Mode) -> Iterator[str]:
 
 
 def _allowed(value: type | tuple[str, ...]) -> str:
-    """Return what a key may have, in words."""
+    """Return the allowed values of a key, in words."""
     if isinstance(value, tuple):
         return " or ".join(value)
     return {int: "a whole number", str: "text", list: "a list", bool: "true or false"}[value]
 
 
 def _explain_choice(choice: Choice) -> Iterator[str]:
-    """Yield what a choice is, its keys with their defaults, and an example."""
+    """Yield the description of a choice, its keys with their defaults, and an example."""
     definition = find_definition(choice.target) if choice.target else None
     yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
     text = definition.sections[""] if definition is not None else ""

@@ -1,4 +1,4 @@
-"""Finds what is most likely a mistake in a config, although the run would train.
+"""Finds probable mistakes in a config with which a run would train.
 
 What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
 schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
@@ -29,7 +29,7 @@ TOO_LONG = {
 
 
 def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
-    """Yield what is most likely a mistake, a sentence each that begins with the key and its value.
+    """Yield probable mistakes as sentences that begin with the key and its value.
 
     Args:
         config: checked by `runner.config.build.check`.

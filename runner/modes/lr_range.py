@@ -31,7 +31,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_range(config: Mapping[str, Any]) -> None:
-    """Check that a test can be made of a config.
+    """Check that the test is possible with a config.
 
     Raises:
         WrongKey: a key of `lr_range` is out of range, or there is not one learning rate to vary.

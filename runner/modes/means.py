@@ -212,7 +212,7 @@ def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[s
 
 
 def _comments(table: Table) -> list[str]:
-    """Return what a table is, why it has no verdict, and the runs of each cell."""
+    """Return the description of a table, the reason if it has no verdict, and the runs of each cell."""
     lines = [f"{table.metric}: mean [95 % interval] (runs); bold is better than all others in its column"]
     lines += table.notes
     for cell in table.cells.values():

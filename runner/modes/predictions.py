@@ -1,4 +1,4 @@
-"""Writes what a model predicts to a file, batch by batch: each sample once, in order, from all ranks."""
+"""Writes a model's predictions to a file, batch by batch: each sample once, in order, from all ranks."""
 
 from __future__ import annotations
 

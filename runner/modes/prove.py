@@ -160,7 +160,7 @@ class Proof:
         return self._compare()
 
     def warnings(self) -> Iterator[str]:
-        """Yield what a good verdict does not cover, a sentence each."""
+        """Yield caveats of a good verdict, as sentences."""
         digests = read_digests(self.folder / WHOLE)
         if digests[-1]["epoch"] == 0:
             yield f"no epoch ended before the last of {len(digests)} batches: prove.batches=... for more"

@@ -171,7 +171,7 @@ class ReplayedBatch(Callback):
             self._hooks.pop().remove()
 
     def _follow(self, before: list[str], after: list[str]) -> None:
-        """Find out which samples an algorithm has kept, by their content."""
+        """Identify the samples that an algorithm has kept, by their content."""
         places: dict[str, list[int]] = {}
         for place, row in enumerate(before):
             places.setdefault(row, []).append(place)
@@ -181,7 +181,7 @@ class ReplayedBatch(Callback):
 
 
 def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
-    """Return what an algorithm may change: digests, and what is said of a change."""
+    """Return digests of everything an algorithm may change, and a description of each change."""
     found: dict[str, tuple[str, str]] = {}
     values = {name: getattr(state, name, None) for name in ("batch", "microbatch", "outputs", "loss")}
     for name, value in values.items():

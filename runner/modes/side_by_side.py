@@ -82,7 +82,7 @@ def _choices(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
-    """Yield what differs in where and with which code the runs were made."""
+    """Yield differences in the machines and the code of the runs."""
     known = [_read_environment(one) for one in folders]
     yield from _differences([{key: one[key] for key in ENVIRONMENT if key in one} for one in known])
     patches = [_read(one / PATCH) for one in folders]

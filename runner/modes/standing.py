@@ -32,7 +32,7 @@ from runner.trainer import Trainer
 
 
 class Stop(Callback):
-    """Ends training after a given batch; where that is trained already, after the next one."""
+    """Ends training after a given batch, or after the next one if that is already trained."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch

@@ -77,7 +77,7 @@ def _watchers(job: Job) -> dict[str, Callback]:
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose budget, if it has one, is a number of batches. All ranks."""
+    """Return a config whose budget, if any, is converted to a number of batches. All ranks."""
     if config["budget"] is None:
         return config
     from runner.modes.measure import settle_budget  # imports torch

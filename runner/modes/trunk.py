@@ -22,7 +22,7 @@ CURVES = "runner.callbacks.LearningCurves"
 
 
 class _SaveAt(Callback):
-    """Writes a checkpoint after a batch, before anything asks training to stop there."""
+    """Writes a checkpoint after a batch, before anything can stop training there."""
 
     def __init__(self, batch: int, path: Path) -> None:
         self.batch = batch

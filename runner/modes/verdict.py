@@ -100,7 +100,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def _judge(first: Candidate, other: Candidate, decision: Decision, lower: bool) -> str:
-    """Return the verdict; what diverges with some seeds is not better because of the others."""
+    """Return the verdict; a candidate that diverges with some seeds is never better."""
     if not decision.is_decided:
         return "not decided"
     is_better = (decision.difference < 0) == lower
@@ -145,7 +145,7 @@ def _as_json(first: Candidate, found: Sequence[Comparison], metric: str, lower: 
 
 
 def _lines(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
-    """Yield the lines for people: the answer, the candidates, the numbers, and what they rest on."""
+    """Yield the lines for people: the answer, the candidates, the numbers, and their basis."""
     letters = _letters(len(found) + 1)
     yield heading(_answer(letters, found))
     yield ""

@@ -68,7 +68,7 @@ class Finding(NamedTuple):
 
 
 def check_verify(config: Mapping[str, Any]) -> None:
-    """Check what is asked of a verification.
+    """Check the settings of a verification.
 
     Raises:
         WrongKey: a key of `verify` is out of range.
@@ -85,7 +85,7 @@ def check_verify(config: Mapping[str, Any]) -> None:
 
 
 def verify(job: Job) -> None:
-    """Train batches of a run again, compare their digests, and print what differs. All ranks; rank 0 compares.
+    """Retrain batches of a run, compare their digests, and print what differs. All ranks; rank 0 compares.
 
     Raises:
         SystemExit: they differ; the exit code is 1.
@@ -218,7 +218,7 @@ def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
 
 
 def _changed_since(record: Path) -> Iterator[str]:
-    """Yield what may change numbers and is not as it was when a run was made."""
+    """Yield changes since a run was made that may affect its numbers."""
     then = read_object(record / ENVIRONMENT_FILE)
     packages = then.get("packages")
     now = environment(packages) if isinstance(packages, dict) else environment()

@@ -1,4 +1,4 @@
-"""Samples shown to people: pictures with what is known of each, and texts of tokens."""
+"""Shows samples to people: images with captions, and texts of tokens."""
 
 from __future__ import annotations
 

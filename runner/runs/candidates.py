@@ -1,4 +1,4 @@
-"""Runs that are compared as a whole: named by folders or conditions, paired by their seeds, refused if unlike.
+"""Groups of runs to compare: selected by folders or conditions, paired by seeds, refused if not comparable.
 
 Runs that share seed, data and order of samples are true pairs: what they have in common cancels in their differences.
 """
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def budget(self) -> str:
-        """How much it was trained, such as `5ep`, or `100ba of 64 samples`."""
+        """The length of its training, such as `5ep`, or `100ba of 64 samples`."""
         if (budget := self.config.get("budget")) is not None:
             return Budget.parse(budget).limit
         length = str(self.config.get("trainer.max_duration"))
@@ -99,7 +99,7 @@ class Candidate:
         return {group: values for group, values in found.items() if len(values) > 1 and group not in UNTRAINED}
 
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
-        """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts.
+        """Return a metric of its runs by pairing key; if two runs have the same key, the later one counts.
 
         Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
 
@@ -220,7 +220,7 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
 
 
 def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
-    """Return the keys besides the seed by which the runs of two candidates are paired: what varies in both.
+    """Return the keys besides the seed by which the runs of two candidates are paired: keys that vary in both.
 
     Raises:
         WrongKey: one candidate consists of several settings, and the other does not vary in the same keys.
@@ -237,7 +237,7 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
-    """Check that two candidates were evaluated alike, and trained for as long.
+    """Check that two candidates were evaluated in the same way, and trained for the same length.
 
     Raises:
         ValueError: they were not; the message names what differs.

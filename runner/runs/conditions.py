@@ -135,7 +135,7 @@ def to_text(value: Any) -> str:
 
 
 def _equals(found: Any, typed: str) -> bool:
-    """Return whether a value is what was typed: by number, by pattern, or as an entry of a list or section."""
+    """Return whether a value matches the typed text: as a number, a pattern, or an entry of a list or section."""
     if isinstance(found, list | Mapping) and any(_equals(one, typed) for one in found):
         return True
     numbers = to_number(found), to_number(typed)

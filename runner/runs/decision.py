@@ -92,7 +92,7 @@ class Samples(NamedTuple):
 
 
 def pair_values(first: Mapping[str, float], second: Mapping[str, float]) -> Samples:
-    """Return the values under common keys as pairs, if there are two such keys or no others; all values otherwise."""
+    """Return values with common keys as pairs, if there are at least two or no others; otherwise all values."""
     shared = [key for key in first if key in second]
     if len(shared) > 1 or len(first) == len(second) == len(shared):
         return Samples([first[key] for key in shared], [second[key] for key in shared], shared)

@@ -21,7 +21,7 @@ LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
 
 
 def describe_evaluators(state: State) -> dict[str, str]:
-    """Return what values of evaluators depend on besides the weights. Any rank; once, after training.
+    """Return everything besides the weights that an evaluation depends on. Any rank; once, after training.
 
     Returns:
         For each evaluator `{label}:data`, a digest of its samples, and `{label}:size`, how many there are; for each of

@@ -128,7 +128,7 @@ def watch(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove the folder of a job that left nothing in it, unless it is the working directory."""
+    """Remove the folder of a job if it is empty, unless it is the working directory."""
     if folder.resolve() != Path.cwd():
         with suppress(OSError):
             folder.rmdir()

@@ -38,7 +38,7 @@ _folders = 0  # the number of folders that the ranks of this process have agreed
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
-    """Return the Trainer of `Trainer.from_config`, and write the run's record; what it does ends in `result.json`.
+    """Return the Trainer of `Trainer.from_config`, and write the run's record; its outcome goes to `result.json`.
 
     Raises:
         WrongConfig: the config is wrong; the message names the key.

@@ -1,4 +1,4 @@
-"""How busy the machine was while a run trained: seconds of runs can be compared only where other work took as much."""
+"""How busy the machine was while a run trained: times are comparable only under equal load."""
 
 from __future__ import annotations
 

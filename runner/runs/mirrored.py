@@ -93,7 +93,7 @@ def _make_folder(keep: bool) -> Path:
 
 
 def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
-    """Download a checkpoint with its record, and the best ones of then, into a folder that shows all of it or nothing.
+    """Download a checkpoint with its record, and the best ones at that time, into a folder that appears atomically.
 
     Raises:
         ValueError: the run has no record, or a file does not match its index.

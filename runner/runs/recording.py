@@ -1,4 +1,4 @@
-"""How a run came out, recorded while it trains: its result at the start and at the end, and what makes it a failure."""
+"""Records the result of a run at the start and at the end, and decides what counts as a failure."""
 
 from __future__ import annotations
 

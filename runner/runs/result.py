@@ -128,7 +128,7 @@ class Result:
             self.evaluation = describe_evaluators(state)
 
     def evaluated_by(self, metric: str) -> dict[str, str | None]:
-        """Return what a metric such as 'eval/loss' was measured by; runs in which it is equal can be compared."""
+        """Return how a metric such as 'eval/loss' was measured; runs are comparable if it is equal."""
         label, name, *_ = f"{metric}/".split("/")  # of one class the rest is the class
         keys = {"data": f"{label}:data", "size": f"{label}:size", "metric's code": f"{label}/{name}"}
         return {name: self.evaluation.get(key) for name, key in keys.items()}

@@ -1,4 +1,4 @@
-"""Runs in a file: the bundle of a crash, or a pin, which is a few lines of YAML for a repository.
+"""Runs in a file: the bundle of a crash, or a pin, a few lines of YAML for a repository.
 
 Whoever wrote the file, it is only data: names, kinds and sizes of what is in it are checked before anything is
 unpacked, and the record in it is someone else's unless its signature is this user's.
@@ -85,7 +85,7 @@ def write_pin(
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:
-    """Unpack a crash.zip, all of it or nothing.
+    """Unpack a crash.zip atomically.
 
     Raises:
         ValueError: something in it has no place in such a file, or it would take more room than it may.

@@ -112,7 +112,7 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
 
 
 def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
-    """Check that no address of a record lacks credentials, which are removed when a record is written.
+    """Check that no address of a record lacks its credentials, which are removed when a record is written.
 
     Args:
         folder: the folder with the record.

@@ -43,7 +43,7 @@ UNCOUNTED: Any = object()  # samples, tokens and seconds are not known in advanc
 
 @dataclass
 class Moment:
-    """Stands in for the State where only time is known."""
+    """A stand-in for the State that knows only time."""
 
     max_duration: Time
     train_dataloader_len: int
@@ -59,7 +59,7 @@ Effect = Callable[[Moment], Any]
 
 
 class Foreseen:
-    """A job, divided into what must be equal and what is a function of time.
+    """A job, divided into values that must be equal and functions of time.
 
     Attributes:
         unknown: why nothing can be said of it; empty if something can.
@@ -84,7 +84,7 @@ class Foreseen:
                 self.unknown = f"its length is not known in advance ({error})"
 
     def _find_unknown(self) -> Iterator[str]:
-        """Yield what cannot be foreseen."""
+        """Yield the reasons why a job is unpredictable."""
         trainer = self.config["trainer"]
         if self.config["budget"] is not None:
             yield "budget: is measured when a job begins"
@@ -107,7 +107,7 @@ class Foreseen:
     def look(
         self, varying: Sequence[str], rates_vary: bool, previous: Timestamp, now: Timestamp
     ) -> tuple[list[Any], Any]:
-        """Return what the named effects are at a moment, and the rate after it; what is not known equals nothing."""
+        """Return the named effects at a moment, and the rate after it; unknown values equal nothing."""
         moment = self.moment
         moment.timestamp = now
         moment.previous_timestamp = previous
@@ -162,7 +162,7 @@ class Foreseen:
         self.rate = [section, ratio, scale_warmup, self._length], rate
 
     def _foresee_hooks(self, group: str, key: str, section: Mapping[str, Any]) -> Any:
-        """Note what a callback or algorithm does when, and return what must be equal."""
+        """Record what callbacks and algorithms do when, and return values that must be equal."""
         name = f"{group}.{key}"
         target = locate(name, section["_target_"])
         if hasattr(target, "effect_at"):
@@ -243,7 +243,7 @@ START = _at(0, 0, 0)
 
 
 def next_moment(now: Timestamp, length: int) -> Timestamp:
-    """Return what comes after a moment: the end of a batch, or the end of an epoch after its last batch."""
+    """Return the next moment: the end of a batch, or after the last batch the end of an epoch."""
     if now.batch_in_epoch == length:
         return _at(now.batch, now.epoch + 1, 0)
     return _at(now.batch + 1, now.epoch, now.batch_in_epoch + 1)

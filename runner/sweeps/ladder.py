@@ -16,7 +16,7 @@ LEAST = 4
 
 
 def prepare(config: DictConfig) -> None:
-    """Add to the config of a sweep what its ladder sweeps for the chosen model, and check that it is a ladder.
+    """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it.
 
     Args:
         config: Hydra's config of the sweep; unchanged without a ladder.

@@ -1,4 +1,4 @@
-"""A power law of loss over compute, its interval, and what it predicts. Pure functions of numbers, with fixed seeds.
+"""A power law of loss over compute, its interval, and its predictions. Pure functions of numbers, with fixed seeds.
 
 The form L = a C^-b + c is that of Henighan et al., Scaling laws for autoregressive generative modeling, 2020
 (arXiv:2010.14701), fitted to log L, as relative errors are alike at all amounts of compute.
@@ -47,7 +47,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A law, and what it predicts where nothing was fitted.
+    """A law, and its prediction outside the fitted range.
 
     Attributes:
         law: the law.

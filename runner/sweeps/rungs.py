@@ -210,7 +210,7 @@ def _doubts(rungs: Sequence[Rung], found: Extrapolation) -> list[str]:
 
 
 def _rank(setting: Setting) -> list[tuple[float, str]]:
-    """Return what sizes are sorted by: numbers, and the sums of lists of them; other values as text."""
+    """Return the sort key of sizes: numbers, and sums of lists of numbers; other values as text."""
     ranks = []
     for value in _size(setting).values():
         numbers = value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""A sweep whose jobs Optuna chooses: its directions, and a study in a storage that is searched further."""
+"""A sweep whose jobs Optuna chooses: its directions, and a stored study that it continues."""
 
 from __future__ import annotations
 

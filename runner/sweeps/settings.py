@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses by what pairs them with those of other settings: the seed, over whose folds they are means."""
+        """The losses by seed, averaged over the folds of each seed, for pairing with other settings."""
         by_seed: dict[str, list[float]] = {}
         for job in self.done:
             by_seed.setdefault(repr(job.values.get(SEED)), []).append(job.loss)
@@ -101,7 +101,7 @@ class Setting:
         return statistics.fmean(values) if values else None
 
     def describe_missing(self) -> str:
-        """Return what became of the jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
+        """Return the outcome of jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
         statuses = [job.result.status.lower() for job in self.jobs if job not in self.done]
         missing = Counter("not finite" if status == "finished" else status for status in statuses)
         return ", ".join(f"{count} {status}" for status, count in missing.items())

@@ -44,7 +44,7 @@ def watchers_of(job: Job) -> dict[str, Callback]:
 
 
 class SharedNodes(Callback):
-    """Saves the state at the nodes from which other jobs begin, and takes over the digests of the run that did it.
+    """Saves the state at the nodes from which other jobs begin, and takes over the digests of the run that saved one.
 
     Args:
         nodes: the nodes to save, as `runner.sweeps.shared_tree.Node` describes them, each with the `path` to write.
@@ -83,7 +83,7 @@ class SharedNodes(Callback):
 
 
 class SharedPast(LoggerDestination):
-    """Tells all destinations what was logged before the run began, once they are ready: it comes last among them."""
+    """Forwards what was logged before the run began to all destinations, once they are ready: it comes last."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
         lines = [json.loads(line) for line in (_origin_of(state).get("history") or "").splitlines()]

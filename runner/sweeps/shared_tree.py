@@ -1,4 +1,4 @@
-"""Which jobs of a sweep train alike, and up to which batch: a tree, known from their configs before anything trains.
+"""Finds which jobs of a sweep train alike up to which batch: a tree, derived from their configs before anything trains.
 
 Settings that act from the first batch must be equal. Functions of time are evaluated batch by batch: jobs diverge after
 the last batch up to which all values agree. A job with unknown effects is trained alone.

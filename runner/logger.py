@@ -111,8 +111,7 @@ class Logger:
         self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations; return immediately in a destination's
-        thread.
+        """Wait until everything logged so far has reached the destinations; a destination's own call returns at once.
 
         Raises:
             Exception: reading values back or a destination failed in the background. A destination's OSError is only

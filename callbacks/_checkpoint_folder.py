@@ -172,5 +172,5 @@ def check_alone(savers: Sequence[Any]) -> None:
             if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
                 shown = without_credentials(place)
                 raise ValueError(
-                    f"{name}={shown!r}: {other} and {one.config_key} both save there; each needs a {name} of its own"
+                    f"{name}={shown!r}: {other} and {one.config_key} both save there; give each a different {name}"
                 )

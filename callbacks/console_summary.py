@@ -158,7 +158,7 @@ class ConsoleSummary(LoggerDestination):
         if self._lost == LOST:
             log.warning(
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
-                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run at once",
+                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run immediately",
                 loss,
                 epoch_number(self._lost_at),
                 self._lost_at.batch,

@@ -95,7 +95,7 @@ def name_of_loader(label: str) -> str:
     return names.get(label, f"dataloader of evaluator {label!r}")
 
 
-def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
+def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield batches, and warn once if there are so many that the loader may be endless."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from runner.batch import count_samples
-from runner.checks import name_of_loader, told_if_endless
+from runner.checks import name_of_loader, warn_if_endless
 from runner.device.prefetch import open_loader
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
@@ -122,7 +122,7 @@ class BatchStream:
         if batch > read:
             batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
-            batches = told_if_endless(batches, name_of_loader(self.label))
+            batches = warn_if_endless(batches, name_of_loader(self.label))
         if (move := self._move) is not None:
             batches = (move(one) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)

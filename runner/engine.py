@@ -62,7 +62,7 @@ class Engine:
             handlers = tuple(one for one in handlers if _owner(one).config_key in hooks)
         self._firing(Event(event), handlers)()
 
-    def tell_unheard(self) -> None:
+    def fire_unhandled(self) -> None:
         """Fire the event in which a resumed run failed, for the hooks that have not handled it yet."""
         unheard = self.state.unheard
         self.state.unheard = {}

@@ -15,7 +15,7 @@ def catch_up(run: Run) -> None:
     state = run.state
     if state.resumed_from is not None:
         with state.changing(settles=state.is_consistent):
-            run.engine.tell_unheard()
+            run.engine.fire_unhandled()
         evaluate_now(run, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])
     now = state.timestamp
     if now.epoch_in_iteration and now.batch_in_epoch == 0 and run.iteration_is_complete():

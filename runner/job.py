@@ -32,7 +32,7 @@ from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failur
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
-from runner.runs.changes import tell_changes, tell_changes_of_fork, tell_changes_of_rerun
+from runner.runs.changes import print_changes, print_changes_of_fork, print_changes_of_rerun
 from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
@@ -221,11 +221,11 @@ def print_differences(
         ValueError: a key differs that must not change when a run is resumed.
     """
     if saved is not None and config["at"] is not None:
-        tell_changes_of_fork(resume or saved.given, saved.config, config)
+        print_changes_of_fork(resume or saved.given, saved.config, config)
     elif saved is not None and (config["rerun"] is not None or config["run"] is not None):
-        tell_changes_of_rerun(saved.config, config)
+        print_changes_of_rerun(saved.config, config)
     elif resume is not None and mode.resumes:
-        tell_changes(resume, saved.config if saved else None, config, overrides)
+        print_changes(resume, saved.config if saved else None, config, overrides)
 
 
 def name_run(

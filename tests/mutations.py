@@ -1045,7 +1045,7 @@ FAULTS = (
     Fault(
         "an epoch's end that failed is not made up for",
         "runner/epochs.py",
-        "run.engine.tell_unheard()",
+        "run.engine.fire_unhandled()",
         "pass",
         "callbacks/test_checkpoint_saver_failures.py",
     ),

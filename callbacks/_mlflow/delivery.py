@@ -274,7 +274,7 @@ class Delivery:
             self._monitor = LoadMonitor(run, interval, self._target["tracking_uri"])
             self._monitor.start()
         except Exception as error:  # an unexpected driver must not hold up the metrics
-            self._refuse(f"system metrics are left out: {error}")
+            self._refuse(f"no system metrics: {error}")
 
     def _stop_watching(self) -> None:
         if self._monitor is not None:

@@ -64,7 +64,7 @@ def lead() -> int:
                 print(f"WARNING: {sentence}", file=sys.stderr)
         code = compose_and_run(saved)
     except Exception as error:
-        code = INTERRUPTED if was_interrupted() else tell(error, saved)
+        code = INTERRUPTED if was_interrupted() else report(error, saved)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit:
@@ -78,7 +78,7 @@ def lead() -> int:
     return code
 
 
-def tell(error: Exception, saved: SavedRun | None) -> int:
+def report(error: Exception, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print(f"error: {error}", file=sys.stderr)

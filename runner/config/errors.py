@@ -159,7 +159,7 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
         return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
     if isinstance(error, InterpolationKeyError) and (found := re.search(r"'([^']+)'", first)):
-        return f"uses ${{{found[1]}}}, and there is no such key; values of your own are set with +vars.<name>=..."
+        return f"uses ${{{found[1]}}}, and there is no such key; set your own values with +vars.<name>=..."
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
@@ -204,7 +204,7 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         text = f"{facts.key}{text.removeprefix(facts.argument)}"
         return Explanation(text, facts.key, " and ".join(files) or None)
     if facts.section and facts.section != "trainer":
-        at_fault = _told_value(facts.section, text, overrides)
+        at_fault = _override_in(facts.section, text, overrides)
         text = f"{at_fault or facts.section}: {text} ({facts.target})"
         key = key_of(at_fault)
     else:
@@ -218,7 +218,7 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
     return Explanation(text, key, place, trace, at=key or facts.section)
 
 
-def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:
+def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
     """Return the one typed override of a section whose value a library's message repeats; empty if there is none."""
     typed = [one.lstrip("+") for one in overrides if key_of(one).startswith(f"{section}.") and "=" in one]
     values = {one: re.escape(one.partition("=")[2]) for one in typed}

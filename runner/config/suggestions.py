@@ -191,7 +191,7 @@ def _about_override_in_file(file: str, group: str, conf: Path) -> str:
 
 def about_override_first(file: str) -> str:
     """Return a message about a file whose defaults have an override before a list."""
-    return f"{file}: in its defaults an override stands before a list; put overrides last"
+    return f"{file}: its defaults contain an override before a list; put overrides last"
 
 
 def _meant(name: str, groups: Sequence[str]) -> Advice:
@@ -221,7 +221,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])
         if node is None and depth:
-            return f"{key}: {above} is null in this run; runner help {above} says what sets it"
+            return f"{key}: {above} is null in this run; runner help {above} shows what sets it"
         if not isinstance(node, Mapping):
             return f"{key}: {above} is a single value, it has no keys"
         if part not in node:

@@ -233,7 +233,7 @@ class DatasetLoader(OrderedLoader):
             raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
-            raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
+            raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")
         order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
         super().__init__(order, transform)
         self.dataset = dataset

@@ -297,7 +297,7 @@ def _commits(good: str, bad: str) -> Iterator[Commit]:
             raise WrongKey(f"bisect.{key}", "no such commit in this repository", repr(given)) from None
     between = _git("rev-list", "--reverse", "--ancestry-path", f"{names['good']}..{names['bad']}").split()
     if not between:
-        raise WrongKey("bisect.good", f"is no ancestor of bisect.bad={bad}; exchange them", repr(good))
+        raise WrongKey("bisect.good", f"is not an ancestor of bisect.bad={bad}; swap them", repr(good))
     for name in (names["good"], *between):
         yield Commit(name, _git("log", "-1", "--format=%s", name))
 
@@ -323,7 +323,7 @@ def _report(commit: Commit, unknown: Sequence[Commit], found: Finding, asked: Ma
     if unknown:
         rows.append(("or", f"one of {len(unknown)} before it that do not run: {', '.join(map(str, unknown))}"))
     if found.batch is None:
-        rows.append(("equal", f"to the bit in its first {asked['batches']} batches: it changes what comes later"))
+        rows.append(("equal", f"bit for bit in its first {asked['batches']} batches: it changes later ones"))
     else:
         rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}"))
         rows.append(("", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))

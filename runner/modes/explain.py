@@ -236,7 +236,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     without_hooks = len(explained["events"]) - len(with_hooks)
     rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
     for key in explained["unchecked"]:
-        rows.append(("warning", f"{key} goes into **options, so it is not known whether it is used"))
+        rows.append(("warning", f"{key} goes into **options, so it may be unused"))
     rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
-    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists all")]
+    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists them")]
     print_block("", rows)

@@ -28,9 +28,9 @@ LINES = (
     ("--version", "prints the version"),
 )
 MORE = (
-    ("runner list GROUP", "a line about each choice of a group"),
-    ("runner help NAME", "a choice, key, class or mode in full"),
-    ("runner completion bash", "completion; also zsh and fish"),
+    ("runner list GROUP", "describes each choice of a group"),
+    ("runner help NAME", "explains a choice, key, class or mode"),
+    ("runner completion bash", "sets up completion; also zsh and fish"),
     ("docs/, README.md", "of the project: guides, and what a run leaves"),
 )
 # Arguments that the runner itself gives, so that no config sets them.
@@ -100,7 +100,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
     if not pages:
         names = [*MODES, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
         near = nearest(asked, {*names})
-        instead = near if near.startswith("did") else "runner --help lists what there is"
+        instead = near if near.startswith("did") else "runner --help lists everything"
         raise WrongKey("help", f"there is nothing of this name; {instead}", repr(printable(name)))
     for number, page in enumerate(pages):
         yield from [""] * (number > 0)

@@ -97,12 +97,12 @@ def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
     lowest = min(smoothed)
     at = rising.rates[smoothed.index(lowest)]
     if rate is None:
-        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the picture"
+        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the plot"
     else:
         yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
     yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
     if rising.diverged_at is None:
-        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger lr_range.end shows where it does"
+        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger lr_range.end shows where it diverges"
     else:
         yield "diverged", f"at {rising.diverged_at:.3g}, after {len(rising.losses)} batches"
 

@@ -232,7 +232,7 @@ _ROWS = (
     ),
     Mode(
         "verdict",
-        says="says whether B is better than A, and what is missing",
+        says="tells whether B is better than A, or how many seeds are missing",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         runs="runner.modes.verdict:show_verdict",
         keys={"metric": str, "budget": ("same", "any"), "format": ("table", "json")},

@@ -86,7 +86,9 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
             yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
 
 
-def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]) -> None:
+def print_changes(
+    resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]
+) -> None:
     """Print what a resumed run does differently from now on.
 
     Args:
@@ -112,7 +114,7 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
         print(f"INFO: {one}, in the run's record since that checkpoint was saved", file=sys.stderr)
 
 
-def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def print_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a rerun does differently from the original run.
 
     Args:
@@ -123,7 +125,7 @@ def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -
         print(f"INFO: {one}", file=sys.stderr)
 
 
-def tell_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a fork does differently from its parent; everything may change but the optimizer.
 
     Args:

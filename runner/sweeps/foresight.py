@@ -87,7 +87,7 @@ class Foreseen:
         """Yield the reasons why a job is unpredictable."""
         trainer = self.config["trainer"]
         if self.config["budget"] is not None:
-            yield "budget: is measured when a job begins"
+            yield "budget: measured when a job starts"
         if isinstance(trainer["eval_interval"], Mapping):
             yield "trainer.eval_interval: a function may look at anything"
         if build.make_launch(self.config).processes() > 2 and not trainer.get("deterministic"):

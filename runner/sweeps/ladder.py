@@ -39,7 +39,7 @@ def prepare(config: DictConfig) -> None:
                 config.hydra.sweeper.params[key] = values
             has_size = has_size or key != BUDGET
     if not has_size:
-        reason = f"nothing says what makes model={model} larger; sweep the key that does"
+        reason = f"no known key makes model={model} larger; sweep the one that does"
         raise WrongKey("ladder", f"{reason}, such as model.module.width=8,16,32")
     _check_rungs({one.get_key_element(): one for one in typed_overrides(config)}.get(BUDGET))
 
@@ -47,7 +47,7 @@ def prepare(config: DictConfig) -> None:
 def _check_rungs(budget: Override | None) -> None:
     how = "such as budget=1e9flop,2e9flop,4e9flop,8e9flop"
     if budget is None:
-        raise WrongKey(BUDGET, f"nothing says how much to compute; give at least {LEAST} budgets, {how}")
+        raise WrongKey(BUDGET, f"no compute budgets; give at least {LEAST} budgets, {how}")
     values = [*budget.sweep_string_iterator()] if budget.is_discrete_sweep() else [str(budget.value())]
     flops = [Budget.parse(value).flop for value in values]
     if None in flops:

@@ -197,7 +197,7 @@ def _doubts(rungs: Sequence[Rung], found: Extrapolation) -> list[str]:
     """Return why a law may mislead, a clause each."""
     doubts = []
     if found.interval is None:
-        doubts.append("one seed says nothing of the noise; add seed=0,1,2 for intervals")
+        doubts.append("one seed cannot show the noise; add seed=0,1,2 for intervals")
     elif found.exponent is not None and found.exponent[0] <= 0:
         doubts.append("the loss may not fall with compute at all")
     if missing := sum(rung.sizes - len(rung.settings) for rung in rungs):

@@ -67,7 +67,7 @@ class SharedNodes(Callback):
         found = now.epoch, now.batch_in_epoch, state.train_dataloader_len, str(state.max_duration)
         planned = node["epoch"], node["batch_in_epoch"], node["length"]
         if found[:3] != planned or found[3] not in node["lengths"].values():
-            log.warning("batch %d: is not where the sweep expected it, so no other job begins here", now.batch)
+            log.warning("batch %d: not where the sweep expected it, so no other job starts here", now.batch)
             return
         snapshot = capture(state, copy=False, sharded=False)
         if snapshot is not None:  # rank 0

@@ -240,5 +240,5 @@ def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:
     kept = checkpoint.parent / KEPT
     if kept.is_dir():
         shutil.copytree(kept, Path(job.run_dir), symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
-    print(f"begins after batch {batch}, up to which {Path(tags[PARENT]).name} has trained the same", flush=True)
+    print(f"starts after batch {batch}, up to which {Path(tags[PARENT]).name} trained the same", flush=True)
     return replace(fork, config={**config, "at": None})

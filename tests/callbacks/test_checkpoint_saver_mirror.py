@@ -175,7 +175,7 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
 
 
 def test_two_savers_have_mirrors_of_their_own(tmp_path: Path, remote: type[Faulty]):
-    with pytest.raises(ValueError, match="mirror='faulty://runs': .* each needs a mirror of its own"):
+    with pytest.raises(ValueError, match="mirror='faulty://runs': .* give each a different mirror"):
         make_trainer(tmp_path, mirroring(), mirroring(folder="others"))
 
 

@@ -143,7 +143,7 @@ def test_the_wait_for_a_process_that_makes_no_progress_is_bounded(
 
 def test_a_download_that_breaks_off_leaves_nothing(server: Server, tmp_path: Path):
     server.stops_after = 100_000
-    with pytest.raises(ConnectionError, match=r"url='http.*broke off \(100000 of \d+ bytes came\); try again, or get"):
+    with pytest.raises(ConnectionError, match=r"url='http.*broke off \(100000 of \d+ bytes received\); try again, or"):
         fetch(server, tmp_path)
     assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]
 

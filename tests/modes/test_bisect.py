@@ -114,7 +114,7 @@ def test_the_commit_that_worsens_a_metric_is_found_among_others_that_change_bits
 
 def test_what_cannot_be_bisected_is_one_message(repository: Path, run_app: Any):
     for arguments, message in (
-        (("good=HEAD",), "bisect.good='HEAD': is no ancestor of bisect.bad=HEAD"),
+        (("good=HEAD",), "bisect.good='HEAD': is not an ancestor of bisect.bad=HEAD"),
         (("good=nowhere",), "bisect.good='nowhere': no such commit"),
         ((), "bisect.good='': must be a commit"),
         (("good=HEAD~4", "bad=HEAD~3", "batches=2"), "bisect.good='HEAD~4': the run cannot be trained there"),

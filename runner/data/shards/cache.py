@@ -130,7 +130,7 @@ class ShardCache:
                     partial.touch()
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
-                reason = f"there is no room for a shard of {size / 1e9:.3g} GB beside those in use; raise it"
+                reason = f"no room for a shard of {size / 1e9:.3g} GB besides those in use; raise it"
                 raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
             time.sleep(0.1)  # what others are making will be whole, and may then make room
 

@@ -144,7 +144,7 @@ class ShardedDataset(Dataset[Any]):
             else:
                 found = form.describe(self.fetch(shard), file.address, file.size)
             if not found["rows"]:
-                raise ValueError("there are no samples in it; leave it out")
+                raise ValueError("it contains no samples; leave it out")
         write_whole(kept, json.dumps(found))
         return found
 

@@ -70,7 +70,7 @@ class ShardFile(NamedTuple):
             _filesystem(self.address).get_file(self.address, str(target))
             if (received := target.stat().st_size) != self.size:
                 self.check()
-                raise ConnectionError(f"{received} of {self.size} bytes came")
+                raise ConnectionError(f"{received} of {self.size} bytes received")
 
         retried(self.address, fetch)
         self.check()

@@ -245,7 +245,7 @@ class Tokens(Format):
     def describe(self, file: Any, name: str, size: int) -> Description:
         dtype = numpy.dtype(name.rpartition(".")[2])
         if size % dtype.itemsize:
-            raise ValueError(f"{size} bytes are no whole number of {dtype.name}: fetch or make the file again")
+            raise ValueError(f"{size} bytes are not a multiple of {dtype.name}: download or create the file again")
         rows = max(0, (size // dtype.itemsize - 1) // self._context)
         return {"rows": rows, "bytes": size, "columns": {"tokens": dtype.name}, "in_place": True}
 

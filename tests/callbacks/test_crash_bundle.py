@@ -291,7 +291,7 @@ def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
         ([entry("git.patch", stat.S_IFLNK | 0o777)], "holds 'git.patch', which does not belong"),
         ([entry("git.patch", stat.S_IFIFO | 0o777)], "does not belong"),
         ([entry("overrides.yaml"), entry("overrides.yaml")], "does not belong"),
-        ([], "holds no run; a run that fails leaves a crash.zip"),
+        ([], "contains no run; a run that fails leaves a crash.zip"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -187,7 +187,9 @@ def test_a_function_of_the_model(tmp_path: Path):
         assert [group["weight_decay"] for group in trainer.state.optimizers[0].param_groups] == [0.1, 0.0]
         trainer.fit()
     del config["optimizer"]["_partial_"]
-    with pytest.raises(ValueError, match=r"optimizer: optimized_here.* gives it model: add '_partial_: true'"):
+    with pytest.raises(
+        ValueError, match=r"optimizer: optimized_here.* gets model only during training: add '_partial_: true'"
+    ):
         build.check(config)
 
 

@@ -155,7 +155,9 @@ def test_annotations_that_are_no_strings_are_read_too():
 
 
 def test_what_is_called_in_training_is_to_be_partial():
-    with pytest.raises(ValueError, match="optimizer: torch.optim.SGD is called in training.*'_partial_: true'"):
+    with pytest.raises(
+        ValueError, match="optimizer: torch.optim.SGD gets params only during training.*'_partial_: true'"
+    ):
         check_signature("optimizer", {"_target_": "torch.optim.SGD", "lr": 1})
 
 

@@ -162,7 +162,7 @@ def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path:
 @pytest.mark.parametrize(
     ("body", "md5", "message"),
     [
-        (tar_gz(FILES), "0" * 32, "md5='000.*': what http.* gave has '[0-9a-f]{32}'; get http"),
+        (tar_gz(FILES), "0" * 32, "md5='000.*': the file from http.* has '[0-9a-f]{32}'; get http"),
         (
             b"<html>not here</html>",
             None,

@@ -82,7 +82,10 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
         (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend is a Soft"),
         (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm is a RMSN"),
         (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up is a Identity, and only plain linear"),
-        (lambda net: setattr(net, "extra", nn.Linear(2, 2)), "extra is a Linear, which the plan for GPT does not know"),
+        (
+            lambda net: setattr(net, "extra", nn.Linear(2, 2)),
+            "extra is a Linear, which the plan for GPT does not support",
+        ),
         (lambda net: setattr(net.token_embedding, "padding_idx", 0), "token_embedding has padding_idx=0"),
         (
             lambda net: setattr(net.blocks[0].mlp, "down", nn.Linear(63, 16)),
@@ -333,7 +336,7 @@ def refuse_on_ranks() -> None:
         for key, said in {"sam": "SAM cannot be used", "ddp": "DDP: each rank has a part"}.items():
             with pytest.raises(ValueError, match=said):
                 make_trainer("text", key, folder=Path("run"), **TWO)
-        with pytest.raises(ValueError, match="none for Sequential; set 1"):
+        with pytest.raises(ValueError, match="can be split, not Sequential; set 1"):
             make_trainer("images", folder=Path("run"), **TWO)
 
 

@@ -103,10 +103,10 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
         ({"inputs": "number"}, "inputs='number' holds Value('int64'), not texts; leave tokenizer out"),
         ({"inputs": ["one", "number"]}, "two columns must both hold texts, but 'number' holds"),
         ({"inputs": ["one", "other", "label"]}, "must be one column, or two columns of texts"),
-        ({"inputs": ["one", "x"]}, "inputs='x': there is no such column; there are one, other, label, number"),
+        ({"inputs": ["one", "x"]}, "inputs='x': no such column; the columns are one, other, label, number"),
         ({"inputs": "one", "classes": ["a", "b"]}, "classes=['a', 'b']: the column 'label' also has 'c'; add it"),
         ({"inputs": "one", "targets": "number", "classes": ["a"]}, "classes=['a']: is for targets that are texts"),
-        ({"inputs": "one", "targets": "gone"}, "targets='gone': there is no such column"),
+        ({"inputs": "one", "targets": "gone"}, "targets='gone': no such column"),
     ],
 )
 @pytest.mark.parametrize("how", [load, fake])
@@ -229,7 +229,7 @@ def test_made_up_batches_of_each_task_have_the_names_and_types_of_real_ones(list
             {"task": "token_classification", "inputs": "words", "targets": "n"},
             "targets='n': task='token_classification'",
         ),
-        ({"task": "causal_lm", "inputs": "gone"}, "inputs='gone': there is no such column; there are words, tags"),
+        ({"task": "causal_lm", "inputs": "gone"}, "inputs='gone': no such column; the columns are words, tags"),
     ],
     ids=str,
 )

@@ -155,8 +155,8 @@ def test_the_stand_in_has_the_sizes_of_the_data(
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file, or a folder"),
-    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file, or a folder"),
+    "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file or a folder"),
+    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file or a folder"),
     "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
     "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
     "trained on": (

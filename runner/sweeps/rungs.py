@@ -1,4 +1,4 @@
-"""What came of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
+"""The result of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
 
 All sizes are trained with each amount of compute, a rung. The law is fitted to the best size of every rung but the
 last, which is held out: it is trained like the others, and shows how well the law predicts the next size.

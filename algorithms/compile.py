@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
 from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
+from runner.checks import check_one_of
 from runner.distributed.blocks import find_repeated
 
 SCOPES = ("block", "model", "step")
@@ -93,9 +94,8 @@ class Compile(Algorithm):
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
 
     def __init__(self, mode: str = "default", scope: str = "block") -> None:
-        for name, value, allowed in (("mode", mode, MODES), ("scope", scope, SCOPES)):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+        check_one_of("mode", mode, MODES)
+        check_one_of("scope", scope, SCOPES)
         self.mode = mode
         self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed

@@ -12,6 +12,7 @@ from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
+from runner.checks import check_one_of
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
@@ -54,8 +55,7 @@ class Float8(Algorithm):
     runs_after = LAYER_SURGERY
 
     def __init__(self, recipe: str = "tensorwise", exclude: Sequence[str] = ("*head*",), emulate: bool = False) -> None:
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe={recipe!r}: must be one of {', '.join(map(repr, RECIPES))}")
+        check_one_of("recipe", recipe, RECIPES)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, such as ['*head*']")
         if importlib.util.find_spec("torchao") is None:

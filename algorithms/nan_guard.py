@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import local, whole
 
 POLICIES = ("raise", "skip", "rollback")
@@ -78,8 +78,7 @@ class NaNGuard(Algorithm):
     def __init__(
         self, policy: str = "skip", snapshot_interval: str | int | Time = "100ba", max_consecutive: int = 10
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy={policy!r}: must be one of {', '.join(map(repr, POLICIES))}")
+        check_one_of("policy", policy, POLICIES)
         check_whole("max_consecutive", max_consecutive, 1)
         self.policy = policy
         self.snapshot_interval = Interval(snapshot_interval, "snapshot_interval")

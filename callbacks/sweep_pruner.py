@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._extra import require
+from runner.checks import check_one_of
 from runner.distributed.session import Pruned
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
@@ -161,8 +162,7 @@ def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
                 f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
             )
         return pruner
-    if pruner not in PRUNERS:
-        raise ValueError(f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}")
+    check_one_of("pruner", pruner, PRUNERS)
     from runner.callbacks._pruning_study import make_pruner
 
     try:

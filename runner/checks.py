@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from runner.failures.facts import wrong_argument
@@ -30,6 +31,18 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
+
+
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Check that an argument is one of several names.
+
+    Raises:
+        ValueError: it is none of them; the message and the facts list them.
+    """
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        reason = f"must be one of {', '.join(map(repr, allowed))}"
+        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))
 
 
 def check_subset(name: str, value: int | None) -> int | None:

@@ -8,7 +8,7 @@ import traceback
 import hydra
 
 from runner.config.catalogue import CONF
-from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, only_typed, typed_value
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_versions import BASE, any_target
 from runner.config.one_job import is_one_job, run_one_job
@@ -119,7 +119,8 @@ def compose_and_run(saved: SavedRun | None) -> int:
         if sweep.led is None:
             raise
         if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
-            raise WrongConfig(f"the sweep cannot start: {error}") from error
+            at = only_typed(sys.argv[1:], "hydra/launcher", "hydra/sweeper")
+            raise WrongConfig(f"the sweep cannot start: {error}", at=at) from error
         if not sweep.led.is_broken:
             raise
     finally:

@@ -57,6 +57,12 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
+def only_typed(arguments: Sequence[str], *sections: str) -> str:
+    """Return the one of some sections of which a key was typed; empty if none was, or several were."""
+    found = {*sections} & {key_of(one).partition(".")[0] for one in arguments}
+    return found.pop() if len(found) == 1 else ""
+
+
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
     """Return the last value given as `key=value`, or None if there is none or it is null."""
     values = [one.partition("=")[2].strip("'\"") for one in arguments if key_of(one) == key and "=" in one]
@@ -143,7 +149,8 @@ def check_spaces(arguments: Sequence[str]) -> None:
             value = after[0]
         else:
             continue
-        raise ValueError(f"{key} = {value}: has spaces around the =; write {key}={value}")
+        text = f"{key} = {value}: has spaces around the =; write {key}={value}"
+        raise ValueError(Advice(text).knowing(key=key_of(key), fix=f"{key}={value}"))
 
 
 def keys_first(arguments: Sequence[str]) -> list[str]:

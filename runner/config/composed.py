@@ -63,7 +63,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
-            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+            raise WrongKey(key, "a run needs this key; give it a value, or null")
     return plain
 
 
@@ -188,12 +188,11 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         if names is not None and not (names and isinstance(names, list) and all(isinstance(one, str) for one in names)):
             raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
     if config["test"] not in (None, "best", "last"):
-        raise WrongKey(
-            "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
-        )
+        reason = Advice("must be best or last, the weights to test after training, or null")
+        raise WrongKey("test", reason.knowing(allowed=("best", "last", "null")), repr(config["test"]))
     if config["init_weights"] not in ("in_order", "by_name"):
-        reason = "must be in_order (weights are drawn one after another), or by_name (each weight separately)"
-        raise WrongKey("init_weights", reason, repr(config["init_weights"]))
+        reason = Advice("must be in_order (weights are drawn one after another), or by_name (each weight separately)")
+        raise WrongKey("init_weights", reason.knowing(allowed=("in_order", "by_name")), repr(config["init_weights"]))
     for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
@@ -223,4 +222,4 @@ def _check_choices(config: Mapping[str, Any]) -> None:
                 raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
         for key in known:
             if key not in section:
-                raise ValueError(f"~{group}.{key}: mode={group} needs this key; leave it as it is")
+                raise WrongKey(f"{group}.{key}", f"mode={group} needs this key; leave it as it is")

@@ -35,6 +35,12 @@ class Advice(str):
         return found
 
 
+def advice_in(error: Exception) -> Advice:
+    """Return the advice that an exception was made with; an empty one if there is none."""
+    told = (getattr(error, "reason", ""), *error.args)
+    return next((one for one in told if isinstance(one, Advice)), Advice())
+
+
 def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many.
 

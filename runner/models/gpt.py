@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runner.checks import check_one_of
+
 
 class ReLUSquared(nn.Module):
     """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
@@ -196,9 +198,8 @@ class GPT(nn.Module):
             raise ValueError(f"d_model={d_model!r}: must be a multiple of n_heads={n_heads!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
-        for name, value, choices in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
-            if value not in choices:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices))}")
+        check_one_of("norm", norm, NORMS)
+        check_one_of("activation", activation, ACTIVATIONS)
         self.context = context
         self.d_model = d_model
         self.token_embedding = nn.Embedding(vocab_size, d_model)

@@ -147,7 +147,7 @@ class ByMetric:
         if self._name not in found[0]["metrics"]:
             names = [*found[0]["metrics"]]
             raise WrongKey(
-                "bisect.metric", f"the run has no such metric; {nearest(self._name, names)}", repr(self._name)
+                "bisect.metric", "the run has no such metric; " + nearest(self._name, names), repr(self._name)
             )
         self._is_lower_better = self._name in found[0]["lower"]
         self._reference = self._values(found)

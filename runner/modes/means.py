@@ -53,7 +53,9 @@ class Cell:
         if self.interval is None:
             return f"{self.mean:.4g}"
         low, high = self.interval
-        decimals = 4 if high <= low else min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
+        if high <= low:
+            return f"{self.mean:.4g} [{low:.4g}, {high:.4g}]"
+        decimals = min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
         return f"{self.mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
@@ -153,7 +155,7 @@ def as_markdown(table: Table) -> str:
     lines = _texts(table, _escape_markdown, "**{}**")
     rule = ["---"] * len(table.keys[0]) + ["---:"] * (len(lines[0]) - len(table.keys[0]))
     shown = [f"| {' | '.join(row)} |" for row in (lines[0], rule, *lines[1:])]
-    comments = [f"<!-- {one.replace('--', '- -')} -->" for one in _comments(table)]
+    comments = [f"<!-- {re.sub('-(?=-)', '- ', one)} -->" for one in _comments(table)]
     return "\n".join([*shown, "", *comments, ""])
 
 
@@ -251,7 +253,7 @@ def _sorted(places: Iterable[Place]) -> list[Place]:
 
 
 def _escape_markdown(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(\\|\||\](?=\())", r"\\\1", printable(text)).replace("<", "&lt;")
 
 
 def _escape_latex(text: str) -> str:

@@ -27,6 +27,7 @@ from runner.config.catalogue import CONF
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.job import Job
+from runner.failures.facts import WrongKey
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
@@ -87,9 +88,8 @@ def check_provable(config: Mapping[str, Any]) -> None:
     known = {*(config["callbacks"] or {}), *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
     for name in asked["without"]:
         if name not in known:
-            raise ValueError(
-                f"prove.without={asked['without']!r}: no such callback; {nearest(str(name), sorted(known))}"
-            )
+            reason = "no such callback; " + nearest(str(name), known)
+            raise WrongKey("prove.without", reason.knowing(meant=""), repr(asked["without"]))
 
 
 def prove(job: Job) -> None:
@@ -100,7 +100,7 @@ def prove(job: Job) -> None:
         WrongConfig: the experiment cannot be trained at all.
     """
     if any(Path(job.run_dir).iterdir()):
-        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs an empty folder")
+        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs an empty folder", at="hydra.run.dir")
     proof = Proof(job)
     print_block(title_of(job), [_row("folder", show_path(proof.folder))])
     try:

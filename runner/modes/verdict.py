@@ -20,7 +20,7 @@ from runner.runs.candidates import (
 )
 from runner.runs.decision import LEVEL, Decision, decide
 from runner.runs.result import FOLD, to_json
-from runner.terminal.answer import give
+from runner.terminal.answer import give, plain
 from runner.terminal.text import Column, draw_table, heading, in_columns, printable
 
 KEY = "verdict"
@@ -67,7 +67,7 @@ def show_verdict(typed: Mapping[str, str]) -> None:
     described = _as_json(candidates[0], found, metric, lower)
     give(result=described)
     if typed.get("format") == "json":
-        print(json.dumps(described, indent=1))
+        print(json.dumps(plain(described), indent=1))
     else:
         print("\n".join(_lines(candidates[0], found, metric, lower)))
 

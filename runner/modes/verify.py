@@ -107,7 +107,8 @@ def verify(job: Job) -> None:
         if not kept and not asked["pin"]:
             raise WrongConfig(
                 f"run={given_run(job)!r}: has no digests of batches {first} to {last}, so there is nothing to "
-                "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba"
+                "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
+                at="run",
             )
         key, digests = _make_digests(job.config)
     until = kept[-1]["batch"] if kept else last
@@ -174,7 +175,9 @@ def _report(
             raise WrongKey("verify.tolerance", reason, repr(asked["tolerance"]))
         found = compare(kept, again, parts, asked["tolerance"])
         if kept and not found.count:
-            raise WrongConfig(f"run={given_run(job)!r}: no batch with digests was reached: the run ended earlier")
+            raise WrongConfig(
+                f"run={given_run(job)!r}: no batch with digests was reached: the run ended earlier", at="run"
+            )
     how = f"up to {asked['tolerance']:g}" if asked["tolerance"] else "to the bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": found.batch is None, "batch": found.batch, "parts": [*found.parts], "agreed": found.agreed}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
@@ -115,8 +115,7 @@ class Muon(Optimizer):
         check_whole("ns_steps", ns_steps, 1)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, [{exclude!r}]")
-        if rest not in RESTS:
-            raise ValueError(f"rest={rest!r}: must be one of {', '.join(map(repr, RESTS))}")
+        check_one_of("rest", rest, RESTS)
         matrices, others = split_parameters(model, exclude)
         if not matrices:
             raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use only {rest!r}")

@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", 
 
 UNTRAINED = ("callbacks", "launch", "sweep")
 """Config groups that are not among these sections."""
+
+LARGEST = 1e100  # of a metric: sums of squares of larger values overflow
 
 Pair = tuple[str, ...]
 """The key for pairing runs of two candidates: the seed, and the values of other keys."""
@@ -78,7 +81,7 @@ class Candidate:
         """How many of its runs did not end well, by status."""
         return dict(Counter(one.status for one in self.left_out))
 
-    @property
+    @cached_property
     def varying(self) -> dict[str, list[str]]:
         """The keys in which its runs differ, each with its values as text. Keys that repeat the seed are left out."""
         keys = {key for run in self.runs for key in run.config if key != SEED}
@@ -193,7 +196,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     metric = matching[0] if matching else name
     for run in runs:
         value = run.result.metrics.get(metric)
-        if value is None or not math.isfinite(value):
+        if value is None or not abs(value) <= LARGEST:
             has = ", ".join(run.result.metrics) or "none"
             raise WrongKey(key, f"{run.folder} has no finite value for it; its metrics: {has}", repr(metric))
     result = runs[0].result

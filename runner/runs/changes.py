@@ -14,6 +14,7 @@ import yaml
 from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.nearest import nearest
+from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
 
@@ -169,7 +170,8 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
-            raise ValueError(f"resume_allow={one!r}: this config has no such key; {nearest(one, known)}")
+            reason = "this config has no such key; " + nearest(one, known)
+            raise WrongKey("resume_allow", reason.knowing(meant=""), repr(one))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]

@@ -122,6 +122,10 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
         ({"config": {"trainer": {"max_duration": "9ep"}}}, "have different budgets: 2ep and 9ep; runner verdict"),
         ({"objective_name": "eval/loss"}, "verdict.metric=null: the runs have no objective in common"),
         ({"metrics": {"eval/loss": 0.1}}, "has no finite value for it; its metrics: eval/loss"),
+        (
+            {"metrics": {"eval/MulticlassAccuracy": 1e200, "\x1b[2J": 0.1}},
+            "has no finite value for it; its metrics: eval/MulticlassAccuracy, ?[2J",
+        ),
         ({"status": "FAILED"}, "verdict='outputs/b': none of its runs has finished (8 failed)"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from runner.checks import check_one_of
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.facts import wrong_argument
@@ -231,8 +232,7 @@ def check_task(
             tokenizer.
     """
     task = TASKS[0] if task is None else task
-    if task not in TASKS:
-        raise wrong_argument("task", task, f"must be one of {', '.join(TASKS)}")
+    check_one_of("task", task, TASKS)
     if task in UNLABELLED and targets is not None:
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
     if task not in UNLABELLED and targets is None:

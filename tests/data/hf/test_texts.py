@@ -216,7 +216,10 @@ def test_made_up_batches_of_each_task_have_the_names_and_types_of_real_ones(list
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "translation"}, "task='translation': must be one of sequence_classification, token_classification"),
+        (
+            {"task": "translation"},
+            "task='translation': must be one of 'sequence_classification', 'token_classification'",
+        ),
         ({"task": "masked_lm", "targets": "other"}, "targets='other': task='masked_lm' predicts tokens of the inputs"),
         ({"task": "masked_lm", "inputs": "words"}, "inputs='words': task='masked_lm' needs a column of texts; this"),
         ({"task": "masked_lm", "tokenizer": None}, "tokenizer=None: task='masked_lm' needs a folder, or a name"),

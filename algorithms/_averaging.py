@@ -121,7 +121,7 @@ class TimedAverage(Algorithm):
         self._warned = True
 
     def _without_update(self, state: State) -> str:
-        """Return the message for a run in which no update comes."""
+        """Return the message for a run in which the average is never updated."""
         return (
             f"update_interval={str(self.update_interval.time)!r}: no update falls between start={str(self.start)!r} "
             f"and end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update earlier or more often"
@@ -212,7 +212,7 @@ class WeightAverage(Algorithm):
         self._statistics = []
 
     def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by name, each on the device of the parameter with that name, and sharded as it is."""
+        """Return tensors by name, each on the device of the parameter with that name, and sharded like it."""
         return {name: like(tensors[name], one) for name, one in self._parameters.items()}
 
 

@@ -1,4 +1,4 @@
-"""Copies of what training changes, to restore it: buffers from before a batch, and weights with optimizer state."""
+"""Copies of training state for restoring it: buffers from before a batch, and weights with optimizer state."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
 
 
 class StochasticBlock(nn.Module):
-    """A block f for which training returns x or f(x), and evaluation the mean of what training returns.
+    """A block f that returns x or f(x) in training, and their expected value in evaluation.
 
     A block whose output has a different shape than its input is never skipped.
 

@@ -16,7 +16,7 @@ BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
 
 
 def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
-    """Check that nothing of a run needs forward pass and loss apart.
+    """Check that nothing in a run needs the forward pass and the loss to be separate.
 
     Args:
         state: the run's state, after loading.

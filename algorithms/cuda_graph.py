@@ -1,4 +1,4 @@
-"""CUDA graphs of a training step: what the GPU does for a batch is recorded once, and then asked for by two calls."""
+"""CUDA graphs of a training step: a batch's GPU work is recorded once, and then launched by two calls."""
 
 from __future__ import annotations
 

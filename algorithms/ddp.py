@@ -28,7 +28,7 @@ def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
 
 
 class DDP(Algorithm):
-    """Sets how torch's DistributedDataParallel averages gradients over ranks; in a single process it does nothing.
+    """Sets how torch's DistributedDataParallel averages gradients over ranks; has no effect in a single process.
 
     Only `compress` changes numbers, by rounding; with three ranks or more the size of buckets does too, because it
     decides in which order gradients are summed.

@@ -150,7 +150,7 @@ class NaNGuard(Algorithm):
         logger.log_metrics({"nan_guard/skipped": self._skipped}, step=state.timestamp.batch + 1)
 
     def _describe(self, state: State, loss: Tensor) -> str:
-        """Return a description of what is not finite, and where. Must be called on all ranks."""
+        """Return a description of the values that are not finite, and where. All ranks."""
         losses = [loss.clone() for _ in range(get_world_size())]
         if get_world_size() > 1:
             dist.all_gather(losses, loss)

@@ -149,7 +149,7 @@ class SpikeGuard(Algorithm):
         self._spikes = [[*one] for one in state["spikes"]]
 
     def _look(self, state: State, logger: Logger, is_over: bool = False) -> None:
-        """Judge the recent batches, and go back where one is a spike. All ranks."""
+        """Judge the recent batches, and go back if one is a spike. All ranks."""
         recent = self._recent.clone()
         if get_world_size() > 1:
             dist.broadcast(recent, src=0)
@@ -201,14 +201,14 @@ def _copy(state: State) -> dict[str, Any]:
 
 @torch.no_grad()
 def _restore(state: State, good: dict[str, Any]) -> None:
-    """Restore what `_copy` copied."""
+    """Restore the tensors that `_copy` copied."""
     roll_back(state, good)
     for key, one in _averages(state).items():
         one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))
 
 
 def _put_back(live: Any, kept: Any) -> Any:
-    """Return what was kept, in the tensors in use where there are such, because other objects may refer to them."""
+    """Return the kept values, in the tensors now in use if they exist, because other objects may refer to them."""
     if isinstance(kept, Tensor):
         if not isinstance(live, Tensor) or live.shape != kept.shape:
             return kept.clone()

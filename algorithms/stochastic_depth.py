@@ -113,7 +113,7 @@ class StochasticDepth(Algorithm):
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:
-        """Let each block find out whether it keeps the shape of its input; nothing else changes."""
+        """Let each block determine whether it keeps the shape of its input; nothing else changes."""
         with in_eval_mode(state.unwrapped_model):
             state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
         self._probed = True

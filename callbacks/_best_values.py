@@ -37,7 +37,7 @@ class BestValues:
         return dict(self.values)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue where a checkpoint was taken."""
+        """Continue from a checkpoint."""
         self.values = dict(state)
 
 

@@ -117,7 +117,7 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete what a crash left under the hidden names used for incomplete checkpoints and links.
+        """Delete remains of a crash under the hidden names used for incomplete checkpoints and links.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """

@@ -229,7 +229,7 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not say.
+    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not define it.
 
     Args:
         state: state of a run that trains.

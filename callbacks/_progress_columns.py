@@ -90,7 +90,7 @@ def progress_columns(state: State) -> list[ProgressColumn]:
 
 
 def show_part(done: int, total: int | None) -> str:
-    """Return how much is done of a total, such as ' 7/24', as wide at each time; a total that is None is left out."""
+    """Return progress out of a total, such as ' 7/24', with constant width; a total of None is left out."""
     return str(done) if total is None else f"{done:{len(str(total))}}/{total}"
 
 

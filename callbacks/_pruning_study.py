@@ -145,7 +145,7 @@ class PruningStudy:
 
 
 class _Journal(JournalFileBackend):
-    """A journal in a file. A process that is killed gives the lock back, and leaves nothing that others cannot read.
+    """A journal in a file. A killed process releases the lock, and leaves the journal readable for others.
 
     Args:
         path: path of the journal file.
@@ -156,7 +156,7 @@ class _Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append lines, after what a killed process left half-written has been removed.
+        """Append lines, after removing a half-written line of a killed process.
 
         They are not synced, unlike Optuna's, which waits for the disk some twenty times per job: after a power cut a
         job begins a new trial.

@@ -165,7 +165,7 @@ class ConsoleSummary(LoggerDestination):
             )
 
     def _seconds_of(self, state: State) -> float:
-        """Return the time of training and evaluations, without what follows, such as drawing, saving and sending.
+        """Return the time of training and evaluations, without drawing, saving and sending at the end.
 
         The clock of the timestamp lags on several ranks, and the last epoch or evaluation may have ended long ago.
         """
@@ -199,7 +199,7 @@ class ConsoleSummary(LoggerDestination):
 
 
 def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
-    """Yield how a run ended, what it has done by then, and how fast: the rate leaves out the time of evaluations."""
+    """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
@@ -216,7 +216,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
 
 
 def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
-    """Yield what can be done with a run now, and the command that does it."""
+    """Yield what you can do with a run now, and the command for it."""
     path = show_path(state.run_dir)
     saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
     command = f"python -m runner {shlex.quote(f'resume={path}')}"

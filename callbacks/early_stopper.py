@@ -76,7 +76,7 @@ class EarlyStopper(MetricStopper):
             self._judge(state, self._metric.read(state))
 
     def effect_at(self, state: State) -> Any:
-        """Return what it judges by, and the patience once that may end training; for sweeps that share."""
+        """Return the criterion, and the patience once it may end training; for sweeps that share."""
         may_stop = state.timestamp.count(self.patience.unit) > self.patience.value
         judged_by = self.monitor, self.dataloader_label, self.comp, self.min_delta, self.patience.unit
         return judged_by, self.patience.value if may_stop else None

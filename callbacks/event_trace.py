@@ -1,4 +1,4 @@
-"""Measures what ran at which event, in which order and for how long: a timeline and a table of costs."""
+"""Records what ran at which event, in which order and for how long: a timeline and a table of costs."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class ExportForInference(Callback):
                 temporary.unlink()
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any] | None:
-        """Return what to export; None on ranks other than 0, which only help to gather a sharded model."""
+        """Return the module and its inputs; None on ranks other than 0, which only help to gather a sharded model."""
         from runner import get_global_rank
         from runner.callbacks._export import module_and_inputs
         from runner.callbacks._inference import inference

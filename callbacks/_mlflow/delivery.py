@@ -145,7 +145,7 @@ class Delivery:
                 self.stop()
 
     def stop(self) -> None:
-        """Stop, leaving what is not sent yet to another writer."""
+        """Stop, leaving unsent entries to another writer."""
         self._stop_watching()
         if self._lock is not None:
             self._lock.close()

@@ -30,7 +30,7 @@ OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by 
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that define a run, so that a list of runs can be filtered by what makes them differ.
+    """Return the parameters that define a run, so that a list of runs can be filtered by their differences.
 
     Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
     classes; of everything else, all values but null and empty ones, copies of the seed, and the runner's own classes.

@@ -1,4 +1,4 @@
-"""Sends by hand what runs have left unsent: `python -m runner mode=sync`."""
+"""Sends unsent data of earlier runs on request: `python -m runner mode=sync`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTERVAL = 10.0  # seconds between two progress messages for a long run
 
 
 def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
-    """Send what runs have left unsent, print the outcome, and return whether everything is sent.
+    """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
     Args:
         tracking_uri: address of the store whose runs are sent.

@@ -205,7 +205,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return what identifies a run, whoever wrote it, as `before` of `make_target`; empty if there is no spool.
+    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool.
 
     The first entry of the spool has it too, in case `run.json` is damaged.
     """

@@ -1,4 +1,4 @@
-"""Wrappers by which a loader says what each rank reads, where it has no `order` that says so."""
+"""Wrappers that declare what each rank reads, for loaders without an `order`."""
 
 from __future__ import annotations
 

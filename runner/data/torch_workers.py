@@ -17,7 +17,7 @@ _keys = itertools.count()
 
 
 def workers_of(source: Any) -> list[Any]:
-    """Return the processes that read for an iterator; none where this process reads, or for None."""
+    """Return the worker processes of an iterator; empty if this process reads, or for None."""
     return getattr(source, "_workers", [])
 
 
@@ -53,7 +53,7 @@ def end_with(owner: Any, source: Any) -> None:
 
 
 def hide(source: Any) -> bool:
-    """Let torch's handler of SIGCHLD know nothing of an iterator's workers; return whether it knew of them."""
+    """Hide an iterator's workers from torch's SIGCHLD handler; return whether the handler knew them."""
     known = getattr(source, "_worker_pids_set", False)
     if known:
         _remove_worker_pids(id(source))

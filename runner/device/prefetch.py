@@ -61,7 +61,7 @@ class Prefetch:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is one on the host that pinned memory and a stream can hold as it is."""
+    """Return whether a tensor is on the host and can be pinned and copied unchanged."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return type(tensor) is Tensor and tensor.is_cpu and is_dense and not tensor.requires_grad
 

@@ -1,4 +1,4 @@
-"""Tensors of a sharded checkpoint: where a rank's part of one lies, and how it reads no more than that."""
+"""Tensors of a sharded checkpoint: locates a rank's part of one, and reads only that."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 class SavedTensor(Tensor):
-    """A tensor in the files of several ranks: what computes with it reads it whole, and `read_part` a part of it."""
+    """A tensor in the files of several ranks: operations read it in full, and `read_part` reads a part."""
 
     _pieces: Sequence[Piece]
     _whole: Tensor | None
@@ -141,5 +141,5 @@ class SavedTensor(Tensor):
 
 
 def unsaved(value: Any) -> Any:
-    """Return a tensor of a checkpoint whole, as an ordinary one; anything else as it is."""
+    """Return a tensor of a checkpoint in full, as an ordinary tensor; anything else unchanged."""
     return value.read() if isinstance(value, SavedTensor) else value

@@ -286,13 +286,13 @@ def is_sharded(value: Tensor | nn.Module) -> bool:
 
 @torch.no_grad()
 def local(tensor: Any) -> Tensor:
-    """Return this rank's part of a tensor, which shares its memory; a tensor that is not sharded as it is."""
+    """Return this rank's part of a tensor, sharing its memory; an unsharded tensor unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor.detach()
 
 
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
-    """Return a sharded tensor gathered from all ranks, in memory of its own, another tensor as it is. All ranks."""
+    """Return a sharded tensor gathered from all ranks, in new memory; an unsharded tensor unchanged. All ranks."""
     if not is_sharded(tensor):
         return tensor.detach()
     gathered = tensor.full_tensor()

@@ -1,4 +1,4 @@
-"""Jobs of Slurm: ranks that srun started, what a job remembers when it is started again, and how it is requeued."""
+"""Slurm jobs: ranks started by srun, the memory of a job across restarts, and requeueing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _memory: dict[str, str] | None = None
 
 
 def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
-    """Return what `make` returns; after Slurm has requeued the job, what it returned the first time. Rank 0.
+    """Return the result of `make`; after Slurm has requeued the job, its first result. Rank 0.
 
     A job remembers by its command: one that trains several runs in a row gives each its own.
     """

@@ -206,7 +206,7 @@ def _drops_apart(module: nn.Module) -> bool:
 
 
 def draw_apart(module: nn.Module, rank: int) -> None:
-    """Make what a module draws in training differ between ranks that draw the same everywhere else."""
+    """Make a module's random numbers in training differ between ranks that otherwise draw the same ones."""
     forward = module.forward
 
     def apart(*args: Any, **kwargs: Any) -> Any:

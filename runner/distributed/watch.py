@@ -69,7 +69,7 @@ class Watch:
             end_abruptly(FAILED if self._failure is None else code_of_failure(self._failure), str(self._failure))
 
     def _look(self) -> RankFailed | None:
-        """Return what failed first, None while nothing has."""
+        """Return the first failure, or None."""
         for rank, child in enumerate(self._children, 1):
             code = child.poll()
             if code is not None and not (code in STOPPED and agreed_to_end.wait(AGREED)):

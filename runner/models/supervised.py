@@ -105,7 +105,7 @@ class SupervisedModel(Model):
         return {**{name: one for name, one in targets.items() if isinstance(one, Tensor)}, **found}
 
     def without_targets(self, batch: Any) -> Any:
-        """Return what is left of a batch in inference: of a mapping the inputs, any other batch as it is."""
+        """Return a batch as it is in inference: only the inputs of a mapping, any other batch unchanged."""
         if not isinstance(batch, Mapping):
             return batch
         keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs

@@ -20,7 +20,7 @@ Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Opti
 
 
 def existing_optimizers(optimizers: Any) -> list[Optimizer]:
-    """Return what was given as optimizers, rather than as factories of them."""
+    """Return the given optimizers, leaving out factories."""
     given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
     given = given if isinstance(given, Iterable) else [given]
     return [one for one in given if isinstance(one, Optimizer)]

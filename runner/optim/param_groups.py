@@ -133,7 +133,7 @@ class _Parameter(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """One rule; `key` is what messages call it."""
+    """One rule; `key` is its name in messages."""
 
     key: str
     names: Sequence[str] | None

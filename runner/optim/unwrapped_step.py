@@ -1,4 +1,4 @@
-"""Step an optimizer without what torch wraps around its step for profilers and hooks, while there are none."""
+"""Step an optimizer without torch's wrappers for profilers and hooks, while there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one JSON object that a command with `output=json` prints; `docs/programs.md` says what is in it."""
+"""The one JSON object that a command with `output=json` prints; `docs/programs.md` documents it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _given: dict[str, Any] = {}
 
 
 def give(**found: Any) -> None:
-    """Note what the command's object is to hold, such as its `result`; without `output=json` nothing comes of it."""
+    """Record fields of the command's object, such as its `result`; no effect without `output=json`."""
     _given.update(found)
 
 
@@ -108,7 +108,7 @@ def _as_text(typed: Sequence[str], code: int, text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: NaN and infinities as text, and what it has no form for as text, too."""
+    """Return a value in a form that JSON can hold: NaN, infinities and unsupported types become text."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set):

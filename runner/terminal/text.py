@@ -29,7 +29,7 @@ def heading(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text in which each character that a terminal would act on, or that has no picture, is a question mark."""
+    """Return text with control characters and unprintable ones replaced by question marks."""
     return "".join(one if one.isprintable() else "?" for one in str(text))
 
 

@@ -175,7 +175,7 @@ class ShardedDataset(Dataset[Any]):
             raise wrong_argument("cache_gb", self._cache.limit / 1e9, reason)
 
     def _check_content(self, raw: Path, name: str, file: ShardFile) -> None:
-        """Raise ValueError if a file that is fetched again is not what it was, though its server says so."""
+        """Raise ValueError if a file that is fetched again has different content, unnoticed by its server."""
         with raw.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         kept = self._cache.folder / f"{name}.sha256"
@@ -326,7 +326,7 @@ class _naming:
 
 
 def _name(file: ShardFile, form: Format) -> str:
-    """Return the name in the cache of what is made of a file: it differs when anything that decides it does."""
+    """Return the cache name of a prepared file; it depends on everything that determines the content."""
     content = json.dumps([VERSION, *file, type(form).__name__, form.identity])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

@@ -113,7 +113,7 @@ def in_parallel(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Res
 
 
 def retried(address: str, work: Callable[[], Result]) -> Result:
-    """Return what `work()` returns, called again where a server fails, a bounded number of times.
+    """Return the result of `work()`, retrying a bounded number of times if a server fails.
 
     Raises:
         ConnectionError: it failed each time.

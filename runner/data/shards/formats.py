@@ -34,7 +34,7 @@ class OpenShard(ABC):
 
     @abstractmethod
     def read(self, rows: Sequence[int]) -> Any:
-        """Return rows, given by their numbers, in their order; what they are depends on the format."""
+        """Return rows, given by their numbers, in order; their type depends on the format."""
 
 
 class Format(ABC):
@@ -54,7 +54,7 @@ class Format(ABC):
 
     @abstractmethod
     def describe(self, file: Any, name: str, size: int) -> Description:
-        """Return what is known of a shard.
+        """Return the metadata of a shard.
 
         Args:
             file: path of the file; or, if its name ends with one of `described_by_a_part`, an open remote file.
@@ -265,7 +265,7 @@ class _OpenTokens(OpenShard):
 
 @contextmanager
 def _refused(reason: str) -> Iterator[None]:
-    """Turn what libraries raise for a file of another form into one ValueError."""
+    """Turn the errors that libraries raise for files of another format into one ValueError."""
     try:
         yield
     except (tarfile.TarError, EOFError, StopIteration) as error:

@@ -95,7 +95,7 @@ def load_parquet_shards(
 def _open(
     inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, options: ShardOptions
 ) -> tuple[list[ShardedDataset], ShardOptions, Transform | None]:
-    """Return the samples, the options, and what makes images of a batch float32 where it is read or on the device."""
+    """Return the samples, the options, and the function that converts images to float32, on the host or the device."""
     if image_size is not None and image_size < 1:
         raise wrong_argument("image_size", image_size, "must be at least 1 pixel")
     columns = {"inputs": inputs, "targets": targets}

@@ -1,4 +1,4 @@
-"""Windows of whole documents: packed by best fit, and told apart by positions that start again with each document."""
+"""Windows of whole documents: packed by best fit, and separated by positions that restart with each document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IGNORED = -100  # target of padding, which no loss counts
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return which pieces share a window, by best fit: each goes where it leaves the least room, the longest first.
+    """Return which pieces share a window, by best fit: the longest first, each where it leaves the least room.
 
     It depends on nothing else, and takes time in proportion to the number of pieces. Source: Ding et al. 2024, "Fewer
     Truncations Improve Language Modeling", https://arxiv.org/abs/2404.10830.
@@ -135,7 +135,7 @@ def end_token(encoder: Tokenizer) -> int:
 
 
 def document_ends(tokens: Tensor, end: int) -> NDArray[Any]:
-    """Return after how many tokens each document ends, of tokens in which one value ends each."""
+    """Return the end position of each document, in tokens where one value marks the ends."""
     values = tokens.numpy()
     ends = numpy.flatnonzero((values.view(numpy.uint16) if values.dtype == numpy.int16 else values) == end) + 1
     return ends if len(ends) and ends[-1] == len(tokens) else numpy.append(ends, len(tokens))

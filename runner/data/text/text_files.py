@@ -157,7 +157,7 @@ def _in_order(kept: Iterable[Part], others: Iterable[Part], eval_path: str | Non
 
 
 def _list_files(path: str, pattern: str, eval_path: str | None, test_path: str | None) -> list[list[Path]]:
-    """Return the files of each path that is given, in the order in which they are joined."""
+    """Return the files of each given path, in the order in which they are concatenated."""
     given = {"path": path, "eval_path": eval_path, "test_path": test_path}
     found = {key: _find(key, one, pattern) for key, one in given.items() if one is not None}
     for one, other in combinations(found, 2):

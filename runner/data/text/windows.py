@@ -31,7 +31,7 @@ class WindowSizes(TypedDict):
 
 
 def check_windows(sizes: WindowSizes) -> None:
-    """Check the arguments that say how tokens become batches, before anything is read.
+    """Check the arguments for turning tokens into batches, before anything is read.
 
     Args:
         sizes: the arguments as the user gave them.

@@ -118,7 +118,7 @@ class HFModel(Model):
         return (self._aligned(labels, labels)[1] != IGNORED_TARGET).sum()
 
     def without_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is left of a batch in inference, where there are no labels."""
+        """Return a batch without labels, as it is in inference."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
     def _takes_numbers(self) -> bool:

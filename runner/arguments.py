@@ -136,11 +136,9 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
     duration = f"max_duration={str(state.max_duration)!r}"
     model = type(state.unwrapped_model)
     if state.max_duration.unit is TimeUnit.TOKEN and model.num_tokens is Model.num_tokens:
-        raise ValueError(f"{duration}: {model.__name__} does not count tokens; override num_tokens, or change it")
+        raise ValueError(f"{duration}: {model.__name__} does not count tokens; override num_tokens, or use ep, ba, sp")
     if state.timestamp >= state.max_duration and not may_be_over:
-        raise ValueError(
-            f"{duration} is reached: nothing left to train. Continue with fit(duration='1ep'), or raise max_duration."
-        )
+        raise ValueError(f"{duration} is reached: nothing left to train; call fit('1ep'), or raise max_duration")
 
 
 def check_model(model: Any) -> None:
